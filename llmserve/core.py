@@ -205,6 +205,7 @@ class GenerateRequest:
     deadline: float | None = None  # time.monotonic() seconds after which nobody waits
     tenant: Tenant = EVERYBODY
     speculation: bool = True  # whether tokens may be drafted; no answer depends on it
+    draft_ids: tuple[int, ...] = ()  # what the client thinks that the answer will be; no answer depends on it
 
     @property
     def num_answers(self) -> int:

@@ -16,7 +16,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/*.py": 1_345,
     "llmserve/backends": 6_864,
     "llmserve/benchmark": 1_383,
-    "llmserve/builder": 7_830,
+    "llmserve/builder": 7_835,
     "llmserve/checkpoint": 4_960,
     "llmserve/cli": 6_520,
     "llmserve/cluster": 1_506,

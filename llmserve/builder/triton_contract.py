@@ -22,7 +22,10 @@ TENSORRT_LLM_RELEASE = "1.2"
 ENGINE_MODEL = "tensorrt_llm"  # the model of the packaged pipelines, not the target of the same name
 WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
 # ours, or of v0.7.1: the compiled backend has no such tensor
-FOREIGN_INPUTS = ("stop_words", "min_p", "min_length", "random_seed", "prompt_warning", "return_receipt", "speculation")
+FOREIGN_INPUTS = (
+    "stop_words", "min_p", "min_length", "random_seed", "prompt_warning", "return_receipt", "speculation",
+    "num_draft_tokens",
+)  # fmt: skip
 FOREIGN_OUTPUTS = (
     "window_ids", "tail_text", "finish_reason", "stop_word", "num_prompt_tokens", "num_cached_tokens",
     "num_completion_tokens", "warning", "receipt",

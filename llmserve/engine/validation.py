@@ -25,6 +25,7 @@ def check_request(request: GenerateRequest, *, vocab_size: int, max_seq_len: int
         *_limit_problems(request),
         *_beam_problems(request, max_beam_width),
         *_score_problems(request, vocab_size, max_seq_len),
+        *_draft_problems(request, vocab_size, max_seq_len),
         *_word_problems("stop_ids", request.stop_ids, vocab_size),
         *_word_problems("bad_ids", request.bad_ids, vocab_size),
         *_ban_problems(request, vocab_size),
@@ -60,6 +61,12 @@ def _prompt_problems(request: GenerateRequest, vocab_size: int, max_seq_len: int
             f"(max_seq_len {max_seq_len}, one left for the answer)"
         )
     yield from _id_problems("prompt_ids", request.prompt_ids, vocab_size)
+
+
+def _draft_problems(request: GenerateRequest, vocab_size: int, max_seq_len: int) -> Iterator[str]:
+    if len(request.draft_ids) > max_seq_len:
+        yield f"draft_ids has {len(request.draft_ids)} tokens, and no answer of this engine more than {max_seq_len}"
+    yield from _id_problems("draft_ids", request.draft_ids, vocab_size)
 
 
 def _limit_problems(request: GenerateRequest) -> Iterator[str]:

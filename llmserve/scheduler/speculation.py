@@ -15,6 +15,7 @@ from collections.abc import Sequence as Seq
 
 from llmserve.core import TokenEvent
 from llmserve.scheduler.blocks import BlockPool
+from llmserve.scheduler.drafts.client import ClientDrafter
 from llmserve.scheduler.drafts.drafter import Drafter, Speculation
 from llmserve.scheduler.drafts.grammar import GrammarDrafter
 from llmserve.scheduler.drafts.lookup import LookupDrafter
@@ -38,11 +39,14 @@ class Speculator:
         self._pool = pool
 
     def arrive(self, sequence: Sequence) -> None:
-        drafters: list[Drafter] = []
-        if not sequence.request.speculation:
+        request = sequence.request
+        if not (self._drafters and request.speculation):
             return
+        drafters: list[Drafter] = []
         if Speculation.GRAMMAR in self._drafters and sequence.matcher is not None:
             drafters.append(GrammarDrafter())
+        if request.draft_ids:
+            drafters.append(ClientDrafter(request.draft_ids, sequence.num_prompt))
         if Speculation.LOOKUP in self._drafters:
             drafters.append(LookupDrafter())
         sequence.drafters = tuple(drafters)

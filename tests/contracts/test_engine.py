@@ -135,6 +135,12 @@ async def test_a_bad_word_does_not_appear(engine: Engine) -> None:
     assert (full[1], full[2]) not in itertools.pairwise(answer)
 
 
+async def test_drafts_of_the_client_change_nothing(engine: Engine) -> None:
+    full = tuple(await answer_of(engine, REQUEST))
+    for draft in (full, (*full[:5], 0, *full[5:]), (0,) * 20, full[6:]):
+        assert await answer_of(engine, replace(REQUEST, draft_ids=draft)) == list(full)
+
+
 async def test_a_large_bias_decides(engine: Engine) -> None:
     assert await answer_of(engine, replace(REQUEST, embedding_bias=((42, 1e6),))) == [42] * 12
 
@@ -246,6 +252,8 @@ def invalid_requests(engine: Engine) -> dict[str, GenerateRequest]:
         "num_sequences": replace(REQUEST, num_sequences=0),
         "stop_ids has an empty word": replace(REQUEST, stop_ids=((),)),
         "stop_ids has 1 ids outside": replace(REQUEST, stop_ids=((vocab_size,),)),
+        "draft_ids has 2 ids outside": replace(REQUEST, draft_ids=(1, -1, vocab_size)),
+        "draft_ids has .* tokens": replace(REQUEST, draft_ids=(1,) * (engine.info.max_seq_len + 1)),
         "bad_ids has 1 ids outside": replace(REQUEST, bad_ids=((-5,),)),
         "embedding_bias has 1 ids outside": replace(REQUEST, embedding_bias=((vocab_size, 1.0),)),
         "not a finite number": replace(REQUEST, embedding_bias=((1, math.inf),)),

@@ -9,6 +9,7 @@ import pytest
 
 from llmserve.core import Matcher
 from llmserve.scheduler.drafts.acceptance import Acceptance
+from llmserve.scheduler.drafts.client import ClientDrafter
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Drafter, Speculation
 from llmserve.scheduler.drafts.grammar import GrammarDrafter
 from llmserve.scheduler.drafts.lookup import GRAM, INDEXED_AT_ONCE, LookupDrafter
@@ -44,6 +45,17 @@ def test_what_a_guide_forces_is_drafted() -> None:
     matcher.advance(1)
     assert drafted(GrammarDrafter(), 5, 7, 1, matcher=matcher) == [7] * MAX_DRAFTED
     assert drafted(GrammarDrafter(), 5) == []
+
+
+def test_what_the_client_sends_is_drafted_where_the_answer_stands_in_it() -> None:
+    drafter = ClientDrafter([1, 2, 3, 4, 5, 6], num_prompt=2)
+    prompt = (9, 9)
+    assert drafted(drafter, *prompt) == [1, 2, 3, 4, 5, 6]
+    assert drafted(drafter, *prompt, 1, 2) == [3, 4, 5, 6]
+    assert drafted(drafter, *prompt, 1, 2, 7) == []  # it says something else
+    assert drafted(drafter, *prompt, 1, 2, 7, 2, 3, 4) == [5, 6]  # and comes back
+    assert drafted(drafter, *prompt, 1, 2, 7, 2, 3, 4, 5, 6) == []
+    assert drafted(ClientDrafter([1] * 40, num_prompt=2), *prompt, 1) == [1] * MAX_DRAFTED
 
 
 def test_a_guide_is_trusted_until_it_was_wrong() -> None:

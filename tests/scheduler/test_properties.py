@@ -50,8 +50,10 @@ guides = st.lists(st.builds(replace, slots, may_end=st.booleans()), min_size=1, 
 @st.composite
 def requests(draw: st.DrawFn) -> GenerateRequest:
     max_tokens = draw(st.integers(1, MAX_OUTPUT))
+    draft_ids = draw(st.lists(token_ids, max_size=MAX_OUTPUT).map(tuple))
     return GenerateRequest(
         request_id="r",
+        draft_ids=draft_ids,
         prompt_ids=draw(prompts),
         sampling=SamplingParams(
             max_tokens=max_tokens,

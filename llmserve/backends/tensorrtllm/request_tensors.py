@@ -26,7 +26,7 @@ from llmserve.stages.word_lists import unpack_word_list
 Value = TypeVar("Value")
 
 UNSUPPORTED_INPUTS = (  # refused rather than swallowed
-    "draft_input_ids", "draft_logits", "draft_acceptance_threshold", "encoder_input_features", "encoder_output_lengths",
+    "draft_logits", "draft_acceptance_threshold", "encoder_input_features", "encoder_output_lengths",
     "prompt_embedding_table", "prompt_table_extra_ids", "prompt_vocab_size", "cross_attention_mask",
     "skip_cross_attn_blocks", "mrope_rotary_cos_sin",
     "mrope_position_deltas", "lora_task_id", "lora_weights", "lora_config", "context_phase_params",
@@ -82,6 +82,7 @@ def read_request(
             return_context_logits=reader.flag("return_context_logits"),
             return_generation_logits=reader.flag("return_generation_logits"),
             speculation=reader.flag("speculation", True),
+            draft_ids=reader.draft_ids(),
         ),
         streaming=reader.flag("streaming"),
         excludes_input=reader.flag("exclude_input_in_output", excludes_input),
@@ -207,6 +208,16 @@ class _Reader:
             )
         self.num_prompt_ids = max(0, min(length, ids.size))
         return tuple(ids[: max(0, min(length, max_seq_len))].tolist())  # of too long a prompt no more are looked at
+
+    def draft_ids(self) -> tuple[int, ...]:
+        """`draft_input_ids`, cut to `num_draft_tokens`."""
+        ids = self._row("draft_input_ids")
+        count = self.integer(("num_draft_tokens",), ids.size)
+        if not 0 <= count <= ids.size:
+            self.problems.append(
+                f"num_draft_tokens must be from 0 to {ids.size}, the number of draft_input_ids, got {count}"
+            )
+        return tuple(ids[: max(0, count)].tolist())
 
     def words(self, name: str) -> tuple[tuple[int, ...], ...]:
         return self._tried(lambda: unpack_word_list(self._inputs[name].data, name), ()) if self.has(name) else ()

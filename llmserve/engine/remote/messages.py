@@ -67,6 +67,8 @@ def submit_frame(request: GenerateRequest, stream_id: int) -> Frame:
     """What is left until the deadline is `timeout_s`, of now."""
     document: dict[str, Any] = {name: getattr(request, name) for name in (*PLAIN, *WORDS)}
     document |= {"stream": stream_id, "sampling": asdict(request.sampling)}
+    if request.draft_ids:
+        document["draft_ids"] = request.draft_ids
     if request.guide is not None:
         document["guide"] = guide_source(request.guide)
     if request.beam is not None:
@@ -88,6 +90,7 @@ def read_submit(frame: Frame) -> tuple[int, GenerateRequest, GuideSource | None]
         request = GenerateRequest(
             **given,
             prompt_ids=tuple(frame.integers),
+            draft_ids=tuple(document.get("draft_ids", ())),
             sampling=SamplingParams(**document["sampling"]),
             beam=None if beam is None else BeamSearch(**beam),
             deadline=None if timeout_s is None else time.monotonic() + timeout_s,

@@ -4,4 +4,5 @@ drafter.py     the protocol, and which drafters there are
 acceptance.py  how many tokens of a draft are worth their rows
 lookup.py      what followed the newest tokens the last time
 grammar.py     what a guide leaves no choice of
+client.py      what the client thinks that the answer will be
 """

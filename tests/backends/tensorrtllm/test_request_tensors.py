@@ -103,6 +103,13 @@ def test_the_prompt_is_cut_to_its_length_and_may_lack_the_batch_dimension() -> N
     assert read(input_ids=np.array([7, 8], np.int32), input_lengths=np.array([2])).generate.prompt_ids == (7, 8)
 
 
+def test_the_clients_own_drafts() -> None:
+    assert read().generate.draft_ids == ()
+    assert read(draft_input_ids=[5, 6, 7]).generate.draft_ids == (5, 6, 7)
+    assert read(draft_input_ids=[5, 6, 7], num_draft_tokens=2).generate.draft_ids == (5, 6)
+    assert read(draft_input_ids=[5, 6, 7], num_draft_tokens=0).generate.draft_ids == ()
+
+
 def test_empty_tensors_count_as_absent() -> None:
     empty = np.zeros((1, 0), np.int32)
     job = read(draft_input_ids=empty, stop_words_list=np.zeros((1, 2, 0), np.int32), embedding_bias=empty)
@@ -131,6 +138,8 @@ def test_empty_tensors_count_as_absent() -> None:
         ({"stop_words": [b"\xff"]}, "stop_words is not valid UTF-8"),
         ({"bad_words_list": np.array([[1, 2], [2, 1]])}, "bad_words_list"),
         ({"embedding_bias": [math.inf]}, "embedding_bias"),
+        ({"num_draft_tokens": 1}, "num_draft_tokens must be from 0 to 0, the number of draft_input_ids, got 1"),
+        ({"draft_input_ids": [5, 6], "num_draft_tokens": -1}, "num_draft_tokens must be from 0 to 2, .* got -1"),
     ],
 )
 def test_bad_values_are_explained(given: dict[str, Any], words: str) -> None:

@@ -146,6 +146,17 @@ def test_answers_are_those_without_it_in_fewer_steps(
     assert stats.iteration < without.iteration
 
 
+def test_drafts_of_the_client_save_steps(engine_dir: Path) -> None:
+    """Of answers that repeat nothing."""
+    requests = {name: replace(request, embedding_bias=()) for name, request in lookup_requests().items()}
+    plain, without = answers(engine_dir, Speculation.GRAMMAR, requests)
+    told = {name: tuple(plain[name][0]) for name in requests}
+    drafting = {name: replace(request, draft_ids=told[name]) for name, request in requests.items()}
+    found, stats = answers(engine_dir, Speculation.GRAMMAR, drafting)
+    assert found == plain
+    assert stats.iteration < without.iteration / 2
+
+
 def test_a_request_may_say_that_nothing_is_drafted(engine_dir: Path) -> None:
     requests = lookup_requests()
     without = {name: replace(request, speculation=False) for name, request in requests.items()}

@@ -1,0 +1,33 @@
+"""What the client thinks that the answer will be."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from llmserve.scheduler.drafts.acceptance import Acceptance
+from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Draftable
+from llmserve.scheduler.drafts.lookup import GRAM
+
+
+class ClientDrafter(Acceptance):
+    """Goes on in the client's text: at its beginning while the answer is the same, else where its newest tokens stand
+    there. Trusted until it was wrong."""
+
+    def __init__(self, draft_ids: Sequence[int], num_prompt: int) -> None:
+        super().__init__(num_rejected=0.0)
+        self._draft = array("i", draft_ids)
+        self._num_prompt = num_prompt
+        self._num_same = 0  # of the answer's first tokens
+        self._follows = {self._draft[end - GRAM : end].tobytes(): end for end in range(GRAM, len(self._draft))}
+
+    def propose(self, sequence: Draftable) -> Sequence[int]:
+        token_ids, draft = sequence.token_ids, self._draft
+        num_output = len(token_ids) - self._num_prompt
+        place = self._num_same
+        while place < min(num_output, len(draft)) and draft[place] == token_ids[self._num_prompt + place]:
+            place += 1
+        self._num_same = place
+        if place < num_output:
+            place = self._follows.get(token_ids[-GRAM:].tobytes(), len(draft))
+        return draft[place : place + MAX_DRAFTED]
