@@ -44,6 +44,14 @@ class TextOptions:
             rich_help_panel=TEXT_APIS,
         ),
     ] = True
+    stored_responses: Annotated[
+        int,
+        typer.Option(
+            help="Most responses kept in memory, for an hour, for previous_response_id; 0: none.",
+            min=0,
+            rich_help_panel=TEXT_APIS,
+        ),
+    ] = 1000
     unknown_fields: Annotated[
         UnknownFields,
         typer.Option(
@@ -60,5 +68,6 @@ def text_settings(options: TextOptions) -> TextSettings:
         refuses_unknown_fields=options.unknown_fields == UnknownFields.REFUSE,
         served_names=tuple(dict.fromkeys(options.served_model_name or ())),
         takes_any_name=options.any_model_name,
+        stored_responses=options.stored_responses,
         checkpoint_sampling=options.checkpoint_sampling,
     )

@@ -71,6 +71,7 @@ CALLS: Mapping[Api, Calls] = {
         (
             *_of_model("/infer", "/generate", "/generate_stream"),
             *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"),
+            "/v1/responses/{response_id}",
             *("/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings"),
             *("/api/chat", "/api/generate", "/api/embed"),
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from llmserve.frontends.text.openai.completions import Completions
 from llmserve.frontends.text.openai.embeddings import Embeddings
 from llmserve.frontends.text.openai.models import Models
 from llmserve.frontends.text.openai.responses import Responses
+from llmserve.frontends.text.openai.stored_responses import StoredResponses
 from llmserve.frontends.text.requests.ensembles import Ensembles
 from llmserve.frontends.text.requests.messages import Conversations
 from llmserve.frontends.text.requests.validation import BodyRoute
@@ -69,9 +71,12 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
     ensembles = Ensembles(core, extensions.text)
     state = ApiState(ensembles, extensions, Conversations(ensembles), TokenTexts(ensembles))
     models, ollama = Models(state), Ollama(state)
+    responses = Responses(state, StoredResponses(extensions.text.stored_responses))
     get: tuple[tuple[str, Endpoint], ...] = (
         ("/v1/models", models.list),
-        ("/v1/models/{model:path}", models.retrieve),
+        ("/v1/models/{model}", models.retrieve),
+        ("/v1/models/{owner}/{name}", models.retrieve_owned),
+        ("/v1/responses/{response_id}", responses.retrieve),
         ("/tokenizer_info", models.tokenizer_info),
         ("/api/tags", ollama.tags),
         ("/api/ps", ollama.running),
@@ -80,7 +85,7 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
     post: tuple[tuple[str, Endpoint], ...] = (
         ("/v1/completions", Completions(state).create),
         ("/v1/chat/completions", Chat(state).create),
-        ("/v1/responses", Responses(state).create),
+        ("/v1/responses", responses.create),
         ("/v1/messages", Messages(state).create),
         ("/v1/messages/count_tokens", Messages(state).count_tokens),
         ("/v1/embeddings", Embeddings(state).create),
@@ -91,10 +96,9 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
         ("/api/show", ollama.show),
         ("/api/embed", Embeddings(state).create),
     )
-    for method, routes in (("GET", get), ("POST", post)):
+    delete: tuple[tuple[str, Endpoint], ...] = (("/v1/responses/{response_id}", responses.delete),)
+    for method, routes in (("GET", get), ("POST", post), ("DELETE", delete)):
         for path, endpoint in routes:
-            name = (
-                path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace("-", "_").replace(":", "_")
-            )
+            name = "_".join(re.findall(r"\w+", path)) + ("_delete" if method == "DELETE" else "")
             app.add_api_route(path, endpoint, methods=[method], name=name, response_model=None)
     return app

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fastapi import Request
 
 from llmserve.core import SAMPLING_DEFAULTS
+from llmserve.frontends.http.admission import header_of
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.text.answers.generation import Caller, Sampling, Usage
 from llmserve.frontends.text.answers.log_probs import TokenTexts
@@ -38,6 +39,10 @@ class ApiState:
             warning = f"this model has no end token: answers without max_tokens end after {LIMIT_WITHOUT_END}"
             return replace(asked, max_tokens=LIMIT_WITHOUT_END, warning=warning)
         return asked
+
+    def owner(self, request: Request) -> str:
+        """Whose request it is: the name of its API key."""
+        return self.extensions.tenant(header_of(wire_request(request))).name
 
     def caller(self, request: Request) -> Caller:
         return Caller(self.ensembles.core, self.extensions, wire_request(request), current_notes())

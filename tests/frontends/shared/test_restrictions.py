@@ -71,7 +71,7 @@ def ask(server: RunningServer, method: str, path: str, headers: dict[str, str]) 
 
 
 def filled(path: str) -> str:
-    return path.format(model="echo", version="1", region="r", repository="x", owner="o", name="n")
+    return path.format(model="echo", version="1", region="r", repository="x", owner="o", name="n", response_id="r")
 
 
 def test_every_call_belongs_to_exactly_one_group() -> None:
@@ -102,9 +102,9 @@ def test_openais_api_wants_the_key_of_the_group(locked: RunningServer, method: s
         error = json.loads(body)["error"]
         said = error["message"] if isinstance(error, dict) else error
         assert (status, said) == (403, f"This API is restricted, expecting header '{header}'")
-    assert ask(locked, "DELETE", filled(path), {})[0] == 403
+    assert ask(locked, "PATCH", filled(path), {})[0] == 403
     assert ask(locked, method, filled(path), {header: SECRET})[0] != 403
-    assert ask(locked, "DELETE", filled(path), {header: SECRET})[0] == 405
+    assert ask(locked, "PATCH", filled(path), {header: SECRET})[0] == 405
 
 
 def test_what_is_no_call_is_not_found_rather_than_restricted(locked: RunningServer) -> None:

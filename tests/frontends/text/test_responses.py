@@ -61,7 +61,7 @@ def test_a_stream_of_typed_events(client: openai.OpenAI, tokenizer: Tokenizer) -
     ("more", "param"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"store": True}, "store"),
+        ({"conversation": "conv_1"}, "conversation"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"reasoning": {"effort": "low"}}, "reasoning"),
         ({"background": True}, "background"),

@@ -56,7 +56,7 @@ TAKEN = [
     ("/v1/chat/completions", {"reasoning_effort": "high"}, "reasoning_effort: this model does not reason"),
     ("/v1/chat/completions", {"top_logprobs": 0, "prompt_cache_retention": "24h"}, ""),
     ("/v1/completions", {"max_tokens": 4, "zzzz": 1}, "zzzz: unknown field, ignored"),
-    ("/v1/responses", {"store": True, "include": ["reasoning.encrypted_content"]}, "store: nothing is stored"),
+    ("/v1/responses", {"store": True, "include": ["reasoning.encrypted_content"]}, "include: reasoning.encrypted"),
     ("/v1/responses", {"truncation": "auto", "max_tool_calls": 3}, "max_tool_calls: "),
     ("/v1/responses", {"reasoning": {"effort": "low", "summary": "detailed"}}, "summary: thoughts"),
     ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking: this model does not reason"),

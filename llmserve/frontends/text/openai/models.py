@@ -59,6 +59,10 @@ class Models:
         """One of them."""
         return json_answer(self._document(model))
 
+    async def retrieve_owned(self, owner: str, name: str) -> Response:
+        """One whose name has a slash."""
+        return await self.retrieve(f"{owner}/{name}")
+
     def _document(self, name: str) -> Json:
         """By a name that clients have for it."""
         facts = self.state.ensembles.core.facts(self.state.ensembles.find(name).name)

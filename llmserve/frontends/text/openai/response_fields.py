@@ -21,7 +21,7 @@ from llmserve.frontends.text.requests.fields import (
     speculation_values,
 )
 from llmserve.frontends.text.requests.formats import JsonFormat, TextFormat, closed
-from llmserve.frontends.text.requests.messages import Talk
+from llmserve.frontends.text.requests.messages import Messages, Talk
 from llmserve.frontends.text.requests.notes import note
 from llmserve.frontends.text.requests.tools import (
     MAX_TOOLS,
@@ -199,10 +199,10 @@ class ResponseRequest(Strict):
     safety_identifier: str | None = Field(None, description="A label; nothing depends on it.")
     prompt_cache_key: str | None = Field(None, description="A hint; prefixes are found without it.")
     prompt_cache_retention: str | None = Field(None, description="The same.")
-    store: Annotated[Any, ignored("nothing is stored here", False)] = None
-    background: Annotated[Any, refused("nothing is stored here that could be fetched later", False)] = None
-    previous_response_id: Annotated[Any, refused("nothing is stored here: send the conversation")] = None
-    conversation: Annotated[Any, refused("nothing is stored here: send the conversation")] = None
+    store: bool | None = Field(None, description="False: it cannot be fetched or followed later.")
+    background: Annotated[Any, refused("responses are made while their client waits", False)] = None
+    previous_response_id: str | None = Field(None, description="Of a stored response, which this one follows.")
+    conversation: Annotated[Any, refused("conversations are not stored: give previous_response_id")] = None
     include: Annotated[list[str], AfterValidator(_included)] | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Mode | Annotated[ResponseNamedTool | ResponseAllowedTools, Field(discriminator="type")] | None = None
@@ -225,19 +225,21 @@ class ResponseRequest(Strict):
             raise ValueError("there are thoughts alone")
         return value
 
-    def messages(self) -> list[dict[str, JsonValue]]:
+    def conversation_after(self, before: Messages) -> list[dict[str, JsonValue]]:
+        """Without instructions, which are of this response alone."""
+        if isinstance(self.input, str):
+            return [*map(dict, before), {"role": "user", "content": self.input}]
+        return _joined(self.input, before)
+
+    def talk(self, before: Messages = ()) -> Talk:
+        """`before`: of the response that this one follows. Raises `Refused` for tools that cannot be used."""
         opening: list[dict[str, JsonValue]] = []
         if self.instructions:
             opening = [{"role": "system", "content": self.instructions}]
-        if isinstance(self.input, str):
-            return [*opening, {"role": "user", "content": self.input}]
-        return [*opening, *_joined(self.input)]
-
-    def talk(self) -> Talk:
-        """Raises `Refused` for tools that cannot be used."""
+        messages = [*opening, *self.conversation_after(before)]
         effort = None if self.reasoning is None else self.reasoning.effort
         values = self.chat_template_kwargs or {}
-        return Talk(self.messages(), self._tool_use(), self._schema(), values, effort, effort_field="reasoning")
+        return Talk(messages, self._tool_use(), self._schema(), values, effort, effort_field="reasoning")
 
     @property
     def wants_log_probs(self) -> bool:
@@ -271,9 +273,9 @@ class ResponseRequest(Strict):
         return wanted.document() if isinstance(wanted, SchemaFormat | JsonFormat) else None
 
 
-def _joined(items: Sequence[Item]) -> list[dict[str, JsonValue]]:
+def _joined(items: Sequence[Item], before: Messages = ()) -> list[dict[str, JsonValue]]:
     """Messages. Calls, and a thought before them, belong to the assistant's message beside them."""
-    messages: list[dict[str, JsonValue]] = []
+    messages: list[dict[str, JsonValue]] = [*map(dict, before)]
     thought = ""
     for item in items:
         if isinstance(item, ReasoningItem):

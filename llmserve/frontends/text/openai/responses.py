@@ -1,22 +1,30 @@
-"""POST /v1/responses: an answer to a text or a conversation, whole or as typed events. Nothing is stored."""
+"""POST /v1/responses: an answer to a text or a conversation, whole or as typed events; and those that are stored."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from fastapi import Request, Response
 
+from llmserve.errors import Code
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import EventStream, Template, json_answer, json_string, named_event
+from llmserve.frontends.text.answers.failures import Refused
 from llmserve.frontends.text.answers.generation import Piece, Sampling, Usage, answers
 from llmserve.frontends.text.answers.log_probs import chat_log_probs, scored_output
 from llmserve.frontends.text.answers.replies import LIMITS, new_id
 from llmserve.frontends.text.answers.spoken import Prepared, read_parts
 from llmserve.frontends.text.openai.response_fields import ResponseRequest
+from llmserve.frontends.text.openai.stored_responses import StoredResponse, StoredResponses
 from llmserve.frontends.text.requests.ensembles import Ensemble
+from llmserve.frontends.text.requests.messages import Messages
+from llmserve.frontends.text.requests.notes import note
+from llmserve.frontends.text.requests.validation import MOST_SHOWN
 from llmserve.frontends.text.state import ApiState
 from llmserve.stages.answer_parts import Part, PartKind
 
@@ -26,6 +34,15 @@ DELTAS = {
     PartKind.THOUGHT: "response.reasoning_text",
     PartKind.CALL: "response.function_call_arguments",
 }
+
+
+NOT_STORED = "store: nothing is stored here"
+
+
+class ResponseNotFound(Refused):
+    """It was never stored, or is not any more, or belongs to another key."""
+
+    code = Code.NOT_FOUND
 
 
 @dataclass(slots=True)
@@ -44,6 +61,10 @@ class _Item:
         self.id = new_id(PREFIXES[self.kind], "_")
         if self.kind is PartKind.CALL:
             self.call_id = new_id("call", "_")
+
+    def call(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": "".join(self.texts)}
+        return {"id": self.call_id, "type": "function", "function": function}
 
     @property
     def place(self) -> dict[str, Json]:
@@ -99,9 +120,11 @@ class _Reply:
 
     body: ResponseRequest
     sampling: Sampling
+    is_stored: bool
     id: str = field(default_factory=lambda: new_id("resp", "_"))
     created: int = field(default_factory=lambda: int(time.time()))
     items: list[_Item] = field(default_factory=list)
+    keep: Callable[[Mapping[str, Json]], None] = lambda document: None  # when it is whole
 
     def add(self, part: Part) -> bool:
         """Whether an item begins."""
@@ -116,6 +139,16 @@ class _Reply:
     @property
     def thought(self) -> str:
         return "".join(text for item in self.items if item.kind is PartKind.THOUGHT for text in item.texts)
+
+    def message(self) -> dict[str, Any]:
+        """The answer, in a conversation that goes on."""
+        text = "".join(each for item in self.items if item.kind is PartKind.TEXT for each in item.texts)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if self.thought:
+            message["reasoning_content"] = self.thought
+        if calls := [item for item in self.items if item.kind is PartKind.CALL]:
+            message["tool_calls"] = [item.call() for item in calls]
+        return message
 
     def document(self, status: str, usage: Usage | None = None) -> dict[str, Json]:
         body = self.body
@@ -134,9 +167,9 @@ class _Reply:
             "model": body.model,
             "output": [] if status == "in_progress" else [self._item(item, status) for item in self.items],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": effort, "summary": None},
-            "store": False,
+            "store": self.is_stored,
             "temperature": 1.0 if self.sampling.temperature is None else self.sampling.temperature,
             "text": {"format": {"type": "text"}} if body.text is None else body.text.model_dump(by_alias=True),
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
@@ -169,17 +202,27 @@ def _usage(usage: Usage | None) -> Json:
 @dataclass(frozen=True, slots=True)
 class Responses:
     state: ApiState
+    stored: StoredResponses
 
     async def create(self, body: ResponseRequest, request: Request) -> Response:
         """The answer to a text or a conversation."""
         ensemble = self.state.ensembles.named(body)
-        prepared = await self.state.conversations.prepared(ensemble, body.talk())
+        owner = self.state.owner(request)
+        before: Messages = ()
+        if body.previous_response_id is not None:
+            before = self._before(owner, body.previous_response_id)
+        if body.store and not self.stored.keeps and not note(NOT_STORED):
+            raise Refused(NOT_STORED, "store")
+        prepared = await self.state.conversations.prepared(ensemble, body.talk(before))
         sampling = await self.state.sampling(ensemble, body.sampling(prepared.guide))
         wanted = body.wants_log_probs
         pieces = self.state.caller(request).pieces(
             ensemble, prepared.prompt, sampling, streaming=bool(body.stream) or wanted, wants_tokens=wanted
         )
-        reply = _Reply(body, sampling)
+        is_stored = self.stored.keeps and body.store is not False
+        reply = _Reply(body, sampling, is_stored)
+        if is_stored:
+            reply.keep = partial(self._keep, owner, reply, body.conversation_after(before))
         if body.stream:
             return EventStream(self._events(reply, ensemble, prepared, pieces))
         if wanted:  # whose tokens belong to which item is known while they come
@@ -191,12 +234,41 @@ class Responses:
             reply.add(part)
         return json_answer(await self._whole(reply, ensemble, answer.last))
 
+    async def retrieve(self, response_id: str, request: Request) -> Response:
+        """One that is stored."""
+        return json_answer(dict(self._find(self.state.owner(request), response_id).document))
+
+    async def delete(self, response_id: str, request: Request) -> Response:
+        """A stored one is forgotten."""
+        owner = self.state.owner(request)
+        self._find(owner, response_id)
+        self.stored.delete(owner, response_id)
+        return json_answer({"id": response_id, "object": "response", "deleted": True})
+
+    def _before(self, owner: str, response_id: str) -> Messages:
+        try:
+            return self._find(owner, response_id).messages
+        except ResponseNotFound as error:
+            raise Refused(str(error), "previous_response_id", "previous_response_not_found") from None
+
+    def _find(self, owner: str, response_id: str) -> StoredResponse:
+        found = self.stored.find(owner, response_id)
+        if found is None:
+            problem = f"there is no stored response '{response_id[:MOST_SHOWN]}'; it is kept for an hour at most"
+            raise ResponseNotFound(problem, "response_id")
+        return found
+
+    def _keep(self, owner: str, reply: _Reply, messages: Messages, document: Mapping[str, Json]) -> None:
+        self.stored.put(owner, document, [*messages, reply.message()])
+
     async def _whole(self, reply: _Reply, ensemble: Ensemble, last: Piece) -> dict[str, Json]:
         if not reply.items:
             reply.add(Part(PartKind.TEXT, ""))
         usage = await self.state.counted(ensemble, last.usage, reply.thought)
         document = reply.document(_status(last), usage)
-        return document | ({"warning": last.warning} if last.warning else {})
+        document |= {"warning": last.warning} if last.warning else {}
+        reply.keep(document)
+        return document
 
     async def _events(
         self, reply: _Reply, ensemble: Ensemble, prepared: Prepared, pieces: AsyncGenerator[Piece, None]

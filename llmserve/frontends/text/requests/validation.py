@@ -140,13 +140,15 @@ class BodyRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
         endpoint = self.endpoint
-        model = get_type_hints(endpoint).get(BODY)
+        hints = get_type_hints(endpoint)
+        model = hints.get(BODY)
 
         async def handle(request: Request) -> Response:
             begin_notes(request.app.state.refuses_unknown_fields)
             try:
                 if model is None:
-                    answer: Response = await endpoint(**request.path_params)
+                    asked = {"request": request} if "request" in hints else {}
+                    answer: Response = await endpoint(**request.path_params, **asked)
                 else:
                     answer = await endpoint(await _validated(request, model), request)
             except Exception as error:  # border: whatever it is, the client is told in its protocol
