@@ -49,7 +49,8 @@ def test_the_language_model_is_that_of_transformers(variant: str, tmp_path: Path
 
 
 def test_older_configs_say_in_the_language_model_whether_it_is_tied() -> None:
-    config = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "vision_config": {}}
+    config: dict[str, Any] = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+    config["vision_config"] = {}
     text = KINDS["mistral"] | {"tie_word_embeddings": True}
     assert architecture_for(config).from_hf(config | {"text_config": text}).tied_embeddings
     config |= {"tie_word_embeddings": False}
