@@ -28,6 +28,7 @@ COMMANDS = {
     "run": "Run an engine on prompts in this process and print the answers.",
     "serve": "Serve models over gRPC, HTTP and OpenAI's API.",
     "tritonserver": "The same as serve, for launch scripts.",
+    "engine": "Run an engine for several servers, at a socket.",
     "worker": "Run a worker of NVIDIA Dynamo.",
     "rollout": "Roll out a new version of a model in a running server.",
     "chat": "Chat with an engine, a checkpoint, or a running server.",

@@ -69,13 +69,13 @@ async def _run(spec: ChildSpec, opened: Callable[[ChildSpec], tuple[Engine, Comp
         await server.serve(spec.socket)
         os.write(told, ready_line())
         os.close(told)
-        return await _until_gone(engine, gone)
+        return await until_gone(engine, gone)
     finally:
         await server.close(Unavailable("the engine's process ends"))
         await asyncio.to_thread(engine.close)
 
 
-async def _until_gone(engine: Engine, gone: asyncio.Event) -> int:
+async def until_gone(engine: Engine, gone: asyncio.Event) -> int:
     while engine.healthy():
         try:
             async with asyncio.timeout(HEALTH_PERIOD_S):

@@ -79,14 +79,14 @@ def serve(options: ServeOptions) -> None:
     settings = server_settings(options)
     backend_settings = parse_backend_settings(options.backend_config or ())
     say_without_effect(backend_settings.unread())
-    gate = gate_rule(options)
+    gate, elsewhere = gate_rule(options), engine_elsewhere(options)
     process = ServerProcess(
         settings,
         make_backends(
             backend_settings,
             gate,
-            cluster_opener(options) if options.cluster else None,
-            verify_every_s=0.0 if options.cluster else options.verify_engine_every,
+            elsewhere,
+            verify_every_s=0.0 if elsewhere else options.verify_engine_every,
         ),
         listen_settings(options),
         options.exit_timeout_secs,
@@ -201,13 +201,15 @@ def server_settings(options: ServeOptions) -> ServerSettings:
     )
 
 
-def cluster_opener(options: ServeOptions) -> OpenEngine:
-    """Opens, in place of an engine, a client of the workers that `--cluster` names."""
-    from llmserve.cluster.address import parse_address
-
-    if options.engine_process:
-        raise InvalidArgument("--cluster and --engine-process: with --cluster no engine runs here; leave one out")
-    address = parse_address(options.cluster)
+def engine_elsewhere(options: ServeOptions) -> OpenEngine | None:
+    """Opens, in place of an engine, a client of one at a socket, or of a cluster's workers. None: engines run here."""
+    given = {"--engine-socket": options.engine_socket, "--cluster": options.cluster}
+    flags = [name for name, value in given.items() if value]
+    if not flags:
+        return None
+    flags += ["--engine-process"] if options.engine_process else []
+    if len(flags) > 1:
+        raise InvalidArgument(f"{' and '.join(flags)}: with {flags[0]} no engine runs here; leave one out")
     limits = {
         "--threads": options.threads,
         "--max-kv-tokens": options.max_kv_tokens,
@@ -215,7 +217,20 @@ def cluster_opener(options: ServeOptions) -> OpenEngine:
         "--speculation": options.speculation,
         "--verify-engine-every": options.verify_engine_every or None,
     }
-    say_without_effect([f"{flag} (with --cluster)" for flag, value in limits.items() if value is not None])
+    say_without_effect([f"{name} (with {flags[0]})" for name, value in limits.items() if value is not None])
+    return socket_opener(options.engine_socket) if options.engine_socket else cluster_opener(options.cluster)
+
+
+def socket_opener(path: Path) -> OpenEngine:
+    from llmserve.engine.open import open_at_socket
+
+    return partial(open_at_socket, path.absolute())
+
+
+def cluster_opener(cluster: str) -> OpenEngine:
+    from llmserve.cluster.address import parse_address
+
+    address = parse_address(cluster)
     if find_spec("dynamo") is None:
         raise Unsupported("--cluster needs NVIDIA Dynamo, in its own environment: see docs/cluster.md")
     os.environ.setdefault("DYN_LOG", "error")  # read when Dynamo is imported; it logs several lines a request otherwise

@@ -312,6 +312,14 @@ class EngineOptions:
             rich_help_panel=ENGINE,
         ),
     ] = False
+    engine_socket: Annotated[
+        Path | None,
+        typer.Option(
+            help="Socket of llmserve engine ENGINE: get tokens from there; no engine runs here.",
+            show_default=False,
+            rich_help_panel=ENGINE,
+        ),
+    ] = None
     cluster: Annotated[
         str,
         typer.Option(

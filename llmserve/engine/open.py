@@ -1,4 +1,4 @@
-"""An engine directory and the limits of this process -> a running `Engine`."""
+"""An engine directory -> a running `Engine`: in this process, or a client of another's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from llmserve.engine.base import Engine
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.registry import runtime_for
+from llmserve.engine.remote.replaceable import SocketEngine
 from llmserve.engine.settings import EngineSettings
 
 
@@ -18,3 +19,8 @@ def open_engine(path: Path, settings: EngineSettings | None = None) -> Engine:
     """
     directory = EngineDirectory.open(path)
     return runtime_for(directory.manifest.target).open(directory, settings or EngineSettings())
+
+
+def open_at_socket(socket: Path, engine_dir: Path, settings: EngineSettings) -> Engine:
+    """A client of `engine_dir`'s engine in another process, which has settings of its own; see `SocketEngine`."""
+    return SocketEngine(socket, EngineDirectory.open(engine_dir).manifest.engine_digest)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from llmserve.core import Allowance, GenerateRequest, Tenant, TokenEvent
-from llmserve.engine.base import EngineInfo, EngineStats
 from llmserve.engine.remote.child import Child, ChildSpec
 from llmserve.engine.remote.client import RemoteEngine
+from llmserve.engine.remote.replaceable import ReplaceableEngine
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import EngineFileError, LlmserveError, Unavailable
 from llmserve.owned_directory import new_temporary_directory
@@ -51,8 +50,8 @@ class RestartRule:
         return 0.0 if is_first else min(self.longest_pause_s, self.pause_s * 2.0 ** (self.num_in_a_row - 2))
 
 
-class ProcessEngine:
-    """Owns the process. A `MeteringEngine` whatever is inside: one that meters nothing leaves all."""
+class ProcessEngine(ReplaceableEngine):
+    """Owns the process."""
 
     def __init__(
         self,
@@ -63,17 +62,14 @@ class ProcessEngine:
         restarts: RestartRule | None = None,
     ) -> None:
         """`command`: a program that does what `child.py` says. Raises the error that the engine does not load with."""
+        super().__init__()
         self._command = command
         self._restarts = restarts or RestartRule()
         self._directory = new_temporary_directory(PREFIX)
         level = logging.getLogger("llmserve").getEffectiveLevel()
         socket = self._directory.path / SOCKET
         self._spec = ChildSpec(engine_dir.absolute(), tokenizer_dir.absolute(), settings, socket, level)
-        self._lock = threading.Lock()  # guards what follows
-        self._closing = threading.Event()
-        self._num_restarts = 0
         self._child: Child | None = None
-        self._down = ""  # why there is no engine now
         try:
             self._engine = self._started()
         except BaseException:
@@ -86,10 +82,6 @@ class ProcessEngine:
         self._supervisor.start()
 
     @property
-    def info(self) -> EngineInfo:
-        return self._info
-
-    @property
     def pid(self) -> int:
         """Of the process that was started last."""
         assert self._child is not None
@@ -100,30 +92,9 @@ class ProcessEngine:
         """Where other clients may connect, too."""
         return self._spec.socket
 
-    def submit(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """See `Engine.submit`. `Unavailable` while there is no process."""
-        engine, down = self._engine, self._down
-        if down:
-            raise Unavailable(down)
-        return engine.submit(request)
-
-    def stats(self) -> EngineStats:
-        return replace(self._engine.stats(), num_restarts=self._num_restarts)
-
-    def allowance(self, tenant: Tenant) -> Allowance:
-        """See `MeteringEngine`."""
-        return self._engine.allowance(tenant)
-
-    def healthy(self) -> bool:
-        return not self._down and self._engine.healthy()
-
     def close(self) -> None:
         """See `Engine.close`."""
-        with self._lock:
-            is_first = not self._closing.is_set()
-            self._closing.set()
-            self._down = "the engine has been closed"
-        if not is_first:
+        if not self._is_first_close():
             return
         self._engine.close()
         self._end_child()
@@ -171,13 +142,9 @@ class ProcessEngine:
                 self._end_child()
                 how, lived_s = str(error), 0.0
                 continue
-            with self._lock:
-                is_closed = self._closing.is_set()
-                if not is_closed:
-                    self._engine, self._down, self._since = engine, "", time.monotonic()
-            if is_closed:
-                engine.close()
+            if not self._is_put(engine):
                 return False
+            self._since = time.monotonic()
             logger.warning("the engine's process is running again: %d, restart %d", self.pid, self._num_restarts)
             return True
         self._say_down(
@@ -193,10 +160,3 @@ class ProcessEngine:
                 f"{self._spec.engine_dir} now holds another engine ({engine.info.digest}; it was {self._info.digest}); "
                 "load the model again"
             )
-
-    def _say_down(self, text: str) -> None:
-        with self._lock:
-            if self._closing.is_set():
-                return
-            self._down = text
-        logger.error("%s", text)

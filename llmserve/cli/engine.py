@@ -1,0 +1,86 @@
+"""`llmserve engine`: an engine in a process of its own, for several servers (`llmserve serve --engine-socket`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket as sockets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmserve.cli.engine_flags import SPECULATION_HELP, speculation_flag
+from llmserve.engine.settings import EngineSettings
+from llmserve.errors import AlreadyExists, InvalidArgument
+from llmserve.scheduler.settings import SchedulerSettings
+
+MAX_PATH_BYTES = 107  # of a Unix socket's
+DEFAULTS = SchedulerSettings()
+
+logger = logging.getLogger(__name__)
+
+
+def command(
+    engine: Annotated[Path, typer.Argument(help="Engine directory, made by llmserve build.")],
+    socket: Annotated[Path, typer.Option(help="Unix socket to make; only this user can connect.")],
+    threads: Annotated[int, typer.Option(help="Engine threads; 0: every core.", min=0)] = 0,
+    max_kv_tokens: Annotated[int, typer.Option(help="Tokens in the KV cache; 0: what the batch can use.", min=0)] = 0,
+    kv_cache_fraction: Annotated[float, typer.Option(help="Most of the free memory that the KV cache may take.")] = 0.9,
+    max_queue_size: Annotated[int, typer.Option(help="Most requests that wait.", min=0)] = DEFAULTS.max_queue_size,
+    speculation: Annotated[str, typer.Option(help=SPECULATION_HELP)] = DEFAULTS.speculation.words(),
+) -> None:
+    """Open an engine for the servers that connect to a socket: llmserve serve ENGINE --engine-socket PATH."""
+    scheduler = SchedulerSettings(max_queue_size=max_queue_size, speculation=speculation_flag(speculation))
+    settings = EngineSettings(
+        threads=threads, max_kv_tokens=max_kv_tokens, kv_cache_fraction=kv_cache_fraction, scheduler=scheduler
+    )
+    check_socket(socket)
+    raise typer.Exit(asyncio.run(_serve(engine, socket, settings)))
+
+
+def check_socket(path: Path) -> None:
+    """Raises `AlreadyExists` where an engine answers or a file is, `InvalidArgument` for an unusable path."""
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise InvalidArgument(f"--socket {path}: the path of a Unix socket has at most {MAX_PATH_BYTES} bytes")
+    if not path.parent.is_dir():
+        raise InvalidArgument(f"--socket {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InvalidArgument(f"--socket {path}: the folder {path.parent} is not writable")
+    if not path.exists():
+        return
+    if not path.is_socket():
+        raise AlreadyExists(f"--socket {path} is a file; give another path")
+    with sockets.socket(sockets.AF_UNIX) as connection:
+        try:
+            connection.connect(str(path))
+        except ConnectionRefusedError:  # of a process that is gone
+            return
+        except PermissionError as error:
+            raise InvalidArgument(f"--socket {path} belongs to another user; give another path") from error
+    raise AlreadyExists(f"an engine answers at {path} already; give another --socket")
+
+
+async def _serve(path: Path, socket: Path, settings: EngineSettings) -> int:
+    """The exit code: 0 when it was told to go, 1 when the engine has failed."""
+    from llmserve.cli.engine_process import until_gone
+    from llmserve.engine.open import open_engine
+    from llmserve.engine.remote.server import EngineServer
+    from llmserve.errors import Unavailable
+    from llmserve.stages.guides import GuidesOfDirectory
+
+    gone, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, gone.set)
+    engine = await asyncio.to_thread(open_engine, path, settings)
+    server = EngineServer(engine, compile_guide=GuidesOfDirectory(path, engine.info.vocab_size).compiled)
+    try:
+        await server.serve(socket)
+        typer.echo(f"Engine {engine.info.name} ({engine.info.digest[:12]}) at {socket}")
+        return await until_gone(engine, gone)
+    finally:
+        await server.close(Unavailable("the engine's process ends"))
+        socket.unlink(missing_ok=True)  # noqa: ASYNC240 - nobody is served any more
+        await asyncio.to_thread(engine.close)

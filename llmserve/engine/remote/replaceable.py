@@ -1,0 +1,125 @@
+"""An engine that is another process's, and may end and come back: what is the same whoever starts that process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+from llmserve.core import Allowance, GenerateRequest, Tenant, TokenEvent
+from llmserve.engine.base import EngineInfo, EngineStats
+from llmserve.engine.remote.client import RemoteEngine
+from llmserve.errors import EngineFileError, Unavailable
+
+RETRY_S = 0.25
+
+logger = logging.getLogger(__name__)
+
+
+class ReplaceableEngine:
+    """A `MeteringEngine` whatever is inside: one that meters nothing leaves all. Subclasses replace `_engine`."""
+
+    _engine: RemoteEngine
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards what follows
+        self._closing = threading.Event()
+        self._num_restarts = 0
+        self._down = ""  # why there is no engine now
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    def submit(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """See `Engine.submit`. `Unavailable` while there is no process."""
+        engine, down = self._engine, self._down
+        if down:
+            raise Unavailable(down)
+        return engine.submit(request)
+
+    def stats(self) -> EngineStats:
+        return replace(self._engine.stats(), num_restarts=self._num_restarts)
+
+    def allowance(self, tenant: Tenant) -> Allowance:
+        """See `MeteringEngine`."""
+        return self._engine.allowance(tenant)
+
+    def healthy(self) -> bool:
+        return not self._down and self._engine.healthy()
+
+    def _is_first_close(self) -> bool:
+        with self._lock:
+            is_first = not self._closing.is_set()
+            self._closing.set()
+            self._down = "the engine has been closed"
+        return is_first
+
+    def _is_put(self, engine: RemoteEngine) -> bool:
+        """In place of the one that has ended; false, and closed, where nobody wants one any more."""
+        with self._lock:
+            is_closed = self._closing.is_set()
+            if not is_closed:
+                self._engine, self._down = engine, ""
+        if is_closed:
+            engine.close()
+        return not is_closed
+
+    def _say_down(self, text: str) -> None:
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._down = text
+        logger.error("%s", text)
+
+
+class SocketEngine(ReplaceableEngine):
+    """The engine that answers at a socket, asked for again when it has gone: somebody else starts its process."""
+
+    def __init__(self, socket: Path, digest: str) -> None:
+        """Raises `Unavailable` where no engine of this protocol's version answers, `EngineFileError` where another one
+        does."""
+        super().__init__()
+        self._socket = socket
+        self._digest = digest
+        self._engine = self._connected()
+        self._watcher = threading.Thread(target=self._watch, name="llmserve-engine-socket", daemon=True)
+        self._watcher.start()
+
+    def close(self) -> None:
+        """See `Engine.close`. Other clients keep the engine."""
+        if self._is_first_close():
+            self._engine.close()
+            self._watcher.join()
+
+    def _connected(self) -> RemoteEngine:
+        engine = RemoteEngine.connect(self._socket)
+        if engine.info.digest != self._digest:
+            engine.close()
+            raise EngineFileError(
+                f"the engine at {self._socket} is {engine.info.digest}, and this server's directory holds "
+                f"{self._digest}; serve the engine's own directory"
+            )
+        return engine
+
+    def _watch(self) -> None:
+        """A thread of its own, until the engine is closed."""
+        while True:
+            self._engine.wait()
+            if self._closing.is_set():
+                return
+            self._say_down(f"the engine at {self._socket} has ended; the server uses it again when it is back")
+            while not self._closing.wait(RETRY_S):
+                try:
+                    engine = self._connected()
+                except Unavailable:
+                    continue
+                except EngineFileError as error:
+                    self._say_down(str(error))
+                    return
+                self._num_restarts += 1
+                if self._is_put(engine):
+                    logger.warning("the engine at %s answers again", self._socket)
+                break
