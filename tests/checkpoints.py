@@ -416,10 +416,38 @@ KINDS["ministral3"] = DENSE | {
         "beta_slow": 1.0,
     },
 }
+# stretches of 24 tokens, and queries that grow every 20
+KINDS["llama4-moe"] = CHOOSERS | {
+    "architectures": ["Llama4ForCausalLM"],
+    "model_type": "llama4_text",
+    "num_hidden_layers": 3,
+    "intermediate_size": 48,
+    "intermediate_size_mlp": 80,
+    "num_local_experts": 7,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layer_interval": 3,
+    "attention_chunk_size": 24,
+    "floor_scale": 20,
+    "attn_scale": 0.4,
+    "rms_norm_eps": 1e-3,
+}
+KINDS["phimoe"] = QWEN | {
+    "architectures": ["PhimoeForCausalLM"],
+    "model_type": "phimoe",
+    "intermediate_size": 48,
+    "num_local_experts": 7,
+    "num_experts_per_tok": 2,
+    "router_jitter_noise": 0.01,
+    "sliding_window": None,
+    "lm_head_bias": True,
+    "attention_bias": True,
+    "rms_norm_eps": 1e-3,
+}
 KINDS["granite4"] = KINDS["granite4-moe"] | {"num_local_experts": 0, "position_embedding_type": "nope"}
 MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2", "gpt-oss")))
 W1_NAMES = ("block_sparse_moe", "w1", "w3", "w2")
-EXPERT_NAMES = {"mixtral": W1_NAMES, "minimax_m2": W1_NAMES}  # else "mlp" and the names of an MLP
+EXPERT_NAMES = {"mixtral": W1_NAMES, "minimax_m2": W1_NAMES, "phimoe": W1_NAMES}  # else "mlp" and the names of an MLP
 
 
 def make_checkpoint(
@@ -491,7 +519,7 @@ def transformers_shapes(config: str) -> dict[str, tuple[int, ...]]:
 
 def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Experts one by one, but for Granite: transformers has those of a layer in one tensor."""
-    if model_type == "gpt_oss":
+    if model_type in ("gpt_oss", "llama4_text"):
         return shapes
     if model_type.startswith("granitemoe"):
         published = {"router.weight": "router.layer.weight"}
@@ -508,6 +536,7 @@ def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> di
             parts, rows = [down], shape[1]
         else:
             rest = rest.removeprefix("gate.") if "moe_statics" in rest else rest
+            rest = rest.replace("router.", "gate.")
             found[f"{layer}.{module}.{rest}" if rest else name] = shape
             continue
         for expert in range(shape[0]):

@@ -57,7 +57,7 @@ def _attend(op: Op, q: Matrix, k: Matrix, sinks: Matrix | None, weigh: Callable[
     """`weigh` multiplies the weights of one head [T, T] with the values of a KV head."""
     num_heads, num_kv_heads = int(op.number("num_heads")), int(op.number("num_kv_heads"))
     q_NTD, k_GTD = _heads(q, num_heads), _heads(k, num_kv_heads)
-    mask, distance = _causal(len(q), window=int(op.number("window")))
+    mask, distance = _causal(len(q), window=int(op.number("window")), chunked=bool(op.number("chunked")))
     slopes = op.attrs["alibi_slopes"]
     y_NTD = np.empty_like(q_NTD)
     for head in range(num_heads):
@@ -84,11 +84,14 @@ def _heads(x: Matrix, count: int) -> Matrix:
     return x.reshape(len(x), count, -1).transpose(1, 0, 2)
 
 
-def _causal(length: int, *, window: int) -> tuple[NDArray[np.bool_], Matrix]:
+def _causal(length: int, *, window: int, chunked: bool) -> tuple[NDArray[np.bool_], Matrix]:
     """Which keys j a query i sees, and j - i, both [T, T]."""
     distance = np.arange(length)[None, :] - np.arange(length)[:, None]
     mask = distance <= 0
-    if window:
+    if chunked:
+        chunks = np.arange(length) // window
+        mask &= chunks[None, :] == chunks[:, None]
+    elif window:
         mask &= distance > -window
     return mask, distance.astype(np.float32)
 

@@ -113,7 +113,7 @@ def _maker(uses: Uses, value: str, head_dim: int) -> _Maker | None:
         return None
     num_heads = op.width // head_dim
     if op.kind is OpKind.RMS_NORM:
-        fits = op.attrs["groups"] == num_heads and not op.number("offset")
+        fits = op.attrs["groups"] == num_heads and op.weights and not op.number("offset")
         return _Maker(op.weights, 0, 1, num_pairs) if fits else None
     if (part := uses.part(value)) is None:
         return None

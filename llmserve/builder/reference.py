@@ -182,10 +182,14 @@ class ReferenceModel:
                     found.append((rows, x[rows]))
                     continue
                 exact = run.exact_weights
+                taken = x[rows]
+                weights = routes[rows, per_token + places][:, None]
+                if op.number("scales_inputs"):
+                    taken, weights = taken * weights, np.ones_like(weights)
                 gate_up, down = matrices.setdefault(exact, matrices.get(exact) or self._matrices(op, expert, exact))
-                inner = gated_activation(op, self._rounded(op.weights[0], x[rows], run) @ gate_up.T + biases[0][expert])
+                inner = gated_activation(op, self._rounded(op.weights[0], taken, run) @ gate_up.T + biases[0][expert])
                 y = self._rounded(op.weights[1], inner, run) @ down.T + biases[1][expert]
-                found.append((rows, y * routes[rows, per_token + places][:, None]))
+                found.append((rows, y * weights))
             return found
 
         for added in self._each(of_expert, range(num_experts)):
@@ -230,10 +234,10 @@ class ReferenceModel:
         return y
 
 
-def _rms_norm(op: Op, x: Matrix, weight: Matrix) -> Matrix:
+def _rms_norm(op: Op, x: Matrix, weight: Matrix | None = None) -> Matrix:
     groups = x.reshape(len(x), int(op.number("groups")), -1)
     mean_square = np.square(groups).mean(axis=-1, keepdims=True)
-    weight = weight + np.float32(op.number("offset"))
+    weight = np.ones(1, np.float32) if weight is None else weight + np.float32(op.number("offset"))
     normalized: Matrix = groups / np.sqrt(mean_square + np.float32(op.number("eps"))) * weight
     return normalized.reshape(x.shape)
 
@@ -282,6 +286,10 @@ def _route(op: Op, logits: Matrix, bias: Matrix | None = None) -> Matrix:
         with np.errstate(over="ignore"):
             scores = np.reciprocal(1 + np.exp(-logits))
     choice = logits if bias is None else scores + bias
+    if num_groups := int(op.number("num_groups")):
+        choice = _of_best_groups(op, scores if bias is None else choice, num_groups)
+    if op.number("tolerance"):
+        return _route_by_mixer(op, logits)
     best = np.argsort(-choice, axis=1, kind="stable")[:, : int(op.number("experts_per_token"))]
     chosen = np.sort(best, axis=1)
     weights = np.take_along_axis(scores, chosen, axis=1)
@@ -289,6 +297,30 @@ def _route(op: Op, logits: Matrix, bias: Matrix | None = None) -> Matrix:
         weights /= np.maximum(weights.sum(axis=1, keepdims=True), np.float32(1e-20))
     weights *= np.float32(op.number("factor"))
     return np.concatenate((chosen.astype(np.float32), weights), axis=1)
+
+
+def _of_best_groups(op: Op, choice: Matrix, num_groups: int) -> Matrix:
+    """Minus infinity for experts of the other groups."""
+    groups = choice.reshape(len(choice), num_groups, -1)
+    sums = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)
+    best = np.argsort(-sums, axis=1, kind="stable")[:, : int(op.number("chosen_groups"))]
+    allowed = np.zeros(sums.shape, bool)
+    np.put_along_axis(allowed, best, True, axis=1)
+    return np.where(allowed[:, :, None], groups, np.float32(-np.inf)).reshape(choice.shape)
+
+
+def _route_by_mixer(op: Op, logits: Matrix) -> Matrix:
+    left, places, weights = logits.copy(), [], []
+    for _ in range(int(op.number("experts_per_token"))):
+        place = left.argmax(axis=1, keepdims=True)
+        peak = np.take_along_axis(left, place, axis=1)
+        far = (peak - logits) / np.maximum(np.abs(logits), peak) > np.float32(op.number("tolerance"))
+        weights.append(1 / np.exp(np.where(far, -np.inf, left) - peak).sum(axis=1, keepdims=True))
+        places.append(place)
+        np.put_along_axis(left, place, -np.inf, axis=1)
+    order = np.argsort(np.hstack(places), axis=1)
+    found = [np.take_along_axis(np.hstack(parts), order, axis=1).astype(np.float32) for parts in (places, weights)]
+    return np.hstack(found)
 
 
 def _sigmoid_gate(op: Op, x: Matrix, gate: Matrix) -> Matrix:

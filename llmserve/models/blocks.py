@@ -49,6 +49,11 @@ def norms_of_heads(g: Graph, spec: DecoderSpec, qk: Sequence[Value], layer: int)
     return [g.layer_norm(x, name, eps=spec.norm_eps, groups=n) for x, name, n in zip(qk, names, heads, strict=True)]
 
 
+def lengths_of_heads(g: Graph, spec: DecoderSpec, qk: Sequence[Value]) -> list[Value]:
+    """Of q and of k, to heads of one length."""
+    return [g.rms_norm(x, None, eps=spec.norm_eps, groups=x.width // spec.head_dim) for x in qk]
+
+
 def turned(g: Graph, spec: DecoderSpec, rope: Rope | None, *heads: Value) -> list[Value]:
     """Queries and keys, by their position."""
     if rope is None:
@@ -66,6 +71,7 @@ def attention(
     soft_cap: float = 0.0,
     alibi_slopes: tuple[float, ...] = (),
     sinks: str | None = None,
+    chunked: bool = False,
 ) -> Value:
     """Over the layer's window. `scale` None: one over the root of the head size."""
     q, k, v = qkv
@@ -82,6 +88,7 @@ def attention(
         soft_cap=soft_cap,
         alibi_slopes=alibi_slopes,
         sinks=sinks,
+        chunked=chunked and spec.window(layer) > 0,
     )
 
 

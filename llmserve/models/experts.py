@@ -15,6 +15,7 @@ from llmserve.models.spec import DecoderSpec, Pairs, Param, Shard
 COUNT_KEYS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
 # Of other families, whose routers choose in another way, and the value that changes nothing.
 OTHER_ROUTERS = {"scoring_func": "softmax", "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
+MAX_GROUPS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +29,16 @@ class Mixture:
     router: str = "gate"
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # in each expert
     stacked: tuple[str, str] | None = None  # tensors that have gate and up, and down, of all experts
-    is_transposed: bool = False  # these have inputs as rows, and gate and up in turns
+    is_transposed: bool = False  # these have inputs as rows
+    in_turns: bool = False  # the first of these has a gate, its up, the next gate and so on
     has_biases: bool = False  # these, and the router
     sigmoid: bool = False  # scores are sigmoids of the router's logits, not their softmax
     correction: str = ""  # the tensor that is added to scores to choose by
     correction_is_row: bool = False  # of a matrix
     factor: float = 1.0  # of the weights
+    groups: tuple[int, int] = (0, 0)  # of experts, and how many of them a token chooses from; 0: there are none
+    tolerance: float = 0.0  # of SparseMixer, see Graph.route; 0: another rule
+    scales_inputs: bool = False  # weights multiply what experts read, not what they make
     shared: str = ""  # an expert that every token goes through: its module in a layer
     shared_fused: str = ""  # as `FamilySpec.fused_mlp`
     shared_down: str = "down_proj"
@@ -55,8 +60,8 @@ def read_mixture(
     per_token = reader.integer(per_token_key, maximum=MAX_COUNT)
     if per_token > count:
         reader.problems.append(f"{per_token_key} ({per_token}) must be at most {num_experts} ({count})")
-    owned = {"sigmoid": "scoring_func", "factor": "routed_scaling_factor"}
-    known = {owned.get(field) for field in own}
+    owned = {"sigmoid": ["scoring_func"], "factor": ["routed_scaling_factor"], "groups": ["n_group", "topk_group"]}
+    known = {key for field in own for key in owned.get(field, ())}
     for key, neutral in OTHER_ROUTERS.items():
         if key not in known:
             reader.expect(key, neutral)
@@ -67,6 +72,21 @@ def read_mixture(
         renormalize=reader.flag("norm_topk_prob") if renormalize is None else renormalize,
         **own,
     )
+
+
+def read_groups(reader: ConfigReader, num_experts: int, per_token: int) -> tuple[int, int]:
+    """By DeepSeek's keys; (0, 0) where a token chooses from all."""
+    count = reader.integer("n_group", 1, maximum=MAX_GROUPS)
+    chosen = reader.integer("topk_group", 1, maximum=MAX_GROUPS)
+    if chosen == count:
+        return 0, 0
+    size = num_experts // count
+    if chosen > count or num_experts % count or size < 2 or size * chosen < per_token:
+        reader.problems.append(
+            f"n_group ({count}) and topk_group ({chosen}) must make groups of two experts or more of "
+            f"{num_experts}, and {per_token} experts or more to choose from"
+        )
+    return count, chosen
 
 
 def read_dense_layers(reader: ConfigReader, num_layers: int) -> Collection[int]:
@@ -121,7 +141,7 @@ def _stacked_params(spec: DecoderSpec, mixture: Mixture, source: str, name: str)
     count, found = mixture.num_experts, []
     sizes = {"gate_up": (2 * mixture.expert_size, spec.hidden_size), "down": (spec.hidden_size, mixture.expert_size)}
     for tensor, (part, (rows, columns)) in zip(mixture.stacked or (), sizes.items(), strict=True):
-        orders = (Pairs(rows, rows),) if mixture.is_transposed and part == "gate_up" else ()
+        orders = (Pairs(rows, rows),) if mixture.in_turns and part == "gate_up" else ()
         stored = (count, columns, rows) if mixture.is_transposed else (count, rows, columns)
         found.append(
             Param(
@@ -143,11 +163,15 @@ def mixture_of_experts(
     logits = g.linear(x, f"{name}.router", mixture.num_experts, bias=router_bias)
     routes = g.route(
         logits, experts_per_token=mixture.experts_per_token, renormalize=mixture.renormalize, sigmoid=mixture.sigmoid,
-        bias=f"{name}.correction" if mixture.correction else None, factor=mixture.factor,
+        bias=f"{name}.correction" if mixture.correction else None, factor=mixture.factor, groups=mixture.groups,
+        tolerance=mixture.tolerance,
     )  # fmt: skip
     matrices = f"{name}.experts.gate_up", f"{name}.experts.down"
     biases = (f"{matrices[0]}.bias", f"{matrices[1]}.bias") if mixture.has_biases else None
-    y = g.experts(x, routes, *matrices, num_experts=mixture.num_experts, activation=activation, biases=biases)
+    y = g.experts(
+        x, routes, *matrices, num_experts=mixture.num_experts, activation=activation, biases=biases,
+        scales_inputs=mixture.scales_inputs,
+    )  # fmt: skip
     if not mixture.shared:
         return y
     gate = g.linear(x, f"{name}.gate", 1) if mixture.shared_gate else None

@@ -47,6 +47,7 @@ class HeadNorm(Enum):
     WHOLE = "whole"  # all heads of a token together
     TURNED_HEADS = "turned heads"  # each head, after the rotary embedding
     OWN = "own"  # each head by a layer norm of its own
+    LENGTH = "length"  # each head that was turned, without a weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ class FamilySpec(DecoderSpec):
     norm_offset: float = 0.0  # added to the weights of every norm
     head_norm: HeadNorm = HeadNorm.NONE
     head_norm_modules: tuple[str, str] = ("q_norm", "k_norm")
+    chunked: bool = False  # windows are stretches of positions that do not see each other
     local_rope: Rope | None = None  # of layers with a window, where they have another
     unturned: Collection[int] = ()  # layers without a rotary embedding
     interleaved: bool = False  # elements 2i and 2i + 1 of a head turn together, not i and i + R/2
@@ -79,6 +81,7 @@ class FamilySpec(DecoderSpec):
     alibi_slopes: tuple[float, ...] = ()  # one for each head
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0  # 0: none
+    head_bias: bool = False
     normalized_head: bool = False  # the rows of the head are divided by their L2 norm
     sinks: bool = False  # each head has a score for a position without a value
     mixture: Mixture | None = None
@@ -144,7 +147,9 @@ def params(spec: FamilySpec) -> list[Param]:
             *norm("mlp.post_norm", norms.after_mlp),
         ]
 
-    return weights.decoder(spec, layer, normalized_head=spec.normalized_head, norm_bias=spec.norm_bias)
+    return weights.decoder(
+        spec, layer, normalized_head=spec.normalized_head, head_bias=spec.head_bias, norm_bias=spec.norm_bias
+    )
 
 
 def forward(g: Graph, spec: FamilySpec) -> None:
@@ -165,7 +170,8 @@ def forward(g: Graph, spec: FamilySpec) -> None:
         y = _mlp(g, spec, normed if spec.is_parallel else norm(x, f"{name}.mlp.norm", norms.mlp), layer)
         x = g.add(x, norm(y, f"{name}.mlp.post_norm", norms.after_mlp))
     last = norm(g.select_rows(x), "norm", "norm")
-    g.logits(last, "head", scale=spec.logit_scale, soft_cap=spec.logit_soft_cap)
+    bias = "head.bias" if spec.head_bias else None
+    g.logits(last, "head", bias=bias, scale=spec.logit_scale, soft_cap=spec.logit_soft_cap)
 
 
 def _rotary_dim(spec: FamilySpec, layer: int) -> int:
@@ -174,7 +180,7 @@ def _rotary_dim(spec: FamilySpec, layer: int) -> int:
 
 
 def _head_norm_params(spec: FamilySpec, layer: int) -> list[Param]:
-    if spec.head_norm is HeadNorm.NONE:
+    if spec.head_norm in (HeadNorm.NONE, HeadNorm.LENGTH):
         return []
     if spec.head_norm is HeadNorm.OWN:
         return weights.norms_of_heads(spec, layer, spec.head_norm_modules)
@@ -198,20 +204,23 @@ def _mlp_params(spec: FamilySpec, layer: int) -> list[Param]:
 def _attention(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
     q, k, v = blocks.qkv(g, spec, x, layer, bias=spec.qkv_bias)
     rope, grown = spec.rope_of(layer), spec.position_scale
-    if grown is not None:
+    if grown is not None and (grown.layers is None or layer in grown.layers):
         q = g.scale_by_position(q, strength=grown.strength, interval=grown.interval, shift=grown.shift)
     if spec.head_norm is HeadNorm.TURNED_HEADS:
         q, k = blocks.head_norms(g, spec, blocks.turned(g, spec, rope, q, k), layer)
     else:
         if spec.head_norm is HeadNorm.OWN:
             q, k = blocks.norms_of_heads(g, spec, (q, k), layer)
-        elif spec.head_norm is not HeadNorm.NONE:
+        elif spec.head_norm not in (HeadNorm.NONE, HeadNorm.LENGTH):
             is_whole = spec.head_norm is HeadNorm.WHOLE
             q, k = blocks.head_norms(g, spec, (q, k), layer, offset=spec.norm_offset, is_whole=is_whole)
         q, k = blocks.turned(g, spec, rope, q, k)
+        if spec.head_norm is HeadNorm.LENGTH and rope is not None:
+            q, k = blocks.lengths_of_heads(g, spec, (q, k))
     y = blocks.attention(
         g, spec, (q, k, v), layer, scale=spec.attention_scale, soft_cap=spec.attention_soft_cap,
         alibi_slopes=spec.alibi_slopes, sinks=f"layers.{layer}.attn.sinks" if spec.sinks else None,
+        chunked=spec.chunked,
     )  # fmt: skip
     return blocks.output(g, spec, y, layer, bias=spec.output_bias)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmserve.models.config import MAX_COUNT, ConfigReader
-from llmserve.models.experts import Mixture, read_mixture
+from llmserve.models.experts import Mixture, read_groups, read_mixture
 from llmserve.models.family import FamilySpec, HeadNorm, family, read_family
 from llmserve.models.spec import HfConfig
 
@@ -36,6 +36,7 @@ def read_glm_mixture(reader: ConfigReader, num_dense: int) -> Mixture:
         sigmoid=True,
         correction="gate.e_score_correction_bias",
         factor=reader.positive("routed_scaling_factor", 1.0),
+        groups=read_groups(reader, reader.integer("n_routed_experts", 1), reader.integer("num_experts_per_tok")),
         shared="mlp.shared_experts" if num_shared else "",
         shared_size=num_shared * size,
     )

@@ -38,6 +38,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
         router="router",
         stacked=("experts.gate_up_proj", "experts.down_proj"),
         is_transposed=True,
+        in_turns=True,
         has_biases=True,
     )
     reader.finish()

@@ -20,7 +20,7 @@ class OpKind(Enum):
     """op: inputs; weights; attrs. `y` is the output."""
 
     EMBED = "embed"  # (); [V,H]; scale?: y[t] = scale * weight[token_ids[t]]
-    RMS_NORM = "rms_norm"  # x; [N]; eps, groups, offset?: y = x / rms(x) * (offset + weight), per group of N columns
+    RMS_NORM = "rms_norm"  # x; [N]?; eps, groups, offset?: y = x / rms(x) * (offset + weight), per group of N columns
     LAYER_NORM = "layer_norm"  # x; [N], optional bias [N]; see Graph.layer_norm
     LINEAR = "linear"  # x; [N,K], optional bias [N]; y = x @ weight.T + bias
     SLICE = "slice"  # x; ; start, width: a view of columns
@@ -34,7 +34,9 @@ class OpKind(Enum):
     EXPERTS = "experts"  # x, routes; [E*2I,H], [E*H,I], two biases?; see Graph.experts
     SIGMOID_GATE = "sigmoid_gate"  # x, gate [T,1]; y = sigmoid(gate) * x
     SELECT_ROWS = "select_rows"  # x; keeps the S rows whose logits are wanted
-    LOGITS = "logits"  # x [S,H]; [V,H]; scale?, soft_cap?: y = soft_cap(scale * x @ weight.T) in float32
+    LOGITS = (
+        "logits"  # x [S,H]; [V,H], bias? [V]; scale?, soft_cap?: soft_cap(scale * (x @ weight.T + bias)) in float32
+    )
 
 
 # Of a gated activation, act(gate) * up: gelu_tanh by tanh's formula, gelu by erf. "clamped" is gpt-oss's:
@@ -48,10 +50,17 @@ UNLESS_GIVEN: Mapping[OpKind, Mapping[str, float]] = {
     OpKind.RMS_NORM: {"offset": 0.0},
     OpKind.LAYER_NORM: {"groups": 1, "offset": 0.0},
     OpKind.SCALE_BY_POSITION: {"shift": 0},
-    OpKind.ATTENTION: {"soft_cap": 0.0, "sinks": False},
-    OpKind.ROUTE: {"sigmoid": False, "biased": False, "factor": 1.0},
-    OpKind.EXPERTS: {"biased": False},
-    OpKind.LOGITS: {"scale": 1.0, "soft_cap": 0.0},
+    OpKind.ATTENTION: {"soft_cap": 0.0, "sinks": False, "chunked": False},
+    OpKind.ROUTE: {
+        "sigmoid": False,
+        "biased": False,
+        "factor": 1.0,
+        "num_groups": 0,
+        "chosen_groups": 0,
+        "tolerance": 0.0,
+    },
+    OpKind.EXPERTS: {"biased": False, "scales_inputs": False},
+    OpKind.LOGITS: {"scale": 1.0, "soft_cap": 0.0, "biased": False},
 }
 
 
@@ -122,10 +131,11 @@ class Graph:
     def embed(self, weight: str, width: int, *, scale: float = 1.0) -> Value:
         return self._record(OpKind.EMBED, (), width, (weight,), scale=scale)
 
-    def rms_norm(self, x: Value, weight: str, *, eps: float, groups: int = 1, offset: float = 0.0) -> Value:
-        """Normalize each of `groups` equal column groups of `x` with one shared weight (width / groups long)."""
+    def rms_norm(self, x: Value, weight: str | None, *, eps: float, groups: int = 1, offset: float = 0.0) -> Value:
+        """Normalize each of `groups` column groups of `x`, with one shared weight (width / groups long) or none."""
         assert x.width % groups == 0
-        return self._record(OpKind.RMS_NORM, (x,), x.width, (weight,), eps=eps, groups=groups, offset=offset)
+        weights = () if weight is None else (weight,)
+        return self._record(OpKind.RMS_NORM, (x,), x.width, weights, eps=eps, groups=groups, offset=offset)
 
     def layer_norm(
         self, x: Value, weight: str, *, eps: float, bias: str | None = None, groups: int = 1, offset: float = 0.0
@@ -173,11 +183,13 @@ class Graph:
         soft_cap: float = 0.0,
         alibi_slopes: tuple[float, ...] = (),
         sinks: str | None = None,
+        chunked: bool = False,
     ) -> Value:
         """Causal attention of each token over its sequence's cache.
 
         score(i, j) = scale * q_i . k_j + slope * (j - i); `soft_cap` > 0 makes the product soft_cap * tanh(product /
-        soft_cap) first; `window` > 0 keeps only the last `window` positions (i - j < window, transformers' rule);
+        soft_cap) first; `window` > 0 keeps only the last `window` positions (i - j < window, transformers' rule), or,
+        `chunked`, those of the same stretch of `window` positions (i // window == j // window);
         query head h reads KV head h // (num_heads / num_kv_heads). `sinks` [num_heads]: of each head the score of a
         position more, which has no value.
         """
@@ -188,7 +200,7 @@ class Graph:
         return self._record(
             OpKind.ATTENTION, (q, k, v), q.width, () if sinks is None else (sinks,), layer=layer, num_heads=num_heads,
             num_kv_heads=num_kv_heads, head_dim=head_dim, scale=scale, window=window, soft_cap=soft_cap,
-            alibi_slopes=alibi_slopes, sinks=sinks is not None,
+            alibi_slopes=alibi_slopes, sinks=sinks is not None, chunked=chunked,
         )  # fmt: skip
 
     def gated_activation(self, gate_up: Value, *, activation: str = "silu") -> Value:
@@ -213,18 +225,26 @@ class Graph:
         sigmoid: bool = False,
         bias: str | None = None,
         factor: float = 1.0,
+        groups: tuple[int, int] = (0, 0),
+        tolerance: float = 0.0,
     ) -> Value:
         """The experts of each row: those with the largest score plus `bias`, of equal ones the first.
 
         A score is the softmax of a logit among all experts, or its sigmoid. y has the experts' numbers in ascending
         order, then the weight of each: its score. `renormalize` divides the weights by their sum; then each is
         multiplied with `factor`.
+
+        `groups`: how many equal groups of experts there are, and how many of them a row chooses from: those whose two
+        largest scores plus `bias` have the largest sums.
+
+        `tolerance` > 0 is SparseMixer's rule: the score of the i-th expert is its softmax among those that are not
+        chosen before it, and whose logits are less than this part of the larger of their size and its logit below it.
         """
         assert 0 < experts_per_token <= logits.width
         return self._record(
             OpKind.ROUTE, (logits,), 2 * experts_per_token, () if bias is None else (bias,),
             experts_per_token=experts_per_token, renormalize=renormalize, sigmoid=sigmoid, biased=bias is not None,
-            factor=factor,
+            factor=factor, num_groups=groups[0], chosen_groups=groups[1], tolerance=tolerance,
         )  # fmt: skip
 
     def experts(
@@ -237,8 +257,10 @@ class Graph:
         num_experts: int,
         activation: str = "silu",
         biases: tuple[str, str] | None = None,
+        scales_inputs: bool = False,
     ) -> Value:
-        """The sum over a row's experts, in ascending order, of weight * down(activation(gate(x), up(x))).
+        """The sum over a row's experts, in ascending order, of weight * down(activation(gate(x), up(x))); of what they
+        make of weight * x, with `scales_inputs`.
 
         Matrices of all experts lie one below the other, gate above up; so do `biases` of gate and up, and of down.
         """
@@ -246,7 +268,7 @@ class Graph:
         return self._record(
             OpKind.EXPERTS, (x, routes), x.width, (gate_up, down, *(biases or ())),
             experts_per_token=routes.width // 2, num_experts=num_experts, activation=activation,
-            biased=biases is not None,
+            biased=biases is not None, scales_inputs=scales_inputs,
         )  # fmt: skip
 
     def sigmoid_gate(self, x: Value, gate: Value) -> Value:
@@ -256,8 +278,13 @@ class Graph:
     def select_rows(self, x: Value) -> Value:
         return self._record(OpKind.SELECT_ROWS, (x,), x.width)
 
-    def logits(self, x: Value, weight: str, *, scale: float = 1.0, soft_cap: float = 0.0) -> Value:
-        return self._record(OpKind.LOGITS, (x,), self._vocab_size, (weight,), scale=scale, soft_cap=soft_cap)
+    def logits(
+        self, x: Value, weight: str, *, bias: str | None = None, scale: float = 1.0, soft_cap: float = 0.0
+    ) -> Value:
+        weights = (weight,) if bias is None else (weight, bias)
+        return self._record(
+            OpKind.LOGITS, (x,), self._vocab_size, weights, scale=scale, soft_cap=soft_cap, biased=bias is not None
+        )
 
     def program(self) -> Program:
         assert self._ops

@@ -55,7 +55,7 @@ def from_hf(config: HfConfig) -> Phi3Spec:
     spec = read_decoder(reader, "Phi3ForCausalLM")
     reader.expect("hidden_act", "silu")
     original = reader.integer("original_max_position_embeddings", ORIGINAL_POSITIONS)
-    rope, long_rope = _read_ropes(reader, spec, original)
+    rope, long_rope = read_ropes(reader, spec, original)
     window = reader.integer("sliding_window", 0, minimum=0)
     for key in ("attention_bias", "mlp_bias"):  # keys of other architectures
         reader.expect(key, False)
@@ -67,13 +67,18 @@ def from_hf(config: HfConfig) -> Phi3Spec:
     )  # fmt: skip
 
 
-def _read_ropes(reader: ConfigReader, spec: DecoderSpec, original: int) -> tuple[Rope, Rope | None]:
-    """The rope, and with LongRoPE that of longer sequences. Problems go to `reader`."""
+def read_ropes(
+    reader: ConfigReader, spec: DecoderSpec, original: int, *, scales: tuple[str, ...] = ()
+) -> tuple[Rope, Rope | None]:
+    """The rope, and with LongRoPE that of longer sequences. Problems go to `reader`.
+
+    `scales`: the keys that say what cosines and sines of each are multiplied with, where these do not follow.
+    """
     values = read_rope_values(reader)
     is_long = values["rope_type"] in LONGROPE
     part = values["partial_rotary_factor"]
     rotary_dim = int(spec.head_dim * part) if is_number(part) else 0
-    problems = _rope_problems(values, is_long=is_long)
+    problems = _rope_problems(values, scales, is_long=is_long)
     if not 2 <= rotary_dim <= spec.head_dim or rotary_dim % 2:
         problems.append(f"partial_rotary_factor {part!r} turns no even part of a head of {spec.head_dim}")
     if is_long:
@@ -88,22 +93,26 @@ def _read_ropes(reader: ConfigReader, spec: DecoderSpec, original: int) -> tuple
     plain = default_rope(rotary_dim, float(values["rope_theta"]))
     if not is_long:
         return plain, None
-    scale = _attention_factor(values, spec.max_position_embeddings, original)
+    usual = _attention_factor(values, spec.max_position_embeddings, original)
+    by_length = tuple(float(values[key]) for key in scales) or (usual, usual)
     short, long = (
         Rope(tuple(f / factor for f, factor in zip(plain.inv_freq, values[key], strict=True)), scale)
-        for key in ("short_factor", "long_factor")
+        for key, scale in zip(("short_factor", "long_factor"), by_length, strict=True)
     )
     return short, long if spec.max_position_embeddings > original else None
 
 
-def _rope_problems(values: dict[str, Any], *, is_long: bool) -> list[str]:
-    known = ROPE_KEYS | (LONGROPE_KEYS if is_long else set())
+def _rope_problems(values: dict[str, Any], scales: tuple[str, ...], *, is_long: bool) -> list[str]:
+    known = ROPE_KEYS | ({*LONGROPE_KEYS, *scales} if is_long else set())
     problems = [f"rope parameter {key!r} is unknown" for key in sorted(values.keys() - known)]
     if not is_long and values["rope_type"] != "default":
         problems.append(f"rope type {values['rope_type']!r} is not supported; supported: default, longrope")
-    positive = [key for key in ("rope_theta", "factor", "attention_factor") if key in values]
+    positive = [key for key in ("rope_theta", "factor", "attention_factor", *scales) if key in values]
+    positive += [key for key in scales if is_long and key not in values]
     problems += [
-        f"{key} must be a positive number, got {values[key]!r}" for key in positive if not _is_factor(values[key])
+        f"{key} must be a positive number, got {values.get(key)!r}"
+        for key in positive
+        if not _is_factor(values.get(key))
     ]
     return problems
 

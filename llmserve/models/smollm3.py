@@ -16,7 +16,7 @@ DEFAULT_INTERVAL = 4  # of layers without a rotary embedding
 def from_hf(config: HfConfig) -> FamilySpec:
     reader = ConfigReader(DEFAULTS | dict(config))
     spec = read_family(reader, "SmolLM3ForCausalLM")
-    unturned = _unturned(reader, spec.num_layers)
+    unturned = read_unturned(reader, spec.num_layers)
     window = reader.integer("sliding_window", 0, minimum=0) if reader.flag("use_sliding_window") else 0
     usual = [SLIDING if window and layer in unturned else FULL for layer in range(spec.num_layers)]
     windows = windows_by_type(reader, reader.get("layer_types", usual), spec.num_layers, window)
@@ -26,7 +26,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
     return replace(spec, windows=windows, unturned=unturned, qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
 
 
-def _unturned(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
+def read_unturned(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
     """By `no_rope_layers`, in which 0 is a layer without one."""
     interval = reader.integer("no_rope_layer_interval", DEFAULT_INTERVAL)
     listed = reader.get("no_rope_layers", [int((layer + 1) % interval != 0) for layer in range(num_layers)])

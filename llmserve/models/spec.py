@@ -5,7 +5,7 @@ Sizes (`DecoderSpec`) and where each parameter comes from (`Param`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Generic, Self, TypeAlias, TypeVar
@@ -97,6 +97,7 @@ class PositionScale:
     strength: float
     interval: int
     shift: int = 0
+    layers: Collection[int] | None = None  # None: all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

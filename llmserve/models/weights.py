@@ -13,16 +13,23 @@ from llmserve.models.spec import Combine, DecoderSpec, Pairs, Param, Shard
 
 EMBED_SOURCE = "model.embed_tokens.weight"
 HEAD_SOURCE = "lm_head.weight"
+HEAD_BIAS = "lm_head.bias"
 
 
 def decoder(
-    spec: DecoderSpec, layer: Callable[[int], list[Param]], *, normalized_head: bool = False, norm_bias: bool = False
+    spec: DecoderSpec,
+    layer: Callable[[int], list[Param]],
+    *,
+    normalized_head: bool = False,
+    head_bias: bool = False,
+    norm_bias: bool = False,
 ) -> list[Param]:
     """Every parameter in the order of use: embedding, what `layer` says for each layer, last norm, head."""
     listed = [copied("embed", EMBED_SOURCE, (spec.vocab_size, spec.hidden_size))]
     for i in range(spec.num_layers):
         listed += layer(i)
-    return [*listed, *norm(spec, "norm", "model.norm", bias=norm_bias), _head(spec, normalized=normalized_head)]
+    listed += [*norm(spec, "norm", "model.norm", bias=norm_bias), _head(spec, normalized=normalized_head)]
+    return [*listed, copied("head.bias", HEAD_BIAS, (spec.vocab_size,))] if head_bias else listed
 
 
 def layer_source(layer: int) -> str:

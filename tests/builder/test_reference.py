@@ -46,6 +46,14 @@ def test_every_format_and_half_precision(format: str, dtype: str, tmp_path: Path
 
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+PHIMOE_ROPE = {
+    "type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.7, 2.0],
+    "long_factor": [1, 2, 4, 6.5, 9, 16, 20, 24],
+    "short_mscale": 1.2,
+    "long_mscale": 1.3,
+    "original_max_position_embeddings": 128,
+}
 YARN_OPTIONS = {"beta_fast": 16, "beta_slow": 2, "mscale": 1.2, "mscale_all_dim": 0.7, "truncate": False}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gelu by erf": ("llama", {"hidden_act": "gelu"}),
@@ -160,6 +168,29 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "ministral3",
         {"rope_parameters": KINDS["ministral3"]["rope_parameters"] | {"llama_4_scaling_beta": 0.02, "factor": 2.0}},
     ),
+    "llama4 with experts in each layer": (
+        "llama4-moe",
+        {"interleave_moe_layer_step": 1, "num_experts_per_tok": 3, "tie_word_embeddings": True},
+    ),
+    "llama4 with plain heads": ("llama4-moe", {"use_qk_norm": False, "attn_temperature_tuning": False}),
+    "llama4 by lists": (
+        "llama4-moe",
+        {"no_rope_layers": [0, 1, 1], "moe_layers": [1], "layer_types": [*["chunked_attention"] * 2, "full_attention"]},
+    ),
+    "llama4 without experts": ("llama4-moe", {"moe_layers": [], "attention_chunk_size": 7}),
+    "llama4 by llama3's rope": ("llama4-moe", {"rope_scaling": LLAMA3_SCALING, "num_key_value_heads": 1}),
+    "phimoe without biases": ("phimoe", {"attention_bias": False, "lm_head_bias": False}),
+    "phimoe in windows": ("phimoe", {"sliding_window": 16, "router_jitter_noise": 0.2}),
+    "phimoe with two sets of frequencies": ("phimoe", {"rope_scaling": PHIMOE_ROPE, "tie_word_embeddings": False}),
+    "phimoe of one key/value head": ("phimoe", {"num_key_value_heads": 1, "num_attention_heads": 8}),
+    "phimoe of three experts": ("phimoe", {"num_local_experts": 3, "router_jitter_noise": 1.0}),
+    "glm4-moe in groups": ("glm4-moe", {"n_routed_experts": 8, "n_group": 4, "topk_group": 2}),
+    "glm4-moe in groups of three": ("glm4-moe", {"n_routed_experts": 9, "n_group": 3, "topk_group": 2}),
+    "dots1 in groups": ("dots1-moe", {"n_routed_experts": 8, "n_group": 4, "topk_group": 3}),
+    "solar-open in groups": (
+        "solar-open-moe",
+        {"n_routed_experts": 12, "n_group": 6, "topk_group": 1, "num_experts_per_tok": 2},
+    ),
     "one key/value head": ("llama", {"num_key_value_heads": 1}),
     "baichuan1 13B": ("baichuan2-13b", {"norm_head": False}),
 }
@@ -186,6 +217,7 @@ def test_variants(variant: str, tmp_path: Path) -> None:
         ("seed-oss", ("attention_bias", "attention_out_bias", "mlp_bias")),
         ("ernie4.5", ("use_bias",)),
         ("cohere2", ("attention_bias",)),
+        ("llama4-moe", ("attention_bias",)),
         ("nemotron", ("attention_bias", "mlp_bias")),
         ("gemma", ("attention_bias",)),
         ("internlm3", ("qkv_bias", "bias")),

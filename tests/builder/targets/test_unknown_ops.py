@@ -71,6 +71,21 @@ def test_queries_that_grow_are_refused_by_name(name: str) -> None:
         resolve_network(KINDS["ministral3"], replace(OPTIONS, target=name, given=TARGETS[name]))
 
 
+@pytest.mark.parametrize(
+    ("kind", "texts"),
+    [
+        ("llama4-moe", ("chunked of attention: True", "op scale_by_position", "op experts")),
+        ("phimoe", ("biased of logits: True", "op layer_norm", "op route")),
+    ],
+)
+@pytest.mark.parametrize("name", ["cuda", "tensorrt_llm"])
+def test_what_only_the_cpu_has_is_refused_by_name(name: str, kind: str, texts: tuple[str, ...]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        resolve_network(KINDS[kind], replace(OPTIONS, target=name, given=TARGETS[name]))
+    for text in texts:
+        assert str(caught.value).count(text) == 1
+
+
 def test_cuda_refuses_norms_behind_a_rotary_embedding() -> None:
     with pytest.raises(RecipeError, match="turns queries and keys in attention only"):
         resolve_network(KINDS["hunyuan"], replace(OPTIONS, target="cuda", given=TARGETS["cuda"]))

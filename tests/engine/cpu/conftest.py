@@ -19,6 +19,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "experts": lambda: odd_network(experts=True),
     "peculiar": lambda: odd_network(peculiar=True),
     "plain": lambda: odd_network(plain=True),
+    "routers": lambda: odd_network(plain=True, experts=True),
 }
 EngineFile = Callable[..., Path]
 OpenRunner = Callable[..., CpuRunner | OtherRunner]

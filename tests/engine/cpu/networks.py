@@ -136,7 +136,8 @@ def odd_network(
     """`peculiar`: with every attribute that few networks have, norms after the blocks, two rotary embeddings, and an
     embedding that is the head, too.
     `experts`: with mixtures of them, beside a gated MLP.
-    `plain`: with layer norms, MLPs without a gate, one beside the attention, and queries that grow."""
+    `plain`: with layer norms, MLPs without a gate, one beside the attention, queries that grow, windows that are
+    stretches, heads of one length and a bias of the head; with `experts` other routers, too."""
     rng = np.random.default_rng(seed)
     hidden, heads, kv_heads, head_dim, inner, vocab = 64 if experts else 42, 6, 2, 10, 37, 83
     arrays: dict[str, NDArray[np.float32]] = {}
@@ -176,10 +177,12 @@ def odd_network(
                 frequencies = frequencies[:3]
             q = g.rope(q, head_dim=head_dim, inv_freq=frequencies, scale=1.1)
             k = g.rope(k, head_dim=head_dim, inv_freq=frequencies, scale=1.1)
+        if plain and i == 2:
+            q, k = (g.rms_norm(x, None, eps=1e-3, groups=x.width // head_dim) for x in (q, k))
         a = g.attention(
             q, k, v, layer=i, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5,
             window=(0, 7, 2)[i], soft_cap=1.5 if peculiar else 0.0,
-            sinks=param(f"{i}.sinks", heads) if experts else None,
+            sinks=param(f"{i}.sinks", heads) if experts else None, chunked=plain and i == 1,
             alibi_slopes=tuple(2.0 ** -(j + 1) for j in range(heads)) if alibi else (),
         )  # fmt: skip
         y = g.linear(a, param(f"{i}.out", hidden, heads * head_dim), hidden)
@@ -196,18 +199,31 @@ def odd_network(
         y = g.linear(y, param(f"{i}.down", hidden, inner), hidden)
         if experts:
             y = g.sigmoid_gate(y, g.linear(h, param(f"{i}.gate", 1, hidden), 1))
+            n = 20 if plain else 19
+            own = ({"tolerance": 0.6}, {"groups": (5, 3)}, {"groups": (4, 2)})[i] if plain else {}
             routes = g.route(
-                g.linear(h, param(f"{i}.router", 19, hidden), 19), experts_per_token=3, renormalize=i > 0,
-                sigmoid=i == 1, bias=param(f"{i}.correction", 19) if i else None, factor=(1.0, 1.0, 2.5)[i],
+                g.linear(h, param(f"{i}.router", n, hidden), n), experts_per_token=3, renormalize=i > 0,
+                sigmoid=i == 1, bias=param(f"{i}.correction", n) if i and (i > 1 or not plain) else None,
+                factor=(1.0, 1.0, 2.5)[i], **own,
             )  # fmt: skip
-            matrices = param(f"{i}.experts.gate_up", 19 * 96, hidden), param(f"{i}.experts.down", 19 * hidden, 48)
-            biases = (param(f"{i}.gate_up_bias", 19 * 96), param(f"{i}.down_bias", 19 * hidden)) if i else None
+            matrices = param(f"{i}.experts.gate_up", n * 96, hidden), param(f"{i}.experts.down", n * hidden, 48)
+            biases = (param(f"{i}.gate_up_bias", n * 96), param(f"{i}.down_bias", n * hidden)) if i else None
             activation = (*ACTIVATIONS[:2], "clamped")[i]
-            y = g.add(g.experts(h, routes, *matrices, num_experts=19, activation=activation, biases=biases), y)
+            of_experts = g.experts(
+                h,
+                routes,
+                *matrices,
+                num_experts=n,
+                activation=activation,
+                biases=biases,
+                scales_inputs=plain and i == 1,
+            )
+            y = g.add(of_experts, y)
         x = g.add(y, x)
     x = norm(g.select_rows(x), "norm")
     arrays["head"] = arrays["embed"] if peculiar else arrays[param("head", vocab, hidden)]
-    g.logits(x, "head", scale=0.8 if peculiar else 1.0, soft_cap=2.0 if peculiar else 0.0)
+    head_bias = param("head_bias", vocab) if plain else None
+    g.logits(x, "head", bias=head_bias, scale=0.8 if peculiar else 1.0, soft_cap=2.0 if peculiar else 0.0)
     kept = frozenset(name for name in arrays if name.endswith((".gate", ".router")))
     return Network(g.program(), arrays, kept)
 

@@ -10,40 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from llmserve.builder.quantization import LINEAR_KINDS, MATRICES, WeightPart, num_matrices, stored_names
+from llmserve.builder.quantization import LINEAR_KINDS, WeightPart, num_matrices
 from llmserve.builder.targets.buffers import LOGITS_BUFFER, NOWHERE, Place
+from llmserve.builder.targets.cpu.file_lowering import FileLowering
 from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, ACTIVATIONS_OF, GROUPED, NORMS, DeviceOp, Lowered
-from llmserve.builder.targets.op_lowering import OpLowering, Rule, turned_for_others
-from llmserve.builder.targets.tensor_writer import Rows
-from llmserve.engine.cpu.layout import NO_TENSOR, PANEL_COLUMNS, DType, Layout, TensorEntry
+from llmserve.builder.targets.op_lowering import Rule
+from llmserve.engine.cpu.layout import NO_TENSOR, DType
 from llmserve.engine.cpu.op_codes import ROUTE_SIGMOID, ROUTE_TO_ONE, Before, OpCode, RowsOf
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.number_formats import INT8_ACTIVATIONS
 from llmserve.models.spec import Param
 
 
-class Lowering(OpLowering):
-    def __init__(
-        self, program: Program, params: Sequence[Param], *, dtype: DType, quantized: Mapping[str, Sequence[WeightPart]]
-    ) -> None:
-        super().__init__(program, stride_bytes=4)
-        self._params = {param.name: param for param in params}
-        self._stored = stored_names(params, quantized)
-        matrices = {name for op in program.ops for name in op.weights[: MATRICES.get(op.kind, 0)]}
-        self._packed = {self._stored[name] for name in matrices}
-        self._dtype = dtype
-        self._quantized = quantized
-        self._ops: list[DeviceOp] = []
-        self._tensors: dict[str, TensorEntry] = {}
-        self._rows: dict[str, list[Rows]] = {}
-        self._constants: dict[str, tuple[float, ...]] = {}
-        self._offsets: dict[str, float] = {}
-        self._tables: dict[str, str] = {}  # constant name -> value that holds the step's cosines and sines
-        self._selected = _selected_values(program)
-        self._before: dict[str, Op] = {}  # value -> the op that makes it, left to the quantization of its only reader
-        self._turned: dict[str, Place] = {}  # value -> rope table: its place holds what is still to be turned
-        self._turned_for_others = turned_for_others(program)
-
+class Lowering(FileLowering):
     def run(self) -> Lowered:
         self._lower_ops()
         return Lowered(
@@ -125,11 +104,8 @@ class Lowering(OpLowering):
 
     def _scale_by_position(self, op: Op) -> None:
         source = self._buffers[op.inputs[0]]
-        fields = {
-            "scalar": op.number("strength"),
-            "groups": int(op.number("interval")),
-            "window": int(op.number("shift")),
-        }
+        interval, shift = (int(op.number(name)) for name in ("interval", "shift"))
+        fields = {"scalar": op.number("strength"), "groups": interval, "window": shift}
         output = self._buffers.over(op.output, op.inputs[0])
         self._emit(OpCode.SCALE_BY_POSITION, op, output, inputs=(source,), fields=fields)
 
@@ -149,6 +125,7 @@ class Lowering(OpLowering):
             "window": int(op.number("window")),
             "scalar": op.number("scale"),
             "soft_cap": op.number("soft_cap"),
+            "groups": int(op.number("chunked")),
         }
         output = self._buffers.new(op.output, op.width)
         self._emit(OpCode.ATTENTION, op, output, inputs=(q, q_table), tensors=tensors, fields=fields)
@@ -230,7 +207,13 @@ class Lowering(OpLowering):
     def _route(self, op: Op) -> None:
         output, factor = self._buffers.new(op.output, op.width), op.number("factor")
         form = ROUTE_TO_ONE * bool(op.number("renormalize")) + ROUTE_SIGMOID * bool(op.number("sigmoid"))
-        fields = {"groups": form, "scalar": 0.0 if factor == 1.0 else factor}
+        fields = {
+            "groups": form,
+            "scalar": 0.0 if factor == 1.0 else factor,
+            "soft_cap": op.number("tolerance"),
+            "num_heads": int(op.number("num_groups")),
+            "head_dim": int(op.number("chosen_groups")),
+        }
         biases = tuple(map(self._vector, op.weights))
         self._emit(OpCode.ROUTE, op, output, inputs=(self._buffers[op.inputs[0]],), tensors=biases, fields=fields)
 
@@ -247,7 +230,9 @@ class Lowering(OpLowering):
         fields = {"groups": int(op.number("num_experts"))}
         self._emit(OpCode.DISPATCH, op, NOWHERE, inputs=(routes,), fields=fields)
         rows = self._for_experts(op, "rows", x.width)
-        self._emit(OpCode.SELECT_ROWS, op, rows, inputs=(x,), rows=RowsOf.CHOSEN)
+        weighted = bool(op.number("scales_inputs"))
+        taken = (x, routes) if weighted else (x,)
+        self._emit(OpCode.SELECT_ROWS, op, rows, inputs=taken, rows=RowsOf.CHOSEN)
         inner = self._by_expert(op, gate_up, rows, "gate_up", first)
         self._buffers.read((f"{op.output}.rows",))
         if down not in self._quantized:
@@ -260,7 +245,7 @@ class Lowering(OpLowering):
             made = self._by_expert(op, down, inner, "down", second, before)
             self._buffers.read((f"{op.output}.gate_up",))
         output = self._buffers.new(op.output, op.width)
-        self._emit(OpCode.COMBINE, op, output, inputs=(made, routes))
+        self._emit(OpCode.COMBINE, op, output, inputs=(made, routes), fields={"groups": int(weighted)})
         self._buffers.read((f"{op.output}.down",))
 
     def _by_expert(self, op: Op, weight: str, x: Place, name: str, bias: int, before: Before = Before.NOTHING) -> Place:
@@ -291,73 +276,6 @@ class Lowering(OpLowering):
         place = self._buffers.new(value, stride * int(op.number("experts_per_token")), item_bytes)
         return self._buffers.assign(value, Place(place.buffer, 0, width, stride))
 
-    def _in_place(self, code: OpCode, op: Op, place: Place, scalar: float, *, unless: float) -> None:
-        if scalar != unless:
-            self._emit(code, op, place, fields={"scalar": scalar})
-
-    def _emit(self, code: OpCode, op: Op, output: Place, **details: Any) -> None:
-        rows = RowsOf.SELECTED if op.output in self._selected else RowsOf.TOKENS
-        self._ops.append(DeviceOp(code, output, **{"rows": rows} | details))
-
-    def _param(self, name: str) -> int:
-        rows, cols = self._params[name].shape
-        stored = self._stored[name]
-        layout = Layout.PANELS if stored in self._packed else Layout.ROWS
-        self._keep(stored, Rows(stored, 0, rows))
-        return self._tensor(stored, self._dtype, rows, cols, layout)
-
-    def _grouped(self, weight: str, part: WeightPart) -> tuple[int, ...]:
-        """The tensors of a quantized part: its values, and what its groups and its outputs have."""
-        rows, cols = part.end - part.begin, self._params[weight].shape[1]
-        name, format = self._keep_part(self._stored[weight], part), part.scheme.format
-        grouped = GROUPED[format]
-        groups = -(-rows // PANEL_COLUMNS) * -(-cols // grouped.inputs)
-        return (
-            self._tensor(name, grouped.values, rows, cols, Layout.PANELS),
-            self._tensor(f"{name}.groups", grouped.groups, groups, grouped.group_columns),
-            self._tensor(f"{name}.row_scale", DType.FLOAT32, 1, rows),
-        )
-
-    def _norm_tensors(self, op: Op) -> tuple[int, ...]:
-        """A norm multiplies with offset + weight; the sum is taken in float32 when the engine is written."""
-        name, offset = op.weights[0], op.number("offset")
-        assert self._offsets.setdefault(name, offset) == offset
-        return tuple(map(self._vector, op.weights))
-
-    def _vector(self, name: str) -> int:
-        count = self._params[name].num_elements
-        self._keep(name, Rows(name, 0, count))
-        return self._tensor(name, DType.FLOAT32, 1, count)
-
-    def _bias(self, name: str, part: WeightPart) -> int:
-        return self._tensor(self._keep_part(name, part), DType.FLOAT32, 1, part.end - part.begin)
-
-    def _keep_part(self, name: str, part: WeightPart) -> str:
-        """The name of the tensor for these rows of a parameter: its own for all of them."""
-        is_all = part.end - part.begin == self._params[name].shape[0]
-        tensor = name if is_all else f"{name}[{part.begin}:{part.end}]"
-        self._keep(name, Rows(tensor, part.begin, part.end, part.scheme if name in self._quantized else None))
-        return tensor
-
-    def _keep(self, name: str, rows: Rows) -> None:
-        known = self._rows.setdefault(name, [])
-        if rows not in known:
-            known.append(rows)
-
-    def _constant(self, kind: str, values: Any) -> int:
-        """A tensor for `values`; equal ones are stored once."""
-        for name, known in self._constants.items():
-            if known == values and name.startswith(kind):
-                return list(self._tensors).index(name)
-        name = f"{kind}.{len(self._constants)}"
-        self._constants[name] = tuple(values)
-        return self._tensor(name, DType.FLOAT32, 1, len(values))
-
-    def _tensor(self, name: str, dtype: DType, rows: int, cols: int, layout: Layout = Layout.ROWS) -> int:
-        entry = TensorEntry(name, dtype, rows, cols, layout)
-        assert self._tensors.setdefault(name, entry) == entry
-        return list(self._tensors).index(name)
-
     RULES: ClassVar[Mapping[OpKind, Rule]] = {
         OpKind.EMBED: Rule(_embed, ("scale",)),
         OpKind.RMS_NORM: Rule(_norm, ("eps", "groups", "offset")),
@@ -368,16 +286,39 @@ class Lowering(OpLowering):
         OpKind.SCALE_BY_POSITION: Rule(_scale_by_position, ("strength", "interval", "shift")),
         OpKind.ATTENTION: Rule(
             _attention,
-            ("layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window", "soft_cap", "alibi_slopes", "sinks"),
+            (
+                "layer",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
+                "scale",
+                "window",
+                "chunked",
+                "soft_cap",
+                "alibi_slopes",
+                "sinks",
+            ),
         ),
         OpKind.GATED_ACTIVATION: Rule(_activation, ("activation",)),
         OpKind.ACTIVATION: Rule(_activation, ("activation",)),
         OpKind.ADD: Rule(_add),
-        OpKind.ROUTE: Rule(_route, ("experts_per_token", "renormalize", "sigmoid", "biased", "factor")),
-        OpKind.EXPERTS: Rule(_experts, ("experts_per_token", "num_experts", "activation", "biased")),
+        OpKind.ROUTE: Rule(
+            _route,
+            (
+                "experts_per_token",
+                "renormalize",
+                "sigmoid",
+                "biased",
+                "factor",
+                "num_groups",
+                "chosen_groups",
+                "tolerance",
+            ),
+        ),
+        OpKind.EXPERTS: Rule(_experts, ("experts_per_token", "num_experts", "activation", "biased", "scales_inputs")),
         OpKind.SIGMOID_GATE: Rule(_sigmoid_gate),
         OpKind.SELECT_ROWS: Rule(_select_rows),
-        OpKind.LOGITS: Rule(_logits, ("scale", "soft_cap")),
+        OpKind.LOGITS: Rule(_logits, ("scale", "soft_cap", "biased")),
     }
 
 
@@ -385,12 +326,3 @@ def lower(
     program: Program, params: Sequence[Param], *, dtype: DType, quantized: Mapping[str, Sequence[WeightPart]]
 ) -> Lowered:
     return Lowering(program, params, dtype=dtype, quantized=quantized).run()
-
-
-def _selected_values(program: Program) -> set[str]:
-    """Those with a row for each selected row."""
-    found: set[str] = set()
-    for op in program.ops:
-        if op.kind is OpKind.SELECT_ROWS or not found.isdisjoint(op.inputs):
-            found.add(op.output)
-    return found

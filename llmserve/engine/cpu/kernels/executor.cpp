@@ -364,6 +364,7 @@ void Executor::attention(const OpRecord& op, TaskCounter& tasks) {
         .soft_cap = op.soft_cap,
         .slopes = engine_.file_.tensor<float>(op.tensors[0]),
         .sinks = engine_.file_.tensor<float>(op.tensors[1]),
+        .in_chunks = op.groups != 0,
     };
     kernel(args, task.kv_head, task.row_begin, task.row_end, scratch());
   });
@@ -375,7 +376,12 @@ void Executor::select_rows(const OpRecord& op, size_t begin, size_t end) {
   for (size_t r = begin; r < end; ++r) {
     const bool chosen = rows_of(op) == RowsOf::kChosen;
     const float* source = x.row(chosen ? engine_.dispatch_.tokens[r] : step_.selected_rows[first_row(op) + r]);
-    std::copy(source, source + op.out.width, y.row(r));
+    if (op.in[1].buffer == kNoBuffer) {
+      std::copy(source, source + op.out.width, y.row(r));
+    } else {
+      const float weight = weight_of(op.in[1], r);
+      for (size_t i = 0; i < op.out.width; ++i) y.row(r)[i] = source[i] * weight;
+    }
   }
 }
 

@@ -33,6 +33,7 @@ class Executor {
   void add(const OpRecord& op, size_t begin, size_t end);
   void route(const OpRecord& op, size_t begin, size_t end);
   void dispatch(const OpRecord& op);
+  float weight_of(const Operand& routes, size_t row) const;
   void combine(const OpRecord& op, size_t begin, size_t end);
   void sigmoid_gate(const OpRecord& op, size_t begin, size_t end);
   void scale_by_position(const OpRecord& op, size_t begin, size_t end);

@@ -15,6 +15,9 @@ void Executor::route(const OpRecord& op, size_t begin, size_t end) {
       .to_one = (op.groups & kRouteToOne) != 0,
       .bias = engine_.file_.tensor<float>(op.tensors[0]),
       .factor = op.scalar == 0.0f ? 1.0f : op.scalar,
+      .tolerance = op.soft_cap,
+      .num_groups = op.num_heads,
+      .chosen_groups = op.head_dim,
   };
   engine_.kernels_->route(args, end - begin, view<float>(op.out, begin));
 }
@@ -47,10 +50,19 @@ void Executor::dispatch(const OpRecord& op) {
   }
 }
 
+// Of a row of kChosen, among the routes of its token.
+float Executor::weight_of(const Operand& routes, size_t row) const {
+  const Dispatch& d = engine_.dispatch_;
+  const size_t chosen = header_.experts_per_token, token = d.tokens[row];
+  size_t i = 0;
+  while (i + 1 < chosen && d.rows[token * chosen + i] != row) ++i;
+  return view<const float>(routes, token).data[chosen + i];
+}
+
 void Executor::combine(const OpRecord& op, size_t begin, size_t end) {
   const size_t chosen = header_.experts_per_token;
   for (size_t token = begin; token < end; ++token) {
-    const float* weights = view<const float>(op.in[1], token).data + chosen;
+    const float* weights = op.groups ? nullptr : view<const float>(op.in[1], token).data + chosen;
     engine_.kernels_->combine(view<const float>(op.in[0]), engine_.dispatch_.rows.data() + token * chosen, weights, chosen,
                               op.out.width, view<float>(op.out, token).data);
   }

@@ -74,6 +74,20 @@ void route_by_logit(const RouteArgs& args, const float* x, float* places, float*
   for (size_t i = 0; i < args.chosen; ++i) weights[i] /= total;
 }
 
+// Which groups of experts may be chosen from. choice(i, n) gives n scores from the i-th on.
+template <class Choice>
+void choose_groups(const RouteArgs& args, bool* chosen, Choice choice) {
+  float sums[kMaxExpertGroups], places[kMaxExpertGroups], largest[kMaxExpertGroups];
+  const size_t size = args.num_experts / args.num_groups;
+  for (size_t g = 0; g < args.num_groups; ++g) {
+    find_largest(size, 2, places, largest, [&](size_t i, size_t n) { return choice(g * size + i, n); });
+    sums[g] = largest[0] + largest[1];
+    chosen[g] = false;
+  }
+  find_largest(args.num_groups, args.chosen_groups, places, largest, [&](size_t i, size_t n) { return load_lanes(sums + i, n); });
+  for (size_t i = 0; i < args.chosen_groups; ++i) chosen[static_cast<size_t>(places[i])] = true;
+}
+
 void route_by_score(const RouteArgs& args, const float* x, float* places, float* weights) {
   F32x16 peak = zero(), divisor = zero();
   if (!args.is_sigmoid) {
@@ -85,10 +99,24 @@ void route_by_score(const RouteArgs& args, const float* x, float* places, float*
   const auto score = [&](F32x16 logits) {
     return args.is_sigmoid ? broadcast(1.0f) / (broadcast(1.0f) + exp(zero() - logits)) : exp(logits - peak) / divisor;
   };
-  find_largest(args.num_experts, args.chosen, places, weights, [&](size_t i, size_t n) {
-    const F32x16 scores = score(load_lanes(x + i, n));
-    return args.bias ? scores + load_lanes(args.bias + i, n) : scores;
-  });
+  const auto choice = [&](size_t i, size_t n) {
+    const F32x16 logits = load_lanes(x + i, n);
+    if (args.bias) return score(logits) + load_lanes(args.bias + i, n);
+    return args.num_groups ? score(logits) : logits;  // more logits are different than scores
+  };
+  if (args.num_groups == 0) {
+    find_largest(args.num_experts, args.chosen, places, weights, choice);
+  } else {
+    bool allowed[kMaxExpertGroups];
+    choose_groups(args, allowed, choice);
+    const size_t size = args.num_experts / args.num_groups;
+    find_largest(args.num_experts, args.chosen, places, weights, [&](size_t i, size_t n) {
+      float lanes[kLanes];
+      store(lanes, choice(i, n));
+      for (size_t j = 0; j < n; ++j) lanes[j] = allowed[(i + j) / size] ? lanes[j] : -__builtin_inff();
+      return load(lanes);
+    });
+  }
   sort_by_place(args.chosen, places, weights);
   for (size_t i = 0; i < args.chosen; ++i) weights[i] = x[static_cast<size_t>(places[i])];
   F32x16 sums = zero();
@@ -101,12 +129,38 @@ void route_by_score(const RouteArgs& args, const float* x, float* places, float*
   for (size_t i = 0; args.to_one && i < args.chosen; ++i) weights[i] /= total > kLeastTotal ? total : kLeastTotal;
 }
 
+// SparseMixer's rule (Liu et al., 2024), as it is without training.
+void route_by_mixer(const RouteArgs& args, const float* x, float* places, float* weights) {
+  find_largest(args.num_experts, args.chosen, places, weights, [&](size_t i, size_t n) { return load_lanes(x + i, n); });
+  for (size_t i = 0; i < args.chosen; ++i) {
+    const float peak = weights[i];
+    F32x16 sums = zero();
+    const auto add = [&](size_t begin, size_t n) {
+      float lanes[kLanes];
+      for (size_t j = 0; j < kLanes; ++j) {
+        lanes[j] = -__builtin_inff();
+        if (j >= n) continue;
+        const float logit = x[begin + j], size = __builtin_fabsf(logit) > peak ? __builtin_fabsf(logit) : peak;
+        bool counts = !((peak - logit) / size > args.tolerance);
+        for (size_t k = 0; k < i; ++k) counts = counts && places[k] != static_cast<float>(begin + j);
+        if (counts) lanes[j] = logit - peak;
+      }
+      sums = sums + exp(load(lanes));
+    };
+    for_lanes(args.num_experts, [&](size_t begin) { add(begin, kLanes); }, add);
+    weights[i] = 1.0f / reduce_add(sums);
+  }
+  sort_by_place(args.chosen, places, weights);
+}
+
 }  // namespace
 
 void route(const RouteArgs& args, size_t num_rows, View<float> y) {
   for (size_t r = 0; r < num_rows; ++r) {
     float *places = y.row(r), *weights = places + args.chosen;
-    if (args.is_sigmoid || args.bias) {
+    if (args.tolerance > 0.0f) {
+      route_by_mixer(args, args.logits.row(r), places, weights);
+    } else if (args.is_sigmoid || args.bias || args.num_groups) {
       route_by_score(args, args.logits.row(r), places, weights);
     } else {
       route_by_logit(args, args.logits.row(r), places, weights);
@@ -121,7 +175,8 @@ void combine(View<const float> x, const uint32_t* places, const float* weights, 
   const auto sum = [&](size_t i, size_t n) {
     F32x16 total = zero();
     for (size_t k = 0; k < count; ++k) {
-      total = fma(load_lanes(x.row(places[k]) + i, n), broadcast(weights[k]), total);
+      const F32x16 row = load_lanes(x.row(places[k]) + i, n);
+      total = weights ? fma(row, broadcast(weights[k]), total) : row + total;
     }
     store_lanes(y + i, total, n);
   };

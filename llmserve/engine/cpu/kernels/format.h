@@ -34,6 +34,7 @@ inline constexpr uint32_t kPanelColumns = 32;
 inline constexpr uint64_t kPageBytes = 4096;
 inline constexpr uint32_t kMaxHeadDim = 4096;
 inline constexpr uint32_t kMaxExperts = 1u << 16;
+inline constexpr uint32_t kMaxExpertGroups = 64;
 
 enum class Layout : uint32_t { kRows, kPanels };
 
@@ -55,20 +56,22 @@ enum class OpKind : uint32_t {
   kLinearInt8,    // x i8, residual?, row facts -> f32; weight u8, bias?, group scales f16, output scales
   kRopeTable,     // -> f32, cos then sin; inv_freq; head_dim = turned elements of a head, scalar = scale of both
   kCacheWrite,    // k, v, rope table of k?; layer
-  kAttention,     // q, rope table of q? -> f32; ALiBi slopes?, sinks?; layer, num_heads, window, scalar = scale, soft_cap
+  kAttention,     // q, rope table of q? -> f32; ALiBi slopes?, sinks?; layer, num_heads, window, scalar = scale, soft_cap,
+                  // groups = 1: windows are stretches that begin at their multiples
   kGatedSilu,     // gate and up side by side -> f32
   kAdd,           // a, b -> f32
-  kSelectRows,    // x -> f32
+  kSelectRows,    // x, routes? -> f32; rows of kChosen are multiplied with the weights of routes
   kLinearInt4,    // as kLinearInt8; weight i4, and codes u8 instead of group scales
   kGatedGeluTanh,  // as kGatedSilu
   kGatedGelu,
   kScale,    // -> f32, in place; scalar = factor
   kSoftCap,  // -> f32, in place; scalar = cap
   // router logits -> f32, numbers of experts in ascending order, then their weights; correction bias?;
-  // groups = kRouteToOne and kRouteSigmoid, scalar = factor of the weights, 0: none
+  // groups = kRouteToOne and kRouteSigmoid, scalar = factor of the weights, 0: none; soft_cap = tolerance of SparseMixer;
+  // num_heads = groups of experts, 0: none, head_dim = groups to choose from
   kRoute,
   kDispatch,     // routes; groups = experts: which rows of kChosen are whose, for the operations up to the next one
-  kCombine,      // rows of kChosen, routes -> f32
+  kCombine,      // rows of kChosen, routes -> f32; groups = 1: without weights
   kSigmoidGate,  // x, gate of one column -> f32
   kGatedClamped,  // as kGatedSilu
   kRope,          // x, rope table -> f32; heads of head_dim

@@ -108,6 +108,7 @@ struct AttentionArgs {
   float soft_cap;       // of scores, before ALiBi; 0: none
   const float* slopes;  // ALiBi, [num_heads] or null
   const float* sinks;   // scores of a position without a value, [num_heads] or null
+  bool in_chunks = false;  // a query sees what is before it in its own stretch of `window` positions
 };
 
 // Of each row: the numbers of the `chosen` experts with the largest score + bias, of equal ones the first, in ascending
@@ -120,6 +121,12 @@ struct RouteArgs {
   bool to_one;        // scores are divided by their sum
   const float* bias;  // [num_experts] or null
   float factor;       // of what comes out
+  // Not 0: the score of the i-th expert is its softmax among those that are not chosen before it, and whose logits are
+  // less than this part of their size below its own.
+  float tolerance = 0.0f;
+  // Only experts of the groups whose two largest scores + bias have the largest sums; 0 groups: any.
+  size_t num_groups = 0;
+  size_t chosen_groups = 0;
 };
 
 inline constexpr size_t kVocabularyBlock = 64;
@@ -167,7 +174,7 @@ struct KernelTable {
   void (*scale)(View<float> y, float factor, size_t width, size_t num_rows);  // in place
   void (*soft_cap)(View<float> y, float cap, size_t width, size_t num_rows);  // y = cap * tanh(y / cap), in place
   void (*route)(const RouteArgs& args, size_t num_rows, View<float> y);
-  // y = sum of weights[i] * row places[i] of x, in this order
+  // y = sum of weights[i] * row places[i] of x, in this order; without weights, of these rows
   void (*combine)(View<const float> x, const uint32_t* places, const float* weights, size_t count, size_t width, float* y);
   // y = sigmoid(the row's gate) * x; y may be x
   void (*sigmoid_gate)(View<const float> x, View<const float> gate, size_t width, size_t num_rows, View<float> y);

@@ -109,6 +109,11 @@ class OpCheck {
         operand(op_.in[0], 4, 1);
         output(4);
         require(op_.in[0].width == op_.out.width && !has(RowsOf::kTokens));
+        if (op_.in[1].buffer != kNoBuffer) {
+          used_[1] = true;
+          require(has(RowsOf::kChosen));
+          routes(op_.in[1]);
+        }
         for_experts_ = true;
         return true;
       case OpKind::kRoute:
@@ -117,6 +122,7 @@ class OpCheck {
         require(has(RowsOf::kTokens) && op_.in[0].width >= header_.experts_per_token && op_.in[0].width <= kMaxExperts);
         require(op_.groups <= (kRouteToOne | kRouteSigmoid) && op_.scalar >= 0.0f);
         optional_vector(op_.tensors[0], DType::kF32, op_.in[0].width);
+        if (op_.num_heads != 0) expert_groups();
         return true;
       case OpKind::kDispatch:
         used_[0] = true;
@@ -153,7 +159,7 @@ class OpCheck {
 
   // Numbers and weights of a token's experts.
   void routes(const Operand& o) {
-    operand(o, 4);
+    operand(o, 4, 1);
     require(header_.experts_per_token > 0 && o.width == 2 * header_.experts_per_token);
   }
 
@@ -239,6 +245,13 @@ class OpCheck {
         return 2;
     }
     return 0;
+  }
+
+  // Groups of two experts or more, and enough of them to choose from.
+  void expert_groups() {
+    const uint32_t groups = op_.num_heads, width = op_.in[0].width;
+    require(groups <= kMaxExpertGroups && width % groups == 0 && width >= 2 * groups && op_.soft_cap == 0.0f);
+    require(op_.head_dim > 0 && op_.head_dim <= groups && width / groups * op_.head_dim >= header_.experts_per_token);
   }
 
   void quantize() {
@@ -334,6 +347,7 @@ class OpCheck {
     require(op_.in[0].width == op_.out.width && op_.layer < header_.num_layers && has(RowsOf::kTokens));
     require(op_.num_heads > 0 && op_.num_heads % header_.num_kv_heads == 0 &&
             op_.out.width == uint64_t{op_.num_heads} * header_.head_dim);
+    require(op_.groups == 0 || op_.window > 0);
     for (const int32_t of_heads : {op_.tensors[0], op_.tensors[1]}) optional_vector(of_heads, DType::kF32, op_.num_heads);
   }
 

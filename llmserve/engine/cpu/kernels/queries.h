@@ -26,8 +26,9 @@ void for_tiles(const AttentionArgs& args, size_t kv_head, size_t row_begin, size
     Query queries[kMost];
     for (size_t n = 0; n < count; ++n) {
       const size_t row = (index + n) / group, end = args.start + row + 1;
-      queries[n] = {row, kv_head * group + (index + n) % group, args.window && end > args.window ? end - args.window : 0,
-                    end};
+      size_t first = args.window && end > args.window ? end - args.window : 0;
+      if (args.in_chunks) first = (end - 1) / args.window * args.window;
+      queries[n] = {row, kv_head * group + (index + n) % group, first, end};
     }
     run(queries, count);
     index += count;

@@ -184,6 +184,8 @@ void test_experts(const KernelTable& k, Random& random) {
       for (size_t r = 0; r < rows; ++r) sum += double{weights[r]} * x[places[r] * width + i];
       equal = equal && near(y[i], sum);
     }
+    k.combine({x.data(), width}, places, nullptr, rows, width, y.data());
+    for (size_t i = 0; i < width; ++i) equal = equal && near(y[i], 2.0 * x[2 * width + i] + x[i]);
     expect(equal, k.name, "combine", width);
     k.sigmoid_gate({x.data(), width}, {weights.data(), 1}, width, rows, {y.data(), width});
     for (size_t i = 0; i < rows * width; ++i) equal = equal && near(y[i], x[i] / (1.0 + std::exp(-double{weights[i / width]})));
@@ -191,12 +193,56 @@ void test_experts(const KernelTable& k, Random& random) {
   }
 }
 
+// Experts of the chosen groups alone, though others have larger scores: the third of 18 is in a group that is not chosen.
+void test_expert_groups(const KernelTable& k, Random& random) {
+  for (size_t trial = 0; trial < 20; ++trial) {
+    const size_t num_groups = 6, size = 3, experts = num_groups * size, chosen = 4;
+    const auto logits = random.numbers(experts), bias = random.numbers(experts);
+    std::vector<double> scores(experts), sums(num_groups);
+    std::vector<float> routes(2 * chosen);
+    for (const bool biased : {false, true}) {
+      const float* added = biased ? bias.data() : nullptr;
+      k.route({{logits.data(), experts}, experts, chosen, true, false, added, 1.0f, 0.0f, num_groups, 2}, 1, {routes.data(), 2 * chosen});
+      for (size_t e = 0; e < experts; ++e) scores[e] = 1.0 / (1.0 + std::exp(-double{logits[e]})) + (biased ? bias[e] : 0.0);
+      for (size_t g = 0; g < num_groups; ++g) {
+        const double* of = scores.data() + g * size;
+        sums[g] = of[0] + of[1] + of[2] - std::min({of[0], of[1], of[2]});
+      }
+      const auto rank = [](const std::vector<double>& all, double one) {
+        return std::count_if(all.begin(), all.end(), [&](double other) { return other > one; });
+      };
+      std::vector<double> allowed;
+      for (size_t e = 0; e < experts; ++e) {
+        if (rank(sums, sums[e / size]) < 2) allowed.push_back(scores[e]);
+      }
+      bool equal = allowed.size() == 2 * size;
+      for (size_t i = 0; i < chosen; ++i) {
+        const auto e = static_cast<size_t>(routes[i]);
+        equal = equal && rank(sums, sums[e / size]) < 2 && rank(allowed, scores[e]) < static_cast<ptrdiff_t>(chosen);
+        equal = equal && near(routes[chosen + i], 1.0 / (1.0 + std::exp(-double{logits[e]})));
+      }
+      expect(equal, k.name, "route in groups", trial);
+    }
+  }
+}
+
+// Of logits 1.0, 0.9, 0.5 and -3.0, with a tolerance of 0.2: the first is weighed with the second, the second alone.
+void test_sparse_mixer(const KernelTable& k) {
+  const float logits[] = {0.5f, 0.9f, -3.0f, 1.0f};
+  float routes[4];
+  k.route({{logits, 4}, 4, 2, false, false, nullptr, 1.0f, 0.2f}, 1, {routes, 4});
+  const bool equal = routes[0] == 1.0f && routes[1] == 3.0f && routes[2] == 1.0f && near(routes[3], 1.0 / (1.0 + std::exp(-0.1)));
+  expect(equal, k.name, "route by SparseMixer", 4);
+}
+
 // Whatever the logits are, a row has experts, and each once.
 void test_routes_of_no_numbers(const KernelTable& k) {
   const float nan = std::nanf(""), logits[] = {nan, 1.0f, nan, 2.0f};
   float routes[6];
-  for (const bool is_sigmoid : {false, true}) {
-    k.route({{logits, 4}, 4, 3, is_sigmoid, true, nullptr, 1.0f}, 1, {routes, 6});
+  for (const int rule : {0, 1, 2, 3}) {
+    const float tolerance = rule == 2 ? 0.1f : 0.0f;
+    const size_t groups = rule == 3 ? 2 : 0;
+    k.route({{logits, 4}, 4, 3, rule == 1, true, nullptr, 1.0f, tolerance, groups, groups}, 1, {routes, 6});
     const bool holds = routes[0] >= 0.0f && routes[0] < routes[1] && routes[1] < routes[2] && routes[2] < 4.0f;
     expect(holds, k.name, "route of NaN", 4);
   }
@@ -283,6 +329,8 @@ int run(const std::vector<std::string>& engines, const std::string& scratch) {
     test_rowwise(*kernels, random);
     test_small_numbers_under_soft_caps(*kernels);
     test_experts(*kernels, random);
+    test_expert_groups(*kernels, random);
+    test_sparse_mixer(*kernels);
     test_routes_of_no_numbers(*kernels);
     test_attention(*kernels, random);
     test_sampling(*kernels, random);

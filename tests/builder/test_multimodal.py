@@ -1,4 +1,4 @@
-"""Mistral 3 as published: the language model of a checkpoint that has a vision tower, against transformers."""
+"""Mistral 3 and Llama 4 as published: the language model of a checkpoint that has a vision tower, and transformers'."""
 
 from __future__ import annotations
 
@@ -19,29 +19,43 @@ VISION = {
     "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
     "num_attention_heads": 2, "head_dim": 16, "image_size": 32, "patch_size": 8,
 }  # fmt: skip
+LLAMA4_VISION = {
+    "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128, "image_size": 32,
+    "patch_size": 8, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32,
+}  # fmt: skip
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {}),
     "mistral in windows": ("mistral", {"sliding_window": 8, "head_dim": 24}),
     "mistral tied": ("mistral", {"tied": True, "sliding_window": None}),
     "ministral3": ("ministral3", {}),
     "ministral3 tied": ("ministral3", {"tied": True, "num_key_value_heads": 1}),
+    "llama4": ("llama4-moe", {}),
+    "llama4 with experts in each layer": ("llama4-moe", {"interleave_moe_layer_step": 1, "num_hidden_layers": 4}),
 }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_language_model_is_that_of_transformers(variant: str, tmp_path: Path) -> None:
     import torch
-    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+    from transformers import (
+        Llama4Config,
+        Llama4ForConditionalGeneration,
+        Mistral3Config,
+        Mistral3ForConditionalGeneration,
+    )
 
     kind, overrides = VARIANTS[variant]
     tied = overrides.get("tied", False)
     text = KINDS[kind] | {key: value for key, value in overrides.items() if key != "tied"}
     del text["architectures"]
-    model = Mistral3ForConditionalGeneration(
-        Mistral3Config(text_config=text, vision_config=VISION, tie_word_embeddings=tied)
-    )
+    model: Any
+    if kind == "llama4-moe":
+        model = Llama4ForConditionalGeneration(Llama4Config(text_config=text, vision_config=LLAMA4_VISION))
+    else:
+        config = Mistral3Config(text_config=text, vision_config=VISION, tie_word_embeddings=tied)
+        model = Mistral3ForConditionalGeneration(config)
     for parameter in model.parameters():
-        if parameter.ndim == 2:
+        if parameter.ndim in (2, 3):
             torch.nn.init.normal_(parameter, std=1.5 / parameter.shape[-1] ** 0.5)
     model.save_pretrained(tmp_path)
     found = reference_logits(tmp_path)(PROMPT)
@@ -53,8 +67,8 @@ def test_older_configs_say_in_the_language_model_whether_it_is_tied() -> None:
     config["vision_config"] = {}
     text = KINDS["mistral"] | {"tie_word_embeddings": True}
     assert architecture_for(config).from_hf(config | {"text_config": text}).tied_embeddings
-    config |= {"tie_word_embeddings": False}
-    assert not architecture_for(config).from_hf(config | {"text_config": text}).tied_embeddings
+    untied = config | {"text_config": text} | {"tie_word_embeddings": False}
+    assert not architecture_for(config).from_hf(untied).tied_embeddings
 
 
 @pytest.mark.parametrize(

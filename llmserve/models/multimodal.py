@@ -1,0 +1,49 @@
+"""The language model of a checkpoint that has towers for images, too: their tensors are known and not wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from llmserve.errors import CheckpointError
+from llmserve.models import family
+from llmserve.models.family import FamilySpec
+from llmserve.models.spec import Architecture, HfConfig, Param
+
+PREFIX = "language_model."
+OUTSIDE = ("tie_word_embeddings", "quantization_config")  # keys that are not the language model's own
+
+
+def language_model(
+    name: str,
+    model_type: str,
+    readers: Mapping[str, Callable[[HfConfig], FamilySpec]],
+    *,
+    others: Sequence[str],
+) -> Architecture[FamilySpec]:
+    """`readers`: of its config, by `model_type`, the usual one first. `others`: tensors of what is left out."""
+
+    def from_hf(config: HfConfig) -> FamilySpec:
+        text = config.get("text_config")
+        if not isinstance(text, Mapping):
+            raise CheckpointError(f"config.json: text_config must be the config of the language model, got {text!r}")
+        read = readers.get(str(text.get("model_type", next(iter(readers)))))
+        if read is None:
+            raise CheckpointError(
+                f"config.json: model_type {text['model_type']!r} of text_config is not supported; supported: "
+                f"{', '.join(map(repr, readers))}"
+            )
+        return replace(read({**text, **{key: config[key] for key in OUTSIDE if key in config}}), architecture=name)
+
+    return replace(family.family(name, model_type, from_hf, ignored=others), params=_params)
+
+
+def _params(spec: FamilySpec) -> list[Param]:
+    return [
+        replace(
+            param,
+            sources=tuple(PREFIX + source for source in param.sources),
+            duplicates=tuple(PREFIX + source for source in param.duplicates),
+        )
+        for param in family.params(spec)
+    ]
