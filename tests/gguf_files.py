@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.checkpoints import KINDS, random_tensors
+from tests.checkpoints import AROUND_ONE, KINDS, random_tensors
 from tests.tiny_tokenizers import CHAT_TEMPLATE, sentencepiece_model, write_byte_level_tokenizer
 
 ARCHITECTURES = {
@@ -40,8 +40,18 @@ ARCHITECTURES = {
     "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
+    "cohere2": gguf.MODEL_ARCH.COHERE2,
+    "starcoder2": gguf.MODEL_ARCH.STARCODER2,
+    "stablelm": gguf.MODEL_ARCH.STABLELM,
+    "nemotron": gguf.MODEL_ARCH.NEMOTRON,
+    "ministral3": gguf.MODEL_ARCH.MISTRAL3,
+    "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
+    "gemma": gguf.MODEL_ARCH.GEMMA,
 }
-PERMUTED = ("llama", "mistral", "mixtral", "granite", "smollm3")  # whose converter is Llama's
+PERMUTED = ("llama", "mistral", "mixtral", "granite", "smollm3", "ministral3")  # whose converter is Llama's
+LAYER_NORMS = {  # what config.json calls their epsilon
+    "cohere2": "layer_norm_eps", "starcoder2": "norm_epsilon", "stablelm": "layer_norm_eps", "nemotron": "norm_eps"
+}  # fmt: skip
 GGUF_KINDS = tuple(kind for kind, config in KINDS.items() if config["model_type"] in ARCHITECTURES)
 
 
@@ -70,7 +80,8 @@ def make_gguf(
     types = cycle([stored] if isinstance(stored, str) else stored)
     for name, tensor in with_merged_experts(random_tensors(config, dtype="float32", seed=seed)).items():
         converted = as_converted(name, tensor, config)
-        stored_type = gguf.GGMLQuantizationType[next(types) if converted.ndim >= 2 else "F32"]
+        is_matrix = converted.ndim >= 2 and not name.endswith("layernorm.weight")
+        stored_type = gguf.GGMLQuantizationType[next(types) if is_matrix else "F32"]
         numbers = quantized(np.ascontiguousarray(converted), stored_type)
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None
@@ -101,9 +112,14 @@ def with_merged_experts(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArra
     """Experts' matrices of a layer as one tensor; a gate of one row as a vector."""
     merged: dict[str, list[NDArray[Any]]] = {}
     for name, tensor in tensors.items():
-        merged.setdefault(re.sub(r"\.experts\.\d+\.", ".experts.", name), []).append(tensor)
+        name = re.sub(r"(\.experts|_layernorm\.norms)\.\d+\.", r"\1.", name).replace(".norms.", ".")
+        merged.setdefault(name, []).append(tensor)
     return {
-        name: np.stack(found) if ".experts." in name else found[0].reshape(-1) if len(found[0]) == 1 else found[0]
+        name: np.stack(found)
+        if len(found) > 1 or ".experts." in name
+        else found[0].reshape(-1)
+        if len(found[0]) == 1
+        else found[0]
         for name, found in merged.items()
     }
 
@@ -139,9 +155,15 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": heads,
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "rope.freq_base": config["rope_theta"],
     }
+    eps = LAYER_NORMS.get(config["model_type"])
+    entries |= (
+        {"attention.layer_norm_epsilon": config[eps]}
+        if eps
+        else {"attention.layer_norm_rms_epsilon": config["rms_norm_eps"]}
+    )
+    entries |= own_metadata(config, head_dim)
     if num_experts := config.get("num_experts") or config.get("num_local_experts"):
         entries |= {"expert_count": num_experts, "expert_used_count": config["num_experts_per_tok"]}
     if config["model_type"] in ("qwen2_moe", "qwen3_moe"):
@@ -192,13 +214,41 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
     return {f"{name}.{key}": value for key, value in entries.items()}
 
 
+def own_metadata(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """Of families whose converters write other keys than most."""
+    kind = config["model_type"]
+    if kind == "cohere2":
+        window = {"attention.sliding_window": config["sliding_window"]}
+        return window | {"logit_scale": config["logit_scale"], "rope.dimension_count": head_dim}
+    if kind in ("stablelm", "nemotron"):
+        part = config.get("partial_rotary_factor", 0.5 if kind == "nemotron" else 0.25)
+        own = {"rope.dimension_count": int(part * head_dim)}
+        if kind == "stablelm":
+            own["use_parallel_residual"] = config.get("use_parallel_residual", False)
+        return own
+    if kind == "ministral3":
+        rope = config["rope_parameters"]
+        return {
+            "rope.freq_base": rope["rope_theta"],
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+            "attention.temperature_scale": rope["llama_4_scaling_beta"],
+        }
+    if kind == "hunyuan_v1_dense" and config["rope_scaling"]:
+        stretch = config["rope_scaling"]["alpha"] ** (head_dim / (head_dim - 2))
+        return {"rope.freq_base": float(config["rope_theta"] * stretch)}
+    return {}
+
+
 def as_converted(name: str, tensor: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:
     """What the converter does to a tensor: `permute` of Llama's, 1 + weight of Gemma's norms."""
     if config["model_type"] in PERMUTED and (".q_proj." in name or ".k_proj." in name):
         heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
         halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
         return halves.swapaxes(1, 2).reshape(tensor.shape)
-    if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+    if config["model_type"].startswith(AROUND_ONE) and name.endswith("norm.weight"):
         return tensor + np.float32(1)
     return tensor
 

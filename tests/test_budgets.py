@@ -17,7 +17,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/backends": 6_864,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 7_935,
-    "llmserve/checkpoint": 4_960,
+    "llmserve/checkpoint": 5_200,
     "llmserve/cli": 6_640,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 10_754,

@@ -31,10 +31,14 @@ GLM_NORMS = {
     "ffn_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_mlp_layernorm",
 }
+OWN_NORMS = {f"attn_{n}_norm": f"self_attn.{n}_layernorm.norms.*" for n in "qk"}  # one for each head
+TURNED_NORMS = {f"attn_{n[0]}_norm": f"self_attn.{n}_layernorm" for n in ("query", "key")}
+PLAIN_MLP = {f"ffn_{name}": f"mlp.{name}_proj" for name in ("up", "down")}
+C_MLP = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"}
 FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 
-# One tensor has those of all experts: `*` stands for their numbers.
+# One tensor has those of all experts, or heads: `*` stands for their numbers.
 EXPERTS = {f"ffn_{name}_exps": f"mlp.experts.*.{name}_proj" for name in ("gate", "up", "down")} | {
     "ffn_gate_inp": "mlp.gate"
 }
@@ -49,9 +53,10 @@ SHARED_EXPERT = {f"ffn_{name}_shexp": f"mlp.shared_expert.{name}_proj" for name 
 
 BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.*]+)\.(weight|bias)")
-EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)|(?<=_layernorm\.norms\.)\d+(?=\.)")  # or a head
 
 # Numbers that belong to the config. `rope_freqs` divides the frequencies of the rotary embedding one by one.
+PARALLEL_KEYS = ("{}.use_parallel_residual",)
 EXPERT_KEYS = ("{}.expert_count",)
 MULTIPLIERS = ("{}.attention.scale", "{}.embedding_scale", "{}.residual_scale", "{}.logit_scale")
 ROPE_FREQS = "rope_freqs.weight"
@@ -65,7 +70,8 @@ class GgufArchitecture:
     model_type: str
     block: Mapping[str, str]  # modules of a block: GGUF's name -> Hugging Face's
     interleaved: bool = False  # rows of q and k are in pairs of the rotary embedding
-    norm_shift: float = 0.0  # to be added to every norm
+    norm_shift: float = 0.0  # to be added to the weights of every norm
+    layer_norm: str = ""  # where norms take the mean off: what config.json calls their epsilon
     factors: tuple[str, ...] = ()  # tensors that the config takes
     own_keys: tuple[str, ...] = ()  # of those that make another network of others
 
@@ -141,6 +147,45 @@ ALL = (
     GgufArchitecture("seed_oss", "SeedOssForCausalLM", "seed_oss", SEED_NORMS | ATTENTION | MLP),
     GgufArchitecture("glm4", "Glm4ForCausalLM", "glm4", GLM_NORMS | ATTENTION | FUSED_MLP),
     GgufArchitecture("ernie4_5", "Ernie4_5ForCausalLM", "ernie4_5", NORMS | ATTENTION | MLP),
+    GgufArchitecture(
+        "cohere2",
+        "Cohere2ForCausalLM",
+        "cohere2",
+        {"attn_norm": "input_layernorm"} | ATTENTION | MLP,
+        layer_norm="layer_norm_eps",
+        own_keys=("{}.logit_scale",),
+    ),
+    GgufArchitecture(
+        "starcoder2", "Starcoder2ForCausalLM", "starcoder2", NORMS | ATTENTION | C_MLP, layer_norm="norm_epsilon"
+    ),
+    GgufArchitecture(
+        "stablelm",
+        "StableLmForCausalLM",
+        "stablelm",
+        NORMS | ATTENTION | OWN_NORMS | MLP,
+        layer_norm="layer_norm_eps",
+        own_keys=PARALLEL_KEYS,
+    ),
+    GgufArchitecture(
+        "nemotron",
+        "NemotronForCausalLM",
+        "nemotron",
+        NORMS | ATTENTION | PLAIN_MLP,
+        layer_norm="norm_eps",
+        norm_shift=-1.0,
+    ),
+    GgufArchitecture(
+        "mistral3",
+        "Ministral3ForCausalLM",
+        "ministral3",
+        NORMS | ATTENTION | MLP,
+        interleaved=True,
+        own_keys=("{}.rope.scaling.yarn_log_multiplier",),
+    ),
+    GgufArchitecture(
+        "hunyuan-dense", "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", NORMS | ATTENTION | TURNED_NORMS | MLP
+    ),
+    GgufArchitecture("gemma", "GemmaForCausalLM", "gemma", NORMS | ATTENTION | MLP, norm_shift=-1.0),
     GgufArchitecture("gemma2", "Gemma2ForCausalLM", "gemma2", FOUR_NORMS | ATTENTION | MLP, norm_shift=-1.0),
     GgufArchitecture(
         "gemma3", "Gemma3ForCausalLM", "gemma3_text", FOUR_NORMS | ATTENTION | HEAD_NORMS | MLP, norm_shift=-1.0

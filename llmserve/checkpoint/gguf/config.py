@@ -21,6 +21,7 @@ GEMMA_SCALE_BY_WIDTH = {
     "gemma3": 62,
 }  # layers of the 27B models, whose attention is scaled by another rule
 GEMMA3_PATTERN = 6
+BIASED = {"attention_bias": "attn_q", "mlp_bias": "ffn_down"}
 # What makes another network of one that we know, and the value that does not.
 NEUTRAL: Mapping[str, object] = {
     "{}.expert_count": 0,  # of the architectures that have none
@@ -70,7 +71,9 @@ def config_of(file: Described) -> Config:
         "head_dim": head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": reader.integer("{}.context_length"),
-        "rms_norm_eps": reader.positive("{}.attention.layer_norm_rms_epsilon"),
+        file.architecture.layer_norm or "rms_norm_eps": reader.positive(
+            f"{{}}.attention.layer_norm_{'' if file.architecture.layer_norm else 'rms_'}epsilon"
+        ),
         "rope_theta": reader.positive("{}.rope.freq_base", DEFAULT_THETA),
         "tie_word_embeddings": "output.weight" not in shapes,
     }
@@ -306,10 +309,60 @@ def _exaone4(file: Described, config: Config) -> Config:
     return _frequency_factors(file, config) | _windows_by_layer(file, config)
 
 
-def _glm4(file: Described, config: Config) -> Config:
+def _part_of_heads(file: Described, config: Config) -> Config:
     turned = file.reader.integer("{}.rope.dimension_count", config["head_dim"])
-    biased = "blk.0.attn_q.bias" in file.shapes
-    return {"partial_rotary_factor": turned / config["head_dim"], "attention_bias": biased}
+    return {"partial_rotary_factor": turned / config["head_dim"]}
+
+
+def _cohere2(file: Described, config: Config) -> Config:
+    """Every fourth layer sees everything, in llama.cpp as in the published models."""
+    _require_whole_heads(file.reader, config)
+    return {
+        "logit_scale": file.reader.positive("{}.logit_scale"),
+        "sliding_window": file.reader.integer("{}.attention.sliding_window"),
+        "sliding_window_pattern": 4,
+        "attention_bias": "blk.0.attn_q.bias" in file.shapes,
+    }
+
+
+def _starcoder2(file: Described, config: Config) -> Config:
+    _require_whole_heads(file.reader, config)
+    return {"hidden_act": "gelu_pytorch_tanh", "use_bias": "blk.0.attn_q.bias" in file.shapes}
+
+
+def _stablelm(file: Described, config: Config) -> Config:
+    return _part_of_heads(file, config) | {
+        "use_qkv_bias": "blk.0.attn_q.bias" in file.shapes,
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in file.shapes,
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in file.shapes,
+    }
+
+
+def _nemotron(file: Described, config: Config) -> Config:
+    biases = {name: f"blk.0.{tensor}.bias" in file.shapes for name, tensor in BIASED.items()}
+    return _part_of_heads(file, config) | biases | {"hidden_act": "relu2"}
+
+
+def _mistral3(file: Described, config: Config) -> Config:
+    """Mistral Small, where nothing grows with the position."""
+    reader = file.reader
+    _require_whole_heads(reader, config)
+    if not reader.has("{}.attention.temperature_scale"):
+        return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
+    scaling = {"rope_theta": config["rope_theta"], **config.get("rope_scaling", {})}
+    scaling["llama_4_scaling_beta"] = reader.positive("{}.attention.temperature_scale")
+    if reader.has("{}.rope.scaling.yarn_log_multiplier"):
+        scaling |= {"mscale": 1.0, "mscale_all_dim": reader.positive("{}.rope.scaling.yarn_log_multiplier")}
+    return {"rope_parameters": scaling, "rope_scaling": None, "sliding_window": None}
+
+
+def _gemma1(file: Described, config: Config) -> Config:
+    _require_whole_heads(file.reader, config)
+    return {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+
+
+def _glm4(file: Described, config: Config) -> Config:
+    return _part_of_heads(file, config) | {"attention_bias": "blk.0.attn_q.bias" in file.shapes}
 
 
 OWN: Mapping[str, Callable[[Described, Config], Config]] = {
@@ -329,4 +382,11 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "seed_oss": _biased,
     "glm4": _glm4,
     "ernie4_5": _biased,
+    "cohere2": _cohere2,
+    "starcoder2": _starcoder2,
+    "stablelm": _stablelm,
+    "nemotron": _nemotron,
+    "mistral3": _mistral3,
+    "hunyuan-dense": _biased,
+    "gemma": _gemma1,
 }

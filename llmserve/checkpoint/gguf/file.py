@@ -132,9 +132,9 @@ class GgufFile:
         return [name.replace("*", str(expert)) for expert in range(count)] or [name]
 
     def _has_experts(self, stored_name: str) -> bool:
-        """One that claims to have them and cannot keeps a name that has no place in the plan."""
-        shape = self._stored[stored_name].shape
-        return "*" in self._architecture.to_hf(stored_name) and len(shape) == 3 and shape[0] <= MAX_EXPERTS
+        """Or norms of heads. One that claims to have them and cannot keeps a name that has no place in the plan."""
+        shape, name = self._stored[stored_name].shape, self._architecture.to_hf(stored_name)
+        return "*" in name and len(shape) == 3 - (".norms." in name) and shape[0] <= MAX_EXPERTS
 
     def _shape(self, stored_name: str) -> tuple[int, ...]:
         """Of each tensor that it is: converters leave out the one row of a shared expert's gate."""
