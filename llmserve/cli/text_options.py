@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,6 +45,14 @@ class TextOptions:
             rich_help_panel=TEXT_APIS,
         ),
     ] = True
+    batch_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for /v1/files and /v1/batches, kept over a restart.",
+            show_default="none: they are off",
+            rich_help_panel=TEXT_APIS,
+        ),
+    ] = None
     stored_responses: Annotated[
         int,
         typer.Option(
@@ -68,6 +77,7 @@ def text_settings(options: TextOptions) -> TextSettings:
         refuses_unknown_fields=options.unknown_fields == UnknownFields.REFUSE,
         served_names=tuple(dict.fromkeys(options.served_model_name or ())),
         takes_any_name=options.any_model_name,
+        batch_dir=options.batch_dir,
         stored_responses=options.stored_responses,
         checkpoint_sampling=options.checkpoint_sampling,
     )

@@ -104,6 +104,7 @@ def running_server(
         async def stop() -> None:
             await asyncio.gather(grpc.stop(), http.stop(), metrics.stop())
             extensions.close()
+            await asyncio.gather(*extensions.background, return_exceptions=True)
 
         return RunningServer(core, extensions, loop, grpc.port, http.port, metrics.port), stop
 

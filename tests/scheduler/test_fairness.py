@@ -175,3 +175,20 @@ def test_who_comes_back_has_saved_nothing_up() -> None:
         started += [sequence.tenant.name for sequence in bench.scheduler.running.values()]
     turns = [name for i, name in enumerate(started) if i == 0 or started[i - 1] != name]
     assert turns[:6] in (["flood", "other"] * 3, ["other", "flood"] * 3)
+
+
+@policies
+@pytest.mark.parametrize("num_live", [1, 3, 7])
+def test_work_of_little_weight_gives_up_every_place_but_one(policy: Policy, num_live: int) -> None:
+    """As batches have it: each live request has its first token within its prompt's step and two more."""
+    bench = bench_of(policy)
+    flood(bench, Tenant("batch", 0.001), 40)
+    for _ in range(12):
+        bench.step()
+    assert running_of(bench)["batch"] == ROOMY.max_batch_size
+    sampling = SamplingParams(max_tokens=8, temperature=0.0)
+    live = [bench.add([3] * 4, sampling, tenant=Tenant("live"))[0] for _ in range(num_live)]
+    for _ in range(3):
+        bench.step()
+    assert all(bench.answers[own] for own in live)
+    assert running_of(bench)["batch"] >= 1  # which goes on, or a batch would never end beside live requests

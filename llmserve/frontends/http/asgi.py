@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from llmserve.core import Tenant
 from llmserve.errors import InternalError
 from llmserve.frontends.http.bodies import read_body
 from llmserve.wire.http1.answers import Reply
@@ -41,12 +42,13 @@ class AsgiAnswer:
 
     async def _run(self, reply: Reply) -> None:
         exchange = _Exchange(self, reply)
-        await self.application(_scope(self.request), exchange.receive, exchange.send)
+        await self.application(scope_of(self.request), exchange.receive, exchange.send)
         if not reply.is_complete:
             raise InternalError(f"the application has not answered {self.request.method} {self.request.path}")
 
 
-def _scope(request: Request) -> Message:
+def scope_of(request: Request, tenant: Tenant | None = None) -> Message:
+    """`tenant`: whom it is for, whatever its headers say."""
     return {
         "type": "http",
         "asgi": VERSIONS,
@@ -60,7 +62,7 @@ def _scope(request: Request) -> Message:
         "headers": request.fields,
         "client": None,
         "server": None,
-        "extensions": {REQUEST: {"request": request}},
+        "extensions": {REQUEST: {"request": request, "tenant": tenant}},
     }
 
 

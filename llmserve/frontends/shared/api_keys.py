@@ -101,6 +101,14 @@ class ApiKeys:
         found = [owner for owner in self._owners if hmac.compare_digest(owner.digest, digest)]
         return found[0] if found else None
 
+    def tenant_of(self, name: str) -> Tenant:
+        """Of a key by its name. Raises `InvalidArgument` for one that is not there any more."""
+        self._reread()
+        for owner in self._owners:
+            if owner.name == name:
+                return owner.tenant
+        raise InvalidArgument(f"the API key '{name}' has been withdrawn")
+
     def counters(self) -> Mapping[str, TenantCounters]:
         """What the owners that there are now have done, by name."""
         self._reread()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from llmserve.core import EVERYBODY, Tenant
@@ -32,6 +34,8 @@ class Extensions:
     api_keys: ApiKeys | None = None  # None: nobody needs one
     cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
     requests: RequestMemory = field(default_factory=RequestMemory)
+    background: set[asyncio.Task[None]] = field(default_factory=set)  # work that no client waits for
+    closing: ExitStack = field(default_factory=ExitStack)
     text: TextSettings = field(default_factory=TextSettings)
     grpc_compression: int = 0  # zlib's level for the answers to inference; 0: they are sent as they are
 
@@ -45,6 +49,9 @@ class Extensions:
 
     def close(self) -> None:
         """After the front ends have stopped."""
+        for task in [*self.background]:
+            task.cancel()
+        self.closing.close()
         self.memory.close()
         self.tracer.close()
         self.requests.close()

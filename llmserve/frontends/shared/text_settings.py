@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,5 +11,6 @@ class TextSettings:
     refuses_unknown_fields: bool = False  # and those without effect: they are noted in the answer otherwise
     served_names: tuple[str, ...] = ()  # of the only model, in place of its own
     takes_any_name: bool = False  # for the only model
+    batch_dir: Path | None = None  # of files and batches; None: there are none
     stored_responses: int = 1000  # most of them; 0: none
     checkpoint_sampling: bool = True  # requests get the checkpoint's sampling where they do not say theirs

@@ -15,6 +15,9 @@ from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.server_core import Core
 from llmserve.frontends.text.answers.log_probs import TokenTexts
 from llmserve.frontends.text.anthropic.messages import Messages
+from llmserve.frontends.text.batches.jobs import Jobs
+from llmserve.frontends.text.batches.routes import Batches, Files
+from llmserve.frontends.text.batches.store import Store
 from llmserve.frontends.text.ollama.routes import Ollama
 from llmserve.frontends.text.openai.chat import Chat
 from llmserve.frontends.text.openai.completions import Completions
@@ -59,8 +62,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_application(core: Core, extensions: Extensions) -> FastAPI:
-    """Takes a moment; the event loop need not be running."""
+def make_application(core: Core, extensions: Extensions, store: Store | None = None) -> FastAPI:
+    """Takes a moment; the event loop need not be running. `store`: of files and batches."""
     app = FastAPI(
         title="llmserve", version=__version__, summary=SUMMARY, docs_url=None, redoc_url=None,  # they need a CDN
         openapi_url="/openapi.json", responses=ERRORS, separate_input_output_schemas=False,
@@ -70,6 +73,8 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
     app.state.refuses_unknown_fields = extensions.text.refuses_unknown_fields
     ensembles = Ensembles(core, extensions.text)
     state = ApiState(ensembles, extensions, Conversations(ensembles), TokenTexts(ensembles))
+    app.state.jobs = None if store is None else Jobs(store, app, extensions)
+    files, batches = Files(state, store), Batches(state, app.state.jobs)
     models, ollama = Models(state), Ollama(state)
     responses = Responses(state, StoredResponses(extensions.text.stored_responses))
     get: tuple[tuple[str, Endpoint], ...] = (
@@ -77,6 +82,11 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
         ("/v1/models/{model}", models.retrieve),
         ("/v1/models/{owner}/{name}", models.retrieve_owned),
         ("/v1/responses/{response_id}", responses.retrieve),
+        ("/v1/files", files.list),
+        ("/v1/files/{file_id}", files.retrieve),
+        ("/v1/files/{file_id}/content", files.content),
+        ("/v1/batches", batches.list),
+        ("/v1/batches/{batch_id}", batches.retrieve),
         ("/tokenizer_info", models.tokenizer_info),
         ("/api/tags", ollama.tags),
         ("/api/ps", ollama.running),
@@ -86,6 +96,9 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
         ("/v1/completions", Completions(state).create),
         ("/v1/chat/completions", Chat(state).create),
         ("/v1/responses", responses.create),
+        ("/v1/files", files.create),
+        ("/v1/batches", batches.create),
+        ("/v1/batches/{batch_id}/cancel", batches.cancel),
         ("/v1/messages", Messages(state).create),
         ("/v1/messages/count_tokens", Messages(state).count_tokens),
         ("/v1/embeddings", Embeddings(state).create),
@@ -96,9 +109,12 @@ def make_application(core: Core, extensions: Extensions) -> FastAPI:
         ("/api/show", ollama.show),
         ("/api/embed", Embeddings(state).create),
     )
-    delete: tuple[tuple[str, Endpoint], ...] = (("/v1/responses/{response_id}", responses.delete),)
+    delete: tuple[tuple[str, Endpoint], ...] = (
+        ("/v1/responses/{response_id}", responses.delete),
+        ("/v1/files/{file_id}", files.delete),
+    )
     for method, routes in (("GET", get), ("POST", post), ("DELETE", delete)):
         for path, endpoint in routes:
-            name = "_".join(re.findall(r"\w+", path)) + ("_delete" if method == "DELETE" else "")
+            name = "_".join([*re.findall(r"\w+", path), *([] if method == "GET" else [method.lower()])])
             app.add_api_route(path, endpoint, methods=[method], name=name, response_model=None)
     return app

@@ -15,12 +15,14 @@ from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.server_core import Core
 from llmserve.frontends.text.answers.failures import UNAUTHORIZED, Failure, failed, failure_of
 from llmserve.frontends.text.answers.limits import limit_headers
+from llmserve.frontends.text.batches.store import Store
 from llmserve.wire.http1.answers import Answer, WholeAnswer
 from llmserve.wire.http1.request import Request
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+FILES = "/v1/files"
 MAX_BODY_BYTES = 4 * 1024 * 1024  # about a million tokens of text; it is parsed in one piece
 PATHS = (  # method, path; `restrictions.py` says which group each is of
     ("GET", "/openapi.json"),
@@ -33,6 +35,15 @@ PATHS = (  # method, path; `restrictions.py` says which group each is of
     ("POST", "/v1/responses"),
     ("GET", "/v1/responses/{response_id}"),
     ("DELETE", "/v1/responses/{response_id}"),
+    ("GET", "/v1/files"),
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files/{file_id}"),
+    ("DELETE", "/v1/files/{file_id}"),
+    ("GET", "/v1/files/{file_id}/content"),
+    ("GET", "/v1/batches"),
+    ("POST", "/v1/batches"),
+    ("GET", "/v1/batches/{batch_id}"),
+    ("POST", "/v1/batches/{batch_id}/cancel"),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/embeddings"),
@@ -78,21 +89,39 @@ class TextFrontEnd:
         self._core = core
         self._extensions = extensions
         self._max_body_bytes = min(max_input_bytes, MAX_BODY_BYTES)
+        self._max_file_bytes = max_input_bytes
         self._making: asyncio.Future[FastAPI] | None = None
+        folder = extensions.text.batch_dir
+        self._store = None if folder is None else Store.open(folder)
+        if self._store is not None:
+            extensions.closing.callback(self._store.close)
+            resuming = asyncio.get_running_loop().create_task(self._resume(self._store))
+            extensions.background.add(resuming)
+            resuming.add_done_callback(extensions.background.discard)
 
     async def answer(self, request: Request) -> Answer:
         try:
-            if self._making is None:
-                self._making = asyncio.get_running_loop().run_in_executor(None, self._make)
-            application = await asyncio.shield(self._making)
+            application = await self._application()
         except Exception as error:  # border: an installation that lacks something
             return failed(request.path, failure_of(error))
+        most = self._max_file_bytes if request.path == FILES else self._max_body_bytes
         if self._extensions.api_keys is None:
-            return AsgiAnswer(application, request, self._max_body_bytes)
+            return AsgiAnswer(application, request, most)
         headers = partial(limit_headers, self._core, self._extensions, request)
-        return AsgiAnswer(application, request, self._max_body_bytes, headers)
+        return AsgiAnswer(application, request, most, headers)
+
+    async def _application(self) -> FastAPI:
+        if self._making is None:
+            self._making = asyncio.get_running_loop().run_in_executor(None, self._make)
+        return await asyncio.shield(self._making)
 
     def _make(self) -> FastAPI:
         from llmserve.frontends.text.application import make_application
 
-        return make_application(self._core, self._extensions)
+        return make_application(self._core, self._extensions, self._store)
+
+    async def _resume(self, store: Store) -> None:
+        """Batches that another process has left: their requests are asked again until the models are there."""
+        if await asyncio.to_thread(store.unfinished):
+            application = await self._application()
+            application.state.jobs.resume()

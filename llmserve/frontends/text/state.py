@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from fastapi import Request
 
-from llmserve.core import SAMPLING_DEFAULTS
+from llmserve.core import SAMPLING_DEFAULTS, Tenant
 from llmserve.frontends.http.admission import header_of
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.text.answers.generation import Caller, Sampling, Usage
@@ -15,7 +15,7 @@ from llmserve.frontends.text.answers.log_probs import TokenTexts
 from llmserve.frontends.text.requests.ensembles import Ensemble, Ensembles
 from llmserve.frontends.text.requests.messages import Conversations
 from llmserve.frontends.text.requests.notes import current_notes
-from llmserve.frontends.text.requests.validation import wire_request
+from llmserve.frontends.text.requests.validation import given_tenant, wire_request
 
 LIMIT_WITHOUT_END = 1024  # tokens
 END = "end_id"
@@ -42,10 +42,14 @@ class ApiState:
 
     def owner(self, request: Request) -> str:
         """Whose request it is: the name of its API key."""
-        return self.extensions.tenant(header_of(wire_request(request))).name
+        return self._tenant(request).name
+
+    def _tenant(self, request: Request) -> Tenant:
+        return given_tenant(request) or self.extensions.tenant(header_of(wire_request(request)))
 
     def caller(self, request: Request) -> Caller:
-        return Caller(self.ensembles.core, self.extensions, wire_request(request), current_notes())
+        tenant = self._tenant(request)
+        return Caller(self.ensembles.core, self.extensions, wire_request(request), tenant, current_notes())
 
     async def counted(self, ensemble: Ensemble, usage: Usage | None, thought: str | None) -> Usage | None:
         """With the tokens of a thought; None: the model does not think."""

@@ -71,7 +71,17 @@ def ask(server: RunningServer, method: str, path: str, headers: dict[str, str]) 
 
 
 def filled(path: str) -> str:
-    return path.format(model="echo", version="1", region="r", repository="x", owner="o", name="n", response_id="r")
+    return path.format(
+        model="echo",
+        version="1",
+        region="r",
+        repository="x",
+        owner="o",
+        name="n",
+        response_id="r",
+        file_id="f",
+        batch_id="b",
+    )
 
 
 def test_every_call_belongs_to_exactly_one_group() -> None:

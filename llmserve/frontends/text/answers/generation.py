@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from llmserve.frontends.http.admission import header_of
+from llmserve.core import Tenant
 from llmserve.frontends.http.bodies import off_loop
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.shared.extension_state import Extensions
@@ -138,6 +138,7 @@ class Caller:
     core: Core
     extensions: Extensions
     request: Request
+    tenant: Tenant
     notes: Notes  # of the request
 
     async def pieces(
@@ -163,7 +164,7 @@ class Caller:
         asked = _infer_request(ensemble, {**prompt, **sampling.values()}, streaming, outputs)
         trace = self._trace(ensemble.name)
         headers = self.extensions.http_headers.chosen(self.request.header_items)
-        asked = accompanied(asked, trace, headers, self.extensions.tenant(header_of(self.request)))
+        asked = accompanied(asked, trace, headers, self.tenant)
         hides_limit = sampling.max_tokens is None
         try:
             async with aclosing(self.core.infer_stream(asked)) as responses:

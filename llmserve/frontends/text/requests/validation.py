@@ -28,6 +28,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
+from llmserve.core import Tenant
 from llmserve.errors import InvalidArgument, nearest
 from llmserve.frontends.http import asgi
 from llmserve.frontends.http.bodies import off_loop
@@ -132,6 +133,12 @@ def at_most(count: int) -> BeforeValidator:
 
 def wire_request(request: Request) -> wire.Request:
     found: wire.Request = request.scope["extensions"][asgi.REQUEST]["request"]
+    return found
+
+
+def given_tenant(request: Request) -> Tenant | None:
+    """Of a request that the server asks itself."""
+    found: Tenant | None = request.scope["extensions"][asgi.REQUEST]["tenant"]
     return found
 
 

@@ -1,0 +1,134 @@
+"""Files and batches in a directory, which outlive the server's process.
+
+    files/file-ID.json        what a file is, and whose: written last, by a rename
+    files/file-ID.jsonl       its lines
+    batches/batch_ID.json     a batch as its client sees it, and whose
+    batches/batch_ID.jsonl    its results so far, in their order: added to line by line, so that a process that dies
+                              leaves at most one line cut off, which counts for nothing
+
+One process at a time uses a directory. Everything here waits for the disk: the event loop leaves it to threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmserve.errors import InvalidArgument, NotFound
+from llmserve.owned_directory import PRIVATE, try_lock
+
+FILES, BATCHES = "files", "batches"
+ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
+MAX_FILES = 1000  # of one owner
+MAX_OWNED_BYTES = 1 << 30  # of one owner's files
+RUNNING = ("in_progress", "finalizing", "cancelling")
+OWNER = "owner"  # beside what clients see
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    folder: Path
+    lock: int  # a descriptor
+
+    @classmethod
+    def open(cls, folder: Path) -> Store:
+        """Raises `InvalidArgument` while another process uses the folder, or where it cannot be made."""
+        try:
+            for name in (FILES, BATCHES):
+                (folder / name).mkdir(PRIVATE, parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(f"{folder} cannot hold batches: {error}") from error
+        lock = try_lock(folder)
+        if lock is None:
+            raise InvalidArgument(f"{folder} is used by another server; give this one a folder of its own")
+        return cls(folder, lock)
+
+    def close(self) -> None:
+        """From here on another process may use the folder."""
+        os.close(self.lock)
+
+    def add_file(self, owner: str, name: str, purpose: str, content: bytes) -> Document:
+        """Raises `InvalidArgument` for more than an owner may have."""
+        own = [found for found in self._documents(FILES) if found[OWNER] == owner]
+        if len(own) >= MAX_FILES or sum(found["bytes"] for found in own) + len(content) > MAX_OWNED_BYTES:
+            raise InvalidArgument(
+                f"files: a key may have {MAX_FILES} files with {MAX_OWNED_BYTES} bytes together; delete some"
+            )
+        file_id = new_id("file-")
+        self.content(file_id).write_bytes(content)
+        return self.describe_file(file_id, owner, name, purpose)
+
+    def describe_file(self, file_id: str, owner: str, name: str, purpose: str) -> Document:
+        """Of content that is there. From here on clients see it."""
+        document = {
+            "id": file_id,
+            "object": "file",
+            "bytes": self.content(file_id).stat().st_size,
+            "created_at": int(time.time()),
+            "filename": name,
+            "purpose": purpose,
+            "status": "processed",
+        }
+        self.write(FILES, {**document, OWNER: owner})
+        return document
+
+    def delete_file(self, file_id: str) -> None:
+        for path in (self._path(FILES, file_id), self.content(file_id)):
+            path.unlink(missing_ok=True)
+
+    def content(self, file_id: str) -> Path:
+        return self.folder / FILES / f"{file_id}.jsonl"
+
+    def results(self, batch_id: str) -> Path:
+        return self.folder / BATCHES / f"{batch_id}.jsonl"
+
+    def find(self, kind: str, owner: str, document_id: str) -> Document:
+        """Raises `NotFound` for what is not there, or another's."""
+        found = self._read(self._path(kind, document_id)) if ID.fullmatch(document_id) else None
+        if found is None or found[OWNER] != owner:
+            raise NotFound(f"there is no '{document_id[:50]}' among the {kind} of this API key")
+        return found
+
+    def owned(self, kind: str, owner: str) -> list[Document]:
+        """The newest first."""
+        found = [document for document in self._documents(kind) if document[OWNER] == owner]
+        return sorted(found, key=lambda document: (document["created_at"], document["id"]), reverse=True)
+
+    def unfinished(self) -> list[Document]:
+        """Batches, the oldest first."""
+        found = [document for document in self._documents(BATCHES) if document["status"] in RUNNING]
+        return sorted(found, key=lambda document: (document["created_at"], document["id"]))
+
+    def write(self, kind: str, document: Document) -> None:
+        path = self._path(kind, document["id"])
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps(document))
+        os.replace(temporary, path)
+
+    def _path(self, kind: str, document_id: str) -> Path:
+        return self.folder / kind / f"{document_id}.json"
+
+    def _documents(self, kind: str) -> Iterator[Document]:
+        for path in (self.folder / kind).glob("*.json"):
+            if (found := self._read(path)) is not None:
+                yield found
+
+    @staticmethod
+    def _read(path: Path) -> Document | None:
+        try:
+            found: Document = json.loads(path.read_text())
+        except (OSError, ValueError):  # deleted meanwhile
+            return None
+        return found
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}{secrets.token_hex(12)}"
