@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from llmserve.core import GuideState
@@ -70,7 +69,7 @@ class TokenMatcher:
 
     def fork(self) -> TokenMatcher:
         bits = self._look()
-        copy = TokenMatcher(self._matcher.deep_copy(), self._vocabulary, bits, deepcopy(self._names))
+        copy = TokenMatcher(self._matcher.deep_copy(), self._vocabulary, bits, self._names and self._names.copy())
         copy.state, copy.reason, copy._is_first = self.state, self.reason, self._is_first
         return copy
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 QUOTE = b'"'
@@ -67,9 +66,14 @@ class UsedNames:
             yield from (token for text, token in candidates if self._repeats_with(text))
 
     def _repeats_with(self, text: bytes) -> bool:
-        after = deepcopy(self)
+        after = self.copy()
         after.add(text)
         return after.has_repeated
+
+    def copy(self) -> UsedNames:
+        return replace(
+            self, open=[None if used is None else set(used) for used in self.open], name=bytearray(self.name)
+        )
 
     def _add_inside(self, byte: int) -> None:
         if byte == ord(QUOTE) and not self.is_escaped:

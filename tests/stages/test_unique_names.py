@@ -93,3 +93,14 @@ def test_a_name_that_has_to_come_again_may(tokenizers_by_kind: dict[str, Tokeniz
         assert token in allowed_ids(matcher.mask(()))
         matcher.advance(token)
     assert allowed_ids(matcher.mask(()))
+
+
+def test_a_copy_shares_nothing_with_its_original() -> None:
+    names = UsedNames()
+    names.add(b"{")
+    names.copy().add(b'"a": 1, "b": [{')
+    assert names.open == [set()]
+    names.add(b'"a')
+    names.copy().add(b'b"')
+    names.add(b'"')
+    assert names.open == [{b"a"}]
