@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from llmserve.cli.engine_flags import SPECULATION_HELP, speculation_flag
-from llmserve.engine.settings import EngineSettings
+from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import AlreadyExists, InvalidArgument
 from llmserve.scheduler.settings import SchedulerSettings
 
@@ -29,14 +29,24 @@ def command(
     threads: Annotated[int, typer.Option(help="Engine threads; 0: every core.", min=0)] = 0,
     max_kv_tokens: Annotated[int, typer.Option(help="Tokens in the KV cache; 0: what the batch can use.", min=0)] = 0,
     kv_cache_fraction: Annotated[float, typer.Option(help="Most of the free memory that the KV cache may take.")] = 0.9,
+    kv_cache_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder for KV blocks that do not fit the cache; a restart finds them.", show_default=False),
+    ] = None,
+    kv_cache_disk_size: Annotated[
+        int | None, typer.Option(help="Most bytes of that folder.", min=1, show_default="10 GiB")
+    ] = None,
     max_queue_size: Annotated[int, typer.Option(help="Most requests that wait.", min=0)] = DEFAULTS.max_queue_size,
     speculation: Annotated[str, typer.Option(help=SPECULATION_HELP)] = DEFAULTS.speculation.words(),
 ) -> None:
     """Open an engine for the servers that connect to a socket: llmserve serve ENGINE --engine-socket PATH."""
     scheduler = SchedulerSettings(max_queue_size=max_queue_size, speculation=speculation_flag(speculation))
     settings = EngineSettings(
-        threads=threads, max_kv_tokens=max_kv_tokens, kv_cache_fraction=kv_cache_fraction, scheduler=scheduler
-    )
+        threads=threads, max_kv_tokens=max_kv_tokens, kv_cache_fraction=kv_cache_fraction, scheduler=scheduler,
+        gpu=GpuSettings(
+            kv_cache_dir=str(kv_cache_dir.absolute()) if kv_cache_dir else "", kv_cache_disk_size=kv_cache_disk_size
+        ),
+    )  # fmt: skip
     check_socket(socket)
     raise typer.Exit(asyncio.run(_serve(engine, socket, settings)))
 

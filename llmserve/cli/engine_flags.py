@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from llmserve.errors import InvalidArgument
 from llmserve.scheduler.drafts.drafter import Speculation
 
+ENGINE = "Engine"
 SPECULATION_HELP = "Drafters, with commas between them: lookup, grammar; or off. Answers stay the same."
 
 
@@ -13,3 +20,91 @@ def speculation_flag(text: str) -> Speculation:
         return Speculation.read(text)
     except ValueError as error:
         raise InvalidArgument(f"--speculation {text!r}: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Of `llmserve serve`."""
+
+    threads: Annotated[
+        int | None, typer.Option(help="Engine threads.", min=1, show_default="every core", rich_help_panel=ENGINE)
+    ] = None
+    max_kv_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens in the KV cache.", min=1, show_default="what the batch can use", rich_help_panel=ENGINE
+        ),
+    ] = None
+    kv_cache_fraction: Annotated[
+        float | None,
+        typer.Option(
+            help="Most of the free memory that the KV cache may take.", show_default="0.9", rich_help_panel=ENGINE
+        ),
+    ] = None
+    kv_cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for KV blocks that do not fit the cache; a restart finds them.",
+            show_default=False,
+            rich_help_panel=ENGINE,
+        ),
+    ] = None
+    kv_cache_disk_size: Annotated[
+        int | None,
+        typer.Option(help="Most bytes of that folder.", min=1, show_default="10 GiB", rich_help_panel=ENGINE),
+    ] = None
+    speculation: Annotated[
+        str | None,
+        typer.Option(
+            help=SPECULATION_HELP,
+            show_default="lookup,grammar",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None
+    engine_process: Annotated[
+        bool,
+        typer.Option(
+            "--engine-process",
+            help="Run each engine in its own process, and restart it when it dies.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = False
+    engine_socket: Annotated[
+        Path | None,
+        typer.Option(
+            help="Socket of llmserve engine ENGINE: get tokens from there; no engine runs here.",
+            show_default=False,
+            rich_help_panel=ENGINE,
+        ),
+    ] = None
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="NAMESPACE.NAME[,KEY=VALUE]: get tokens from these workers; no engine runs here.",
+            show_default=False,
+            rich_help_panel=ENGINE,
+        ),
+    ] = ""
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(help="MODEL.KEY=VALUE: a model's parameter; may be repeated.", rich_help_panel=ENGINE),
+    ] = None
+    require_gate: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Suite that every engine must have passed; without a value, or any: any suite; may be repeated.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None
+    verify_engine_every: Annotated[
+        float,
+        typer.Option(
+            help="Seconds between hashes of an engine's files; a changed engine is not ready; 0: never.",
+            min=0,
+            rich_help_panel=ENGINE,
+        ),
+    ] = 0
+    gate_key: Annotated[
+        list[Path] | None,
+        typer.Option(help="Public key (PEM) that signed the gate's records; may be repeated.", rich_help_panel=ENGINE),
+    ] = None

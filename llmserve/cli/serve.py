@@ -172,6 +172,8 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         "num_threads": options.threads,
         "max_tokens_in_paged_kv_cache": options.max_kv_tokens,
         "kv_cache_free_gpu_mem_fraction": options.kv_cache_fraction,
+        "kv_cache_dir": None if options.kv_cache_dir is None else options.kv_cache_dir.absolute(),
+        "kv_cache_disk_size": options.kv_cache_disk_size,
         "speculation": None if options.speculation is None else speculation_flag(options.speculation).words(),
         "separate_process": "true" if options.engine_process else None,
     }
@@ -214,6 +216,8 @@ def engine_elsewhere(options: ServeOptions) -> OpenEngine | None:
         "--threads": options.threads,
         "--max-kv-tokens": options.max_kv_tokens,
         "--kv-cache-fraction": options.kv_cache_fraction,
+        "--kv-cache-dir": options.kv_cache_dir,
+        "--kv-cache-disk-size": options.kv_cache_disk_size,
         "--speculation": options.speculation,
         "--verify-engine-every": options.verify_engine_every or None,
     }

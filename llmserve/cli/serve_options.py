@@ -12,12 +12,12 @@ from typing import Annotated
 
 import typer
 
-from llmserve.cli.engine_flags import SPECULATION_HELP
+from llmserve.cli.engine_flags import EngineOptions
 from llmserve.cli.text_options import TextOptions
 from llmserve.serving.settings import ControlMode
 
 DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
-MODELS, LISTENING, ACCESS, ENGINE = "Models", "Listening", "Access", "Engine"
+MODELS, LISTENING, ACCESS = "Models", "Listening", "Access"
 METRICS, LOGGING = "Metrics", "Logging"
 
 
@@ -277,80 +277,6 @@ class AccessOptions:
     allow_client_shm: Annotated[
         bool, typer.Option(help="Let clients register shared memory of this machine.", rich_help_panel=ACCESS)
     ] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    threads: Annotated[
-        int | None, typer.Option(help="Engine threads.", min=1, show_default="every core", rich_help_panel=ENGINE)
-    ] = None
-    max_kv_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens in the KV cache.", min=1, show_default="what the batch can use", rich_help_panel=ENGINE
-        ),
-    ] = None
-    kv_cache_fraction: Annotated[
-        float | None,
-        typer.Option(
-            help="Most of the free memory that the KV cache may take.", show_default="0.9", rich_help_panel=ENGINE
-        ),
-    ] = None
-    speculation: Annotated[
-        str | None,
-        typer.Option(
-            help=SPECULATION_HELP,
-            show_default="lookup,grammar",
-            rich_help_panel=ENGINE,
-        ),
-    ] = None
-    engine_process: Annotated[
-        bool,
-        typer.Option(
-            "--engine-process",
-            help="Run each engine in its own process, and restart it when it dies.",
-            rich_help_panel=ENGINE,
-        ),
-    ] = False
-    engine_socket: Annotated[
-        Path | None,
-        typer.Option(
-            help="Socket of llmserve engine ENGINE: get tokens from there; no engine runs here.",
-            show_default=False,
-            rich_help_panel=ENGINE,
-        ),
-    ] = None
-    cluster: Annotated[
-        str,
-        typer.Option(
-            help="NAMESPACE.NAME[,KEY=VALUE]: get tokens from these workers; no engine runs here.",
-            show_default=False,
-            rich_help_panel=ENGINE,
-        ),
-    ] = ""
-    parameter: Annotated[
-        list[str] | None,
-        typer.Option(help="MODEL.KEY=VALUE: a model's parameter; may be repeated.", rich_help_panel=ENGINE),
-    ] = None
-    require_gate: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Suite that every engine must have passed; without a value, or any: any suite; may be repeated.",
-            rich_help_panel=ENGINE,
-        ),
-    ] = None
-    verify_engine_every: Annotated[
-        float,
-        typer.Option(
-            help="Seconds between hashes of an engine's files; a changed engine is not ready; 0: never.",
-            min=0,
-            rich_help_panel=ENGINE,
-        ),
-    ] = 0
-    gate_key: Annotated[
-        list[Path] | None,
-        typer.Option(help="Public key (PEM) that signed the gate's records; may be repeated.", rich_help_panel=ENGINE),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,6 +65,15 @@ class Runner(Protocol):
 
 
 @runtime_checkable
+class BlockRunner(Runner, Protocol):
+    """One whose KV blocks can be taken out and put back. Not during a step."""
+
+    def read_block(self, block: int) -> bytes: ...
+
+    def write_block(self, block: int, content: bytes) -> None: ...
+
+
+@runtime_checkable
 class PipelinedRunner(Runner, Protocol):
     """One that can begin a step before the last one's tokens are known."""
 
@@ -116,6 +125,8 @@ class EngineStats:
     total_gen_tokens: int | None = None  # sampled since the start; None: unknown
     total_drafted_tokens: int | None = None  # by speculation since the start; None: unknown
     total_accepted_tokens: int | None = None  # of these, drawn
+    total_stored_blocks: int | None = None  # KV blocks written to files since the start; None: there are none
+    total_restored_blocks: int | None = None  # and read from there
     promised_bytes: int = 0  # of the host's memory, that look free and are not: weights, and blocks not in use
     total_preemptions: int | None = None  # since the start; None: unknown
     num_failed_replicas: int = 0  # of an engine on several devices

@@ -20,8 +20,18 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from llmserve.core import Allowance, GenerateRequest, Tenant, TokenEvent
-from llmserve.engine.base import EngineInfo, EngineStats, PendingStep, PipelinedRunner, Runner, StepResult
+from llmserve.engine.base import (
+    BlockRunner,
+    EngineInfo,
+    EngineStats,
+    PendingStep,
+    PipelinedRunner,
+    Runner,
+    StepResult,
+)
 from llmserve.engine.budgets import TokenBudgets, check_num_answers
+from llmserve.engine.kv_files.block_files import BlockFiles
+from llmserve.engine.kv_files.keeper import Fetched, KvKeeper
 from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
 from llmserve.engine.validation import check_pool, check_request
 from llmserve.errors import EngineFileError, InternalError, LlmserveError, ResourceExhausted, Unavailable
@@ -68,8 +78,9 @@ class InflightEngine:
         info: EngineInfo,
         settings: SchedulerSettings | None = None,
         budgets: TokenBudgets | None = None,
+        files: BlockFiles | None = None,
     ) -> None:
-        """`budgets`: those that it shares with other engines."""
+        """`budgets`: those that it shares with other engines; `files`: where its KV blocks outlive it."""
         limits, settings = runner.info, settings or SchedulerSettings()
         if isinstance(runner, PipelinedRunner):  # the next step begins before tokens are known
             settings = replace(settings, speculation=Speculation.OFF)
@@ -93,6 +104,8 @@ class InflightEngine:
         self._ids = itertools.count()
         self._streams: dict[int, TokenStream] = {}  # by sequence id
         self._arriving: list[Sequence] = []
+        self._held: list[Sequence] = []  # while files are looked through for their prompts
+        self._fetched: list[Fetched] = []
         self._leaving: list[int] = []
         self._outbox = Outbox()
         self._end = EngineEnd()
@@ -100,6 +113,9 @@ class InflightEngine:
         self._load = _Load()
         self._num_steps = 0
         self._num_ctx_tokens = 0
+        self._keeper: KvKeeper | None = None
+        if files is not None and isinstance(runner, BlockRunner):
+            self._keeper = KvKeeper(files, runner, self._scheduler, self._come_back)
         self._stats = self._snapshot(StepPlan(()))
         self._thread = threading.Thread(target=self._run, name=f"llmserve-engine-{info.name}", daemon=True)
         self._thread.start()
@@ -170,14 +186,13 @@ class InflightEngine:
             self._budgets.check(tenant)
 
     def _num_sequences(self) -> Counter[Tenant]:
-        return Counter(self._load.num_sequences) + Counter(sequence.tenant for sequence in self._arriving)
+        return Counter(self._load.num_sequences) + Counter(one.tenant for one in (*self._arriving, *self._held))
 
     def _check_room(self, sequences: list[Sequence]) -> None:
         load, config = self._load, self._scheduler.config
+        num_waiting = load.num_waiting + len(self._arriving) + len(self._held)
         try:
-            config.check_room(
-                len(sequences), num_waiting=load.num_waiting + len(self._arriving), num_running=load.num_running
-            )
+            config.check_room(len(sequences), num_waiting=num_waiting, num_running=load.num_running)
         except ResourceExhausted:
             if not has_queue_share(sequences[0].tenant, len(sequences), self._num_sequences(), config):
                 raise
@@ -197,24 +212,31 @@ class InflightEngine:
 
     def _run(self) -> None:
         """The step thread."""
+        is_sound = False
         try:
             while self._take_inbox():
                 self._step()
+            is_sound = True
         except Exception as error:  # the border: whatever failed, every open stream hears of it
             logger.exception("the step loop of engine %s failed", self._info.name)
             is_lost = isinstance(error, Unavailable | EngineFileError)  # the device or the file, and no fault of ours
             failure = Unavailable if is_lost else InternalError
             self._shut(failure(f"the engine failed while computing a step: {error!r}"))
         finally:
+            if self._keeper is not None:
+                self._keeper.close(saves=is_sound)
             self._runner.close()
 
     def _take_inbox(self) -> bool:
         """Sleep until there is work, then pass on what has arrived and left. False: the engine is closed."""
         scheduler = self._scheduler
         with self._lock:
-            while not (self._end.reason or self._arriving or self._leaving or scheduler.has_work):
+            while not (self._end.reason or self._arriving or self._leaving or self._fetched or scheduler.has_work):
                 scheduler.check_integrity()
                 self._wake.wait()
+        if self._keeper is not None:
+            self._look_into_files(self._keeper)
+        with self._lock:
             for sequence in self._arriving:
                 scheduler.add(sequence)
             for sequence_id in self._leaving:
@@ -223,6 +245,30 @@ class InflightEngine:
             self._leaving.clear()
             self._publish_load()
             return self._end.reason is None
+
+    def _look_into_files(self, keeper: KvKeeper) -> None:
+        """For what has arrived; what was looked for, and whose consumer has not left, arrives."""
+        with self._lock:
+            fetched, self._fetched = self._fetched, []
+            arriving, self._arriving = self._arriving, []
+            self._held += arriving
+        here: list[Sequence] = []
+        for found in fetched:
+            if found.sequences[0].id in self._streams:
+                keeper.restore(found)
+            here += found.sequences
+        for _, group in itertools.groupby(arriving, key=lambda sequence: id(sequence.request)):
+            sequences = list(group)
+            if not keeper.fetch(sequences):
+                here += sequences
+        with self._lock:
+            self._held = [sequence for sequence in self._held if sequence not in here]
+            self._arriving += [sequence for sequence in here if sequence.id in self._streams]
+
+    def _come_back(self, fetched: Fetched) -> None:
+        with self._lock:
+            self._fetched.append(fetched)
+            self._wake.notify()
 
     def _step(self) -> None:
         updates = self._scheduler.expire()
@@ -239,6 +285,8 @@ class InflightEngine:
     def _begun(self, plan: StepPlan) -> _Begun:
         if self._pipelined:
             return _Begun(plan, self._pipelined.launch(plan))
+        if self._keeper is not None:
+            self._keeper.keep()
         started = time.perf_counter()
         done = _Done(self._runner.step(plan))
         self._scheduler.speculator.observe(plan, time.perf_counter() - started)
@@ -315,6 +363,8 @@ class InflightEngine:
             total_gen_tokens=scheduler.num_generated + scheduler.speculator.num_generated,
             total_drafted_tokens=scheduler.speculator.num_drafted,
             total_accepted_tokens=scheduler.speculator.num_accepted,
+            total_stored_blocks=self._keeper.num_stored if self._keeper else None,
+            total_restored_blocks=self._keeper.num_restored if self._keeper else None,
             promised_bytes=self._limits.weight_bytes + pool.num_free * self._limits.block_bytes,
             total_preemptions=scheduler.num_preemptions,
         )

@@ -14,7 +14,7 @@ from llmserve.scheduler.settings import SchedulerSettings
 
 LEAST = {
     "max_beam_width": 1, "sink_token_length": 0, "kv_cache_host_memory_bytes": 0, "iter_stats_max_iterations": 0,
-    "cuda_graph_cache_size": 0,
+    "cuda_graph_cache_size": 0, "kv_cache_disk_size": 1,
 }  # fmt: skip
 INSTANCE_GPUS = "gpus of instance_group"
 
@@ -42,6 +42,8 @@ class GpuSettings:
     cuda_graph_mode: bool | None = None
     cuda_graph_cache_size: int | None = None
     gpu_weights_percent: float | None = None  # of 1
+    kv_cache_dir: str = ""  # ours: a folder where KV blocks outlive the process
+    kv_cache_disk_size: int | None = None  # ours: most bytes of the files there
     instance_gpus: tuple[int, ...] = ()  # of the config's instance_group: each has the whole engine
 
     def __post_init__(self) -> None:
@@ -59,6 +61,8 @@ class GpuSettings:
                 found.append(f"{name} must be different numbers from 0 on, got {_text(ids)}")
         if not 0 <= (self.gpu_weights_percent or 0) <= 1:
             found.append(f"gpu_weights_percent must be from 0 to 1, got {self.gpu_weights_percent}")
+        if self.kv_cache_disk_size is not None and not self.kv_cache_dir:
+            found.append("kv_cache_disk_size limits the files in kv_cache_dir, which is not given")
         raise_problems(InvalidArgument, "settings of the engine", found)
 
     def given(self) -> dict[str, Any]:

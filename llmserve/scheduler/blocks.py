@@ -44,6 +44,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # first: taken next
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
+        self._evicted: list[tuple[int, bytes]] | None = None
 
     @property
     def num_free(self) -> int:
@@ -56,6 +57,15 @@ class BlockPool:
     def known_hashes(self) -> Set[bytes]:
         """Of blocks that can be found."""
         return self._block_of.keys()
+
+    def known_blocks(self) -> list[tuple[bytes, int]]:
+        """Hash and block of each that can be found."""
+        return list(self._block_of.items())
+
+    def watch_evicted(self) -> list[tuple[int, bytes]]:
+        """Blocks that are given away from now on, and what they held; whoever reads the list empties it."""
+        self._evicted = []
+        return self._evicted
 
     def is_used(self, block: int) -> bool:
         return block in self._ref_counts
@@ -80,15 +90,35 @@ class BlockPool:
     def allocate(self, num_blocks: int) -> list[int]:
         """Take the least recently used free blocks; their old content is forgotten."""
         assert num_blocks <= self.num_free, "the caller has checked num_free"
-        blocks = [self._free.popitem(last=False)[0] for _ in range(num_blocks)]
+        blocks = [self._take_oldest() for _ in range(num_blocks)]
         for block in blocks:
             self._ref_counts[block] = 1
-            if (block_hash := self._hash_of.pop(block, None)) is not None:
-                del self._block_of[block_hash]
-                if self._listener:
-                    self._listener.removed(block_hash)
         self.num_missed += num_blocks
         return blocks
+
+    def adopt(self, block_hash: bytes, parent: bytes, token_ids: Sequence[int]) -> int:
+        """A free block that can be found from now on, and has to get its content before the next step."""
+        block = self._take_oldest()
+        self._free[block] = None
+        self.register(block, block_hash, parent, token_ids)
+        return block
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        """Free ones of a table are the last to be given away, its end before its beginning."""
+        for block in reversed(blocks):
+            if block in self._free:
+                self._free.move_to_end(block)
+
+    def _take_oldest(self) -> int:
+        """No longer free, and its content is forgotten."""
+        block, _ = self._free.popitem(last=False)
+        if (block_hash := self._hash_of.pop(block, None)) is not None:
+            del self._block_of[block_hash]
+            if self._listener:
+                self._listener.removed(block_hash)
+            if self._evicted is not None:
+                self._evicted.append((block, block_hash))
+        return block
 
     def register(self, block: int, block_hash: bytes, parent: bytes, token_ids: Sequence[int]) -> None:
         """`block` is full and computed: others may share it. Of two with the same content, the first is shared."""

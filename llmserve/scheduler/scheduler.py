@@ -99,6 +99,10 @@ class Scheduler:
         if (sequence := self._sequences.get(sequence_id)) is not None:
             self._remove(sequence)
 
+    def shareable_hashes(self, sequence: Sequence) -> list[bytes]:
+        """Of blocks that it need not compute where they are found."""
+        return sequence.block_hashes(self._num_shareable(sequence.max_num_found), self.config.block_size)
+
     def expire(self) -> list[Update]:
         """End the sequences whose deadline has passed."""
         now = self._clock()
@@ -307,7 +311,7 @@ class Scheduler:
     def _start(self, sequence: Sequence) -> bool:
         """Give a waiting sequence the blocks of all its known tokens, or return False when the policy says wait."""
         config = self.config
-        shared = self.pool.match(sequence.block_hashes(self._num_shareable(sequence.max_num_found), config.block_size))
+        shared = self.pool.match(self.shareable_hashes(sequence))
         num_needed = self._num_guaranteed(sequence) - sum(map(self.pool.is_used, shared))
         if num_needed > self.pool.num_free - self._num_reserved():
             return False

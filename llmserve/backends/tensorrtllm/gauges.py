@@ -71,6 +71,8 @@ def engine_facts(info: EngineInfo, stats: EngineStats, gates: Sequence[GateRecor
         "llmserve_preemptions_total": stats.total_preemptions,
         "llmserve_drafted_tokens_total": stats.total_drafted_tokens,
         "llmserve_accepted_tokens_total": stats.total_accepted_tokens,
+        "llmserve_stored_kv_blocks_total": stats.total_stored_blocks,
+        "llmserve_restored_kv_blocks_total": stats.total_restored_blocks,
     }
     counted: list[GaugeSample] = [(family, {}, float(count)) for family, count in counts.items() if count is not None]
     verdicts: list[GaugeSample] = [

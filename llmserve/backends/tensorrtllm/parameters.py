@@ -114,6 +114,8 @@ def _gpu_settings(reader: _Reader, config: ModelConfig) -> GpuSettings:
         cuda_graph_mode=reader.take("cuda_graph_mode", None, _bool),
         cuda_graph_cache_size=reader.take("cuda_graph_cache_size", None, int),
         gpu_weights_percent=reader.take("gpu_weights_percent", None, float),
+        kv_cache_dir=reader.take("kv_cache_dir", "", str),
+        kv_cache_disk_size=reader.take("kv_cache_disk_size", None, int),
         instance_gpus=tuple(gpu for group in config.instance_group if group.kind == GPU for gpu in group.gpus),
     )
 

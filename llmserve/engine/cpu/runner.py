@@ -96,6 +96,13 @@ class CpuRunner:
         self.native_ns += time.perf_counter_ns() - started
         return flat.result()
 
+    def read_block(self, block: int) -> bytes:
+        """See `BlockRunner`."""
+        return self._library.read_block(self._handle, block, self._info.block_bytes)
+
+    def write_block(self, block: int, content: bytes) -> None:
+        self._library.write_block(self._handle, block, content)
+
     def close(self) -> None:
         """Free the pool and join the threads. Idempotent."""
         self._masks.close()

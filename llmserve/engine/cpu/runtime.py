@@ -24,6 +24,7 @@ from llmserve.errors import LlmserveError
 from llmserve.progress import Progress
 
 logger = logging.getLogger(__name__)
+HONOURED = ("kv_cache_dir", "kv_cache_disk_size")
 AS_IT_IS = {"enable_chunked_context": True, "max_beam_width": 1}  # what this engine does anyway
 
 
@@ -44,13 +45,15 @@ class CpuRuntime:
     def open(self, directory: EngineDirectory, settings: EngineSettings) -> Engine:
         """Map the engine file, allocate the KV pool and start the step loop."""
         from llmserve.engine.inflight import InflightEngine  # asyncio: inspect and doctor do without
+        from llmserve.engine.kv_files.block_files import block_files
 
-        for text in settings.gpu.without_effect((), AS_IT_IS):
+        for text in settings.gpu.without_effect(HONOURED, AS_IT_IS):
             logger.warning("%s", text)
-        info = directory.info()
         num_blocks = pool_blocks(directory, settings)
         runner = CpuRunner.open(directory.engine_file, num_blocks=num_blocks, threads=settings.threads)
-        return InflightEngine(runner, replace(info, kernels=runner.isa), settings.scheduler)
+        info = replace(directory.info(), kernels=runner.isa)
+        files = block_files(settings.gpu, info, runner.info.block_bytes)
+        return InflightEngine(runner, info, settings.scheduler, files=files)
 
     def kernels(self) -> str:
         return chosen_isa()

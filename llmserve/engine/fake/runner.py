@@ -25,6 +25,7 @@ vocab_size. Logits are 0, and 1 for the token that h says.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -32,6 +33,7 @@ import numpy as np
 from llmserve.core import Logits, TopTokens
 from llmserve.engine.base import EngineInfo, RunnerInfo, StepResult
 from llmserve.engine.inflight import InflightEngine
+from llmserve.engine.kv_files.block_files import BlockFiles
 from llmserve.scheduler.plan import Chunk, ChunkScores, SampleRequest, StepPlan
 from llmserve.scheduler.settings import SchedulerSettings
 
@@ -93,6 +95,15 @@ class FakeRunner:
             if chunk.wants_scores
         }
         return StepResult(tokens, log_probs, scores)
+
+    def read_block(self, block: int) -> bytes:
+        """See `BlockRunner`."""
+        size = self._info.block_size
+        return array("q", self._rows[block * size : (block + 1) * size]).tobytes()
+
+    def write_block(self, block: int, content: bytes) -> None:
+        size = self._info.block_size
+        self._rows[block * size : (block + 1) * size] = array("q", content)
 
     def close(self) -> None:
         self.is_closed = True
@@ -180,6 +191,7 @@ def fake_engine(
     *,
     step_delay_s: float = 0.0,
     fail_at_step: int | None = None,
+    files: BlockFiles | None = None,
 ) -> InflightEngine:
     """A real `InflightEngine` over a `FakeRunner`."""
     info = EngineInfo(
@@ -195,4 +207,4 @@ def fake_engine(
         kernels=KERNELS,
     )
     runner = FakeRunner(runner_info, step_delay_s=step_delay_s, fail_at_step=fail_at_step)
-    return InflightEngine(runner, info, settings)
+    return InflightEngine(runner, info, settings, files=files)

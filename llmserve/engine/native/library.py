@@ -20,7 +20,7 @@ from llmserve.errors import (
     Unsupported,
 )
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 LIBRARY_NAME = "libllmserve_cpu.so"
 ISA_VARIABLE = "LLMSERVE_ISA"
 TEXT_BYTES = 1024
@@ -56,6 +56,9 @@ class Library:
         self._declare(
             "llmserve_step", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(StepRecord), ctypes.c_char_p, ctypes.c_size_t
         )
+        block = (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t)
+        self._declare("llmserve_read_block", ctypes.c_int, *block, ctypes.c_char_p, ctypes.c_size_t)
+        self._declare("llmserve_write_block", ctypes.c_int, *block, ctypes.c_char_p, ctypes.c_size_t)
         self._declare("llmserve_signal", None, ctypes.c_void_p)
         self._declare(
             "llmserve_open_choosers", ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32,
@@ -106,6 +109,16 @@ class Library:
 
     def step(self, handle: int, record: StepRecord) -> None:
         self._call(self._library.llmserve_step, handle, ctypes.byref(record))
+
+    def read_block(self, handle: int, block: int, num_bytes: int) -> bytes:
+        """See `llmserve_read_block`."""
+        data = ctypes.create_string_buffer(num_bytes)
+        self._call(self._library.llmserve_read_block, handle, block, data, num_bytes)
+        return data.raw
+
+    def write_block(self, handle: int, block: int, data: bytes) -> None:
+        """See `llmserve_write_block`."""
+        self._call(self._library.llmserve_write_block, handle, block, data, len(data))
 
     def signal(self, flag: int) -> None:
         """See `llmserve_signal`; `flag`: its address."""

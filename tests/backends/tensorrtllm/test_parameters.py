@@ -54,6 +54,15 @@ def test_speculation_is_on_unless_it_is_turned_off(tmp_path: Path) -> None:
         read(tmp_path, speculation="on")
 
 
+def test_a_folder_for_the_kv_cache(tmp_path: Path) -> None:
+    found = read(tmp_path, kv_cache_dir="/kv", kv_cache_disk_size="1000").engine.gpu
+    assert (found.kv_cache_dir, found.kv_cache_disk_size) == ("/kv", 1000)
+    with pytest.raises(ModelConfigError, match="kv_cache_disk_size limits the files in kv_cache_dir, which is not"):
+        read(tmp_path, kv_cache_disk_size="1000")
+    with pytest.raises(ModelConfigError, match="kv_cache_disk_size must be at least 1, got 0"):
+        read(tmp_path, kv_cache_dir="/kv", kv_cache_disk_size="0")
+
+
 def test_the_first_name_of_the_careful_policy(tmp_path: Path) -> None:
     policy = read(tmp_path, batch_scheduler_policy="guaranteed_completion").engine.scheduler.policy
     assert policy is Policy.GUARANTEED_NO_EVICT

@@ -107,7 +107,7 @@ int guarded(char* text, size_t text_bytes, Body body) {
 
 extern "C" {
 
-uint32_t llmserve_abi_version(void) { return 7; }
+uint32_t llmserve_abi_version(void) { return 8; }
 
 void llmserve_variants(char* text, size_t text_bytes) { copy_text(variant_names(), text, text_bytes); }
 
@@ -132,6 +132,17 @@ void llmserve_signal(uint32_t* flag) { __atomic_store_n(flag, 1, __ATOMIC_RELEAS
 int llmserve_set_tactics(llmserve::Engine* engine, const uint8_t* tactics, size_t count, char* text,
                          size_t text_bytes) {
   return guarded(text, text_bytes, [&] { return engine->set_tactics({tactics, count}); });
+}
+
+int llmserve_read_block(const llmserve::Engine* engine, uint32_t block, void* data, size_t num_bytes, char* text,
+                        size_t text_bytes) {
+  return guarded(text, text_bytes, [&] { return engine->read_block(block, {static_cast<std::byte*>(data), num_bytes}); });
+}
+
+int llmserve_write_block(llmserve::Engine* engine, uint32_t block, const void* data, size_t num_bytes, char* text,
+                         size_t text_bytes) {
+  return guarded(text, text_bytes,
+                 [&] { return engine->write_block(block, {static_cast<const std::byte*>(data), num_bytes}); });
 }
 
 llmserve::ChooserPool* llmserve_open_choosers(const char* variant, uint32_t vocab_size, uint32_t num_threads, int* status,

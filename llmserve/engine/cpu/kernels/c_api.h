@@ -29,6 +29,12 @@ LLMSERVE_EXPORT llmserve::Engine* llmserve_open(const char* path, const char* va
 LLMSERVE_EXPORT int llmserve_set_tactics(llmserve::Engine* engine, const uint8_t* tactics, size_t count, char* text,
                                          size_t text_bytes);
 
+/* What the cache keeps of a block, `num_bytes` in all: out of it, and into it. Not of blocks that a step uses. */
+LLMSERVE_EXPORT int llmserve_read_block(const llmserve::Engine* engine, uint32_t block, void* data, size_t num_bytes,
+                                        char* text, size_t text_bytes);
+LLMSERVE_EXPORT int llmserve_write_block(llmserve::Engine* engine, uint32_t block, const void* data, size_t num_bytes,
+                                         char* text, size_t text_bytes);
+
 LLMSERVE_EXPORT void llmserve_close(llmserve::Engine* engine);
 
 /* Runs one step; one caller at a time. Returns a status, 0 for success. */

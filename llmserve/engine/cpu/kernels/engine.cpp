@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <new>
 #include <system_error>
@@ -111,6 +112,33 @@ Error Engine::set_tactics(std::span<const uint8_t> tactics) {
     }
   }
   std::copy(tactics.begin(), tactics.end(), tactics_.begin());
+  return {};
+}
+
+Error Engine::check_block(uint32_t block, size_t num_bytes) const {
+  const size_t expected = size_t{2} * file_.header().num_layers * cache_shape_.block_bytes();
+  if (block >= num_blocks_ || num_bytes != expected) {
+    return invalid("block " + std::to_string(block) + " of " + std::to_string(num_blocks_) + " has " +
+                   std::to_string(expected) + " bytes, not " + std::to_string(num_bytes));
+  }
+  return {};
+}
+
+Error Engine::read_block(uint32_t block, std::span<std::byte> data) const {
+  if (Error error = check_block(block, data.size())) return error;
+  const size_t size = cache_shape_.block_bytes();
+  for (size_t plane = 0; plane < data.size() / size; ++plane) {
+    std::memcpy(data.data() + plane * size, cache_.data() + plane * cache_plane_bytes_ + block * size, size);
+  }
+  return {};
+}
+
+Error Engine::write_block(uint32_t block, std::span<const std::byte> data) {
+  if (Error error = check_block(block, data.size())) return error;
+  const size_t size = cache_shape_.block_bytes();
+  for (size_t plane = 0; plane < data.size() / size; ++plane) {
+    std::memcpy(cache_.data() + plane * cache_plane_bytes_ + block * size, data.data() + plane * size, size);
+  }
   return {};
 }
 

@@ -1,7 +1,9 @@
 // An opened engine: the mapped file, its working memory, the paged cache and the threads. Runs one step at a time.
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -46,10 +48,15 @@ class Engine {
   // One per operation and row bucket; entries of other operations than linear layers are ignored.
   Error set_tactics(std::span<const uint8_t> tactics);
 
+  // What the cache keeps of a block, all layers end to end: out of it, or into it. Not of blocks that a step uses.
+  Error read_block(uint32_t block, std::span<std::byte> data) const;
+  Error write_block(uint32_t block, std::span<const std::byte> data);
+
  private:
   friend class Executor;
 
   Error allocate();
+  Error check_block(uint32_t block, size_t num_bytes) const;
   void choose_default_tactics();
   std::span<const LinearTactic> tactics_of(const OpRecord& op) const;
   void prepare(const StepRecord& step);

@@ -1,0 +1,164 @@
+"""A folder of KV blocks: `<engine>/<two digits>/<hash of the block>`, one file each.
+
+A block's hash stands for all tokens up to its end, so equal hashes are equal contents: whoever writes a file writes the
+same, and several servers may share the folder. A file is renamed into place and begins with a checksum of its name and
+its content. Whatever is wrong with it is a miss, and said once in the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmserve.engine.base import EngineInfo
+from llmserve.engine.settings import GpuSettings
+from llmserve.errors import InvalidArgument
+
+MAGIC = b"llmserve KV 1\0\0\0"
+CHECKSUM_BYTES = 32
+BLOCK_NAME = re.compile(r"[0-9a-f]{64}")
+UNFINISHED = "unfinished-"  # begins the name of a file that is being written
+LEFT = 0.9  # of the most bytes, when the oldest files have been removed
+DEFAULT_MAX_BYTES = 10 * 2**30
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    used_ns: int  # when it was last written or read
+    num_bytes: int
+    path: Path
+
+
+class BlockFiles:
+    """Of one engine, in a folder that has those of others, too. One thread writes; any may read."""
+
+    def __init__(self, folder: Path, engine: str, block_bytes: int, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        """`engine`: what a block's content depends on besides its hash; a name for a folder. `max_bytes`: of all
+        engines' files. `InvalidArgument` where there can be no such folder; one that is only readable is read."""
+        self._root = folder
+        self._folder = folder / engine
+        self.block_bytes = block_bytes
+        self._max_bytes = max_bytes
+        self._num_bytes: int | None = None  # of all files; None: not counted yet
+        self._told: set[str] = set()
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            if not folder.is_dir():
+                raise InvalidArgument(f"the folder of the KV cache, {folder}: {error.strerror or error}") from error
+            self._tell("no block of this engine can be written", error)
+
+    def read(self, block_hash: bytes) -> bytes | None:
+        """The block's content; None when it is not here, or damaged."""
+        path = self._path(block_hash)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._tell("a block cannot be read", error)
+            return None
+        head, content = data[: len(MAGIC) + CHECKSUM_BYTES], data[len(MAGIC) + CHECKSUM_BYTES :]
+        if len(content) != self.block_bytes or head != MAGIC + _checksum(block_hash, content):
+            self._tell("a block is damaged, and is computed again", path)
+            with suppress(OSError):
+                path.unlink()
+            return None
+        with suppress(OSError):  # of a folder that is only readable
+            os.utime(path)
+        return content
+
+    def write(self, block_hash: bytes, content: bytes) -> bool:
+        """Whether the block is here now. The least recently used blocks make room for it."""
+        path = self._path(block_hash)
+        num_bytes = len(MAGIC) + CHECKSUM_BYTES + len(content)
+        if path.exists():
+            return True
+        try:
+            if not self._make_room(num_bytes):
+                return False
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            self._write(path, (MAGIC, _checksum(block_hash, content), content))
+        except OSError as error:
+            self._tell("a block cannot be written", error)
+            return False
+        self._num_bytes = (self._num_bytes or 0) + num_bytes
+        return True
+
+    @staticmethod
+    def _write(path: Path, parts: tuple[bytes, ...]) -> None:
+        handle, unfinished = tempfile.mkstemp(prefix=UNFINISHED, dir=path.parent)
+        try:
+            with open(handle, "wb") as file:
+                file.writelines(parts)
+            os.rename(unfinished, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(unfinished)
+            raise
+
+    def _make_room(self, num_bytes: int) -> bool:
+        if num_bytes > self._max_bytes:
+            self._tell(f"a block of {num_bytes} bytes is larger than the limit", self._max_bytes)
+            return False
+        if self._num_bytes is None or self._num_bytes + num_bytes > self._max_bytes:
+            self._num_bytes = self._trim(num_bytes)
+        return True
+
+    def _trim(self, num_bytes: int) -> int:
+        """Other servers write here, too, so files are counted anew. Returns how many bytes are left."""
+        found = sorted(self._found(), key=lambda one: one.used_ns)
+        total = sum(one.num_bytes for one in found)
+        if total + num_bytes <= self._max_bytes:
+            return total
+        for one in found:
+            if total + num_bytes <= LEFT * self._max_bytes:
+                break
+            with suppress(FileNotFoundError):
+                one.path.unlink()
+            total -= one.num_bytes
+        return max(0, total)
+
+    def _found(self) -> list[_Found]:
+        """Blocks of all engines; other files are nobody's business."""
+        found = []
+        for path in self._root.glob("*/??/*"):
+            with suppress(FileNotFoundError):
+                if BLOCK_NAME.fullmatch(path.name):
+                    status = path.stat()
+                    found.append(_Found(status.st_mtime_ns, status.st_size, path))
+        return found
+
+    def _path(self, block_hash: bytes) -> Path:
+        name = block_hash.hex()
+        return self._folder / name[:2] / name
+
+    def _tell(self, problem: str, why: object) -> None:
+        """Once."""
+        if problem not in self._told:
+            self._told.add(problem)
+            logger.warning("KV cache in %s: %s: %s", self._root, problem, why)
+
+
+def _checksum(block_hash: bytes, content: bytes) -> bytes:
+    checksum = hashlib.sha256(block_hash)
+    checksum.update(content)
+    return checksum.digest()
+
+
+def block_files(settings: GpuSettings, info: EngineInfo, block_bytes: int) -> BlockFiles | None:
+    """Where the operator wants them. Contents depend on the engine, on its kernels, and on how long a block is."""
+    if not settings.kv_cache_dir:
+        return None
+    engine = f"{info.digest}-{info.kernels}-{block_bytes}"
+    return BlockFiles(
+        Path(settings.kv_cache_dir), engine, block_bytes, settings.kv_cache_disk_size or DEFAULT_MAX_BYTES
+    )

@@ -1,0 +1,142 @@
+"""What one engine keeps in files of its KV cache, and takes from there. Files are read and written beside the steps.
+
+When a block falls out of the pool, its content is copied before the next step overwrites it, and a thread writes it.
+When the engine is closed, the blocks that are left follow. A request whose prompt goes on where the pool ends waits
+until another thread has read what there is; then its blocks are in the pool, as if they had never left it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from llmserve.engine.base import BlockRunner
+from llmserve.engine.kv_files.block_files import BlockFiles
+from llmserve.scheduler.scheduler import Scheduler
+from llmserve.scheduler.sequence import Sequence
+
+MAX_UNWRITTEN = 256 * 2**20  # bytes that wait to be written; what falls out of the pool meanwhile is lost
+MAX_FETCHED = 2**30  # bytes of a prompt
+END_S = 10.0  # that blocks may take to be written when the engine is closed
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The sequences of a request that has waited, and what was read of its prompt: blocks from `first` on."""
+
+    sequences: Seq[Sequence]
+    first: int
+    contents: Seq[bytes]
+
+
+class KvKeeper:
+    """Everything but `come_back` is called by the thread that plans."""
+
+    def __init__(
+        self, files: BlockFiles, runner: BlockRunner, scheduler: Scheduler, come_back: Callable[[Fetched], None]
+    ) -> None:
+        """`come_back` is called with what `fetch` has begun, in another thread."""
+        self.num_stored = 0  # blocks written
+        self.num_restored = 0  # blocks read
+        self._files = files
+        self._runner = runner
+        self._scheduler = scheduler
+        self._come_back = come_back
+        self._fallen_out = scheduler.pool.watch_evicted()
+        self._known: set[bytes] = set()  # hashes of blocks that have been written or read
+        self._num_given, self._num_done = 0, 0  # bytes to be written, and written: each has one thread that counts
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="llmserve-kv-reader")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="llmserve-kv-writer")
+
+    def fetch(self, sequences: Seq[Sequence]) -> bool:
+        """Whether files are looked through for the prompt of these, a request's: they come back."""
+        pool, hashes = self._scheduler.pool, self._scheduler.shareable_hashes(sequences[0])
+        first = len(pool.match(hashes))
+        room = min(pool.num_free - first, MAX_FETCHED // self._files.block_bytes)
+        missing = hashes[first : first + max(0, room)]
+        if not missing:
+            return False
+        self._reader.submit(self._read, sequences, first, missing)
+        return True
+
+    def restore(self, fetched: Fetched) -> None:
+        """Put what was read into the pool. What somebody else has computed meanwhile stays."""
+        scheduler, sequence = self._scheduler, fetched.sequences[0]
+        pool, size = scheduler.pool, scheduler.config.block_size
+        hashes = scheduler.shareable_hashes(sequence)[: fetched.first + len(fetched.contents)]
+        before = pool.match(hashes[: fetched.first])
+        if len(before) < fetched.first:  # it has fallen out itself: the rest would be of no use
+            return
+        pool.touch(before)
+        places = [place for place in range(fetched.first, len(hashes)) if not pool.match(hashes[place : place + 1])]
+        contents: dict[int, bytes] = {}
+        for place in reversed(places[: max(0, pool.num_free - fetched.first)]):  # the end falls out first
+            parent = hashes[place - 1] if place else sequence.cache_root
+            token_ids = sequence.token_ids[place * size : (place + 1) * size]
+            contents[pool.adopt(hashes[place], parent, token_ids)] = fetched.contents[place - fetched.first]
+            self._known.add(hashes[place])
+        pool.touch(before)
+        self.keep()
+        for block, content in contents.items():
+            self._runner.write_block(block, content)
+        self.num_restored += len(contents)
+
+    def keep(self) -> None:
+        """Copy what has fallen out of the pool, before anything is written there."""
+        for block, block_hash in self._fallen_out:
+            self._save(block, block_hash)
+        self._fallen_out.clear()
+
+    def close(self, *, saves: bool) -> None:
+        """`saves`: what is still in the pool, as far as there is time."""
+        self._reader.shutdown(cancel_futures=True)
+        try:
+            if saves:
+                self._save_all(time.monotonic() + END_S)
+        except TimeoutError:
+            logger.warning("the KV cache was not written to its folder in %g s: some of it is lost", END_S)
+        self._writer.shutdown(cancel_futures=True)
+
+    def _save_all(self, deadline: float) -> None:
+        for block_hash, block in self._scheduler.pool.known_blocks():
+            if self._num_given - self._num_done >= MAX_UNWRITTEN:
+                self._wait_for_writer(deadline)
+            self._save(block, block_hash)
+        self._wait_for_writer(deadline)
+
+    def _wait_for_writer(self, deadline: float) -> None:
+        """Raises `TimeoutError`."""
+        self._writer.submit(int).result(deadline - time.monotonic())  # behind what waits
+
+    def _save(self, block: int, block_hash: bytes) -> None:
+        if block_hash in self._known or self._num_given - self._num_done >= MAX_UNWRITTEN:
+            return
+        self._known.add(block_hash)
+        content = self._runner.read_block(block)
+        self._num_given += len(content)
+        self._writer.submit(self._write, block_hash, content)
+
+    def _write(self, block_hash: bytes, content: bytes) -> None:
+        try:
+            if self._files.write(block_hash, content):
+                self.num_stored += 1
+            else:
+                self._known.discard(block_hash)
+        finally:
+            self._num_done += len(content)
+
+    def _read(self, sequences: Seq[Sequence], first: int, hashes: Seq[bytes]) -> None:
+        contents: list[bytes] = []
+        try:
+            for block_hash in hashes:
+                if (content := self._files.read(block_hash)) is None:
+                    break
+                contents.append(content)
+        finally:
+            self._come_back(Fetched(sequences, first, contents))

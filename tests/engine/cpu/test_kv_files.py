@@ -1,0 +1,95 @@
+"""A KV block that comes back from a file is what a cold prefill computes, bit for bit, in every cache format."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmserve.builder.build import build_engine
+from llmserve.builder.options import BuildOptions
+from llmserve.core import GenerateRequest, SamplingParams, TopTokens
+from llmserve.engine.base import EngineStats
+from llmserve.engine.cpu.runner import CpuRunner
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.open import open_engine
+from llmserve.engine.settings import EngineSettings, GpuSettings
+from llmserve.errors import InvalidArgument
+from tests.checkpoints import make_checkpoint
+
+PROMPTS = [tuple((7 * place + shift) % 300 for place in range(40)) for shift in (0, 3)]
+OPTIONS = {
+    "float32": BuildOptions(dtype="float32"),
+    "float16": BuildOptions(dtype="float16", quantization="int8"),
+    "int8": BuildOptions(dtype="float16", quantization="int4", kv_cache_dtype="int8"),
+}
+Answer = tuple[Sequence[int], Sequence[float], Sequence[TopTokens]]
+
+
+@pytest.fixture(scope="module", params=OPTIONS)
+def engine_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(str(request.param))
+    make_checkpoint(folder / "checkpoint", "llama")
+    options = replace(OPTIONS[str(request.param)], tokens_per_block=8, max_num_tokens=64, max_batch_size=4)
+    build_engine(folder / "checkpoint", folder / "engine", options)
+    return folder / "engine"
+
+
+def answers(engine_dir: Path, folder: Path | None) -> tuple[list[Answer], list[int], EngineStats]:
+    """Also how many tokens of each prompt were found."""
+    files = GpuSettings(kv_cache_dir=str(folder)) if folder else GpuSettings()
+    engine = open_engine(engine_dir, EngineSettings(max_kv_tokens=56, gpu=files))  # room for one of the prompts
+    sampling = SamplingParams(max_tokens=12, temperature=0.7, top_p=0.9, seed=4)
+
+    async def answer(prompt: Sequence[int]) -> tuple[Answer, int]:
+        request = GenerateRequest("r", tuple(prompt), sampling, return_log_probs=True, num_top_log_probs=3)
+        async with aclosing(engine.submit(request)) as events:
+            told = [event async for event in events]
+        usage = told[-1].usage
+        assert usage is not None
+        tokens = [token for event in told for token in event.token_ids]
+        log_probs = [log_prob for event in told for log_prob in event.log_probs]
+        return (tokens, log_probs, [top for event in told for top in event.top]), usage.cached_tokens
+
+    async def every() -> list[tuple[Answer, int]]:
+        return [await answer(prompt) for prompt in (*PROMPTS, *PROMPTS)]
+
+    try:
+        found = asyncio.run(every())
+    finally:
+        engine.close()
+    return [told for told, _ in found], [cached for _, cached in found], engine.stats()
+
+
+def test_answers_are_those_of_a_cold_prefill(engine_dir: Path, tmp_path: Path) -> None:
+    cold, found_cold, stats = answers(engine_dir, None)
+    assert found_cold == [0] * 4
+    assert stats.total_restored_blocks is None
+    first, found, _ = answers(engine_dir, tmp_path)
+    assert found == [0, 0, 32, 32]
+    again, found, stats = answers(engine_dir, tmp_path)
+    assert found == [32] * 4
+    assert stats.total_restored_blocks == 16
+    assert first == again == cold
+
+
+def test_blocks_that_cannot_be_are_refused(engine_dir: Path) -> None:
+    runner = CpuRunner.open(EngineDirectory.open(engine_dir).engine_file, num_blocks=4, threads=1)
+    content = runner.read_block(3)
+    assert len(content) == runner.info.block_bytes
+    other = (bytes(range(256)) * (len(content) // 256 + 1))[: len(content)]
+    runner.write_block(3, other)
+    assert runner.read_block(3) == other
+    assert runner.read_block(2) == content
+    for wrong in (4, 2**31):
+        with pytest.raises(InvalidArgument, match=r"block .* of 4"):
+            runner.read_block(wrong)
+        with pytest.raises(InvalidArgument, match=r"block .* of 4"):
+            runner.write_block(wrong, other)
+    with pytest.raises(InvalidArgument, match="bytes"):
+        runner.write_block(0, other[:-1])
+    runner.close()

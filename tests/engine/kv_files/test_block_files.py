@@ -1,0 +1,139 @@
+"""Blocks in files: found as they were written, and whatever is wrong with one is a miss."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmserve.engine.kv_files.block_files import BlockFiles
+from llmserve.errors import InvalidArgument
+from llmserve.scheduler.blocks import hash_block
+
+SIZE = 64
+FILE_BYTES = SIZE + 16 + 32
+
+
+def block(number: int) -> tuple[bytes, bytes]:
+    """Its hash and content."""
+    return hash_block(b"", [number]), bytes([number]) * SIZE
+
+
+def files(folder: Path, engine: str = "engine", max_bytes: int = 2**20) -> BlockFiles:
+    return BlockFiles(folder, engine, SIZE, max_bytes)
+
+
+def paths(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_what_is_written_is_read_by_others_too(tmp_path: Path) -> None:
+    here, there = files(tmp_path), files(tmp_path)
+    block_hash, content = block(1)
+    assert here.read(block_hash) is None
+    assert here.write(block_hash, content)
+    assert there.read(block_hash) == content
+    assert there.write(block_hash, content)
+    assert [path.stat().st_size for path in paths(tmp_path)] == [FILE_BYTES]
+    assert files(tmp_path, "another engine").read(block_hash) is None
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def put_another_in_its_place(path: Path) -> None:
+    other = files(path.parents[2])
+    other.write(*block(2))
+    (second,) = set(paths(path.parents[2])) - {path}
+    second.rename(path)
+
+
+def make_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [cut, empty, flip, put_another_in_its_place, make_a_folder])
+def test_a_damaged_file_is_a_miss_and_one_line_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+) -> None:
+    here = files(tmp_path)
+    block_hash, content = block(1)
+    here.write(block_hash, content)
+    damage(paths(tmp_path)[0])
+    assert here.read(block_hash) is None
+    assert here.read(block_hash) is None
+    assert len(caplog.records) == 1
+    if damage is not make_a_folder:  # the next one that computes it writes it again
+        assert here.write(block_hash, content)
+        assert here.read(block_hash) == content
+
+
+def test_the_least_recently_used_make_room_whosever_they_are(tmp_path: Path) -> None:
+    old, new = files(tmp_path, "old engine", 10 * FILE_BYTES), files(tmp_path, "new engine", 10 * FILE_BYTES)
+    for number in range(8):
+        old.write(*block(number))
+    for place, number in enumerate((*range(1, 8), 0)):
+        path = next(path for path in paths(tmp_path) if path.name == block(number)[0].hex())
+        os.utime(path, (place, place))  # the first was used last
+    foreign = [tmp_path / "notes.txt", tmp_path / "old engine" / "ab" / "notes.txt", tmp_path / "x" / "ab" / "y"]
+    for path in foreign:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(1000))
+    for number in range(4):
+        assert new.write(*block(number))
+    assert all(path.exists() for path in foreign)
+    assert sum(path.stat().st_size for path in set(paths(tmp_path)) - set(foreign)) <= 10 * FILE_BYTES
+    assert old.read(block(0)[0]) is not None
+    assert old.read(block(1)[0]) is None
+    assert all(new.read(block(number)[0]) for number in range(4))
+
+
+def test_a_block_larger_than_the_limit_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    here = files(tmp_path, max_bytes=SIZE)
+    assert not here.write(*block(1))
+    assert not here.write(*block(2))
+    assert paths(tmp_path) == []
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_folder_that_takes_nothing_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    here = files(tmp_path)
+    here.write(*block(1))
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", refuse)
+        assert not here.write(*block(2))
+        assert not here.write(*block(3))
+    (line,) = caplog.messages
+    assert os.strerror(number) in line
+    assert len(paths(tmp_path)) == 1, "something unfinished is left"
+    assert here.read(block(1)[0]) is not None
+    assert here.write(*block(2))
+
+
+def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidArgument, match=r"the folder of the KV cache, .*file/folder: Not a directory"):
+        files(tmp_path / "file" / "folder")

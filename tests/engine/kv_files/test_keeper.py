@@ -1,0 +1,154 @@
+"""KV blocks outlive the pool and the process: answers are those of a cold prefill, whatever happens to the files."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmserve.core import GenerateRequest, SamplingParams, Usage
+from llmserve.engine.base import Engine
+from llmserve.engine.fake import FAKE_RUNNER_INFO, fake_answer, fake_engine
+from llmserve.engine.inflight import InflightEngine
+from llmserve.engine.kv_files.block_files import BlockFiles
+from llmserve.scheduler.settings import Policy, SchedulerSettings
+
+INFO = replace(FAKE_RUNNER_INFO, num_blocks=12)  # of four tokens: room for one prompt and its answer
+BLOCK_BYTES = 8 * INFO.block_size
+LONG = tuple(range(32))
+
+
+def opened(folder: Path, info: str = "fake", settings: SchedulerSettings | None = None) -> InflightEngine:
+    return fake_engine(INFO, settings, files=BlockFiles(folder, info, BLOCK_BYTES))
+
+
+async def answer(engine: Engine, prompt: Sequence[int], max_tokens: int = 8) -> tuple[list[int], Usage]:
+    request = GenerateRequest("r", tuple(prompt), SamplingParams(max_tokens=max_tokens, temperature=0.0))
+    async with aclosing(engine.submit(request)) as events:
+        told = [event async for event in events]
+    assert told[-1].usage is not None
+    return [token for event in told for token in event.token_ids], told[-1].usage
+
+
+def oldest_first(folder: Path) -> list[Path]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return sorted(files, key=lambda path: path.stat().st_mtime_ns)
+
+
+def restored(engine: InflightEngine) -> int:
+    return engine.stats().total_restored_blocks or 0
+
+
+async def test_what_has_fallen_out_of_the_pool_is_found(tmp_path: Path) -> None:
+    engine = opened(tmp_path)
+    first, usage = await answer(engine, LONG)
+    assert usage.cached_tokens == 0
+    await answer(engine, tuple(range(100, 140)))  # needs the whole pool
+    again, usage = await answer(engine, LONG)
+    engine.close()
+    assert again == first == fake_answer(LONG, 8)
+    assert usage.cached_tokens == 28  # of 32: the last token is computed, and so its block
+    assert restored(engine) == 7
+    stored = engine.stats().total_stored_blocks
+    assert stored is not None
+    assert stored >= 7
+
+
+async def test_a_restart_begins_with_what_was_in_the_pool(tmp_path: Path) -> None:
+    engine = opened(tmp_path)
+    await answer(engine, LONG)
+    engine.close()
+    engine = opened(tmp_path)
+    again, usage = await answer(engine, (*LONG, 77, 78))
+    stays, in_memory = await answer(engine, (*LONG, 77, 79))
+    engine.close()
+    assert (again, stays) == (fake_answer((*LONG, 77, 78), 8), fake_answer((*LONG, 77, 79), 8))
+    assert (usage.cached_tokens, in_memory.cached_tokens) == (32, 32)
+    assert restored(engine) == 8
+    other = opened(tmp_path, "another engine")
+    found, usage = await answer(other, LONG)
+    other.close()
+    assert (found, usage.cached_tokens) == (fake_answer(LONG, 8), 0)
+
+
+async def test_servers_share_a_folder(tmp_path: Path) -> None:
+    here, there = opened(tmp_path), opened(tmp_path)
+    await answer(here, LONG)
+    await answer(here, tuple(range(100, 140)))
+    found, usage = await answer(there, LONG)
+    here.close()
+    there.close()
+    assert found == fake_answer(LONG, 8)
+    assert usage.cached_tokens == 28
+
+
+@pytest.mark.parametrize("place", [0, 3, 7])
+async def test_a_damaged_file_is_computed_again(tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int) -> None:
+    engine = opened(tmp_path)
+    await answer(engine, LONG)
+    engine.close()
+    oldest_first(tmp_path)[place].write_bytes(b"something else")
+    engine = opened(tmp_path)
+    found, _ = await answer(engine, LONG)
+    engine.close()
+    assert found == fake_answer(LONG, 8)
+    assert len(caplog.records) <= 1
+
+
+async def test_several_answers_to_a_prompt_wait_together(tmp_path: Path) -> None:
+    engine = opened(tmp_path)
+    await answer(engine, LONG[:16], 4)
+    engine.close()
+    engine = opened(tmp_path)
+    request = GenerateRequest("r", LONG[:17], SamplingParams(max_tokens=4, temperature=0.0), num_sequences=3)
+    async with aclosing(engine.submit(request)) as events:
+        told = [event async for event in events]
+    engine.close()
+    assert sorted(event.sequence_index for event in told if event.finish_reason) == [0, 1, 2]
+    assert restored(engine) == 4
+
+
+async def test_who_leaves_while_files_are_read_is_forgotten(tmp_path: Path) -> None:
+    engine = opened(tmp_path)
+    await answer(engine, LONG)
+    engine.close()
+    engine = opened(tmp_path)
+    for _ in range(20):
+        task = asyncio.create_task(answer(engine, LONG))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert (await answer(engine, LONG))[0] == fake_answer(LONG, 8)
+    assert engine.stats().num_active_requests == 0
+    assert engine.healthy()
+    waiting = engine.submit(GenerateRequest("r", LONG))
+    engine.close()
+    await waiting.aclose()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_answers_do_not_depend_on_files(tmp_path: Path, seed: int) -> None:
+    """Prompts with few beginnings in a pool for few of them, restarts, and files that are damaged or gone."""
+    rng = random.Random(seed)
+    beginnings = [tuple(rng.choices(range(50), k=rng.choice([4, 9, 16]))) for _ in range(4)]
+    settings = SchedulerSettings(policy=rng.choice(list(Policy)))
+    for _ in range(4):
+        engine = opened(tmp_path, settings=settings)
+        for _ in range(6):
+            texts = [rng.choice(beginnings) + rng.choice(beginnings) for _ in range(rng.randint(1, 5))]
+            prompts = [text[: rng.randint(1, 28)] for text in texts]
+            found = await asyncio.gather(*(answer(engine, prompt, 6) for prompt in prompts))
+            assert [tokens for tokens, _ in found] == [fake_answer(prompt, 6) for prompt in prompts]
+        engine.close()
+        assert engine.healthy() is False
+        for path in oldest_first(tmp_path):
+            if rng.random() < 0.1:
+                path.write_bytes(path.read_bytes()[:-8] + bytes(8))
+            elif rng.random() < 0.1:
+                path.unlink()
