@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from llmserve.errors import InvalidArgument, raise_problems
@@ -32,6 +32,7 @@ class ChatStyle:
     is_open: bool = False  # a prompt ends inside of a thought
     switches: Sequence[str] = ()  # those of SWITCHES that the template reads
     special: Sequence[str] = ()  # markers that are special tokens
+    tokenizer: Mapping[str, str] = field(default_factory=dict, hash=False)  # its class, special tokens and template
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,10 @@ class Preprocessor:
 
     def chat_style(self, values: Mapping[str, Any]) -> ChatStyle:
         """How answers to messages are to be read; `values`: further names in the chat template."""
-        return ChatStyle() if self._chat is None else self._chat.style(values)
+        style = ChatStyle() if self._chat is None else self._chat.style(values)
+        files = self._files
+        known = {"tokenizer_class": files.tokenizer_class, "chat_template": files.chat_template}
+        return replace(style, tokenizer={name: text for name, text in known.items() if text} | files.special_tokens)
 
     def prepare(self, prompt: TextPrompt) -> PreparedPrompt:
         """Raise `InvalidArgument` with everything that is wrong. Prompt length is the engine's to judge."""

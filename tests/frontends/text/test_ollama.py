@@ -143,3 +143,16 @@ def test_what_is_refused(served: RunningServer, more: dict[str, Any], words: str
 def test_options_about_loading_change_nothing(llama: ollama.Client) -> None:
     made = llama.chat(model=MODEL, messages=ASKED, options={**GREEDY, "num_ctx": 4096, "num_gpu": 1}, keep_alive="5m")
     assert made.message.content == llama.chat(model=MODEL, messages=ASKED, options=GREEDY).message.content
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat", "generate"])
+def test_log_probs(llama: ollama.Client, path: str, stream: bool) -> None:
+    what: Any = {"messages": ASKED} if path == "chat" else {"prompt": "fox"}
+    made: Any = getattr(llama, path)(model=MODEL, options=GREEDY, logprobs=True, top_logprobs=2, stream=stream, **what)
+    parts = [*made] if stream else [made]
+    tokens = [token for part in parts for token in part.logprobs or ()]
+    assert len(tokens) == 12
+    assert all(token.logprob <= 0 and len(token.top_logprobs) == 2 for token in tokens)
+    told: Any = getattr(llama, path)(model=MODEL, options=GREEDY, **what)
+    assert not told.logprobs

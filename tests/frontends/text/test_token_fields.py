@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +183,13 @@ def test_special_tokens_are_spelled_where_asked_for(tmp_path: Path) -> None:
         assert shown.choices[0].message.content == "a<|im_start|>b"
         hidden = talker.openai.chat.completions.create(model=MODEL, messages=MESSAGES)
         assert hidden.choices[0].message.content == "ab"
+
+
+def test_what_is_known_of_a_tokenizer(tmp_path: Path) -> None:
+    """Whatever file it is from: a GGUF's becomes the same files."""
+    with talking(tmp_path, "qwen") as talker:
+        info = httpx.get(f"{talker.server.http_url}/tokenizer_info").json()
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert info["chat_template"] == config["chat_template"]
+    assert info["tokenizer_class"] == config["tokenizer_class"]
+    assert info["eos_token"] == "<|im_end|>"

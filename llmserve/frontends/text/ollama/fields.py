@@ -8,10 +8,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, JsonValue
 
 from llmserve.frontends.text.answers.generation import Sampling
+from llmserve.frontends.text.answers.log_probs import log_prob_values
 from llmserve.frontends.text.requests.fields import (
     MAX_MESSAGES,
     MAX_STOPS,
     MAX_TOKENS,
+    MAX_TOP,
     ModelName,
     Speculates,
     StopText,
@@ -87,14 +89,15 @@ class _Asked(Strict):
     stream: bool | None = None
     think: Effort | None = None
     keep_alive: Any = Field(None, description=LOADING)
-    logprobs: Annotated[Any, refused("use /v1/chat/completions for log probs", False)] = None
-    top_logprobs: Annotated[Any, refused("use /v1/chat/completions for log probs", 0)] = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
 
     @property
     def streams(self) -> bool:
         return self.stream is not False
 
-    def sampling(self, more: Mapping[str, Sequence[Any]]) -> Sampling:
+    def sampling(self, guide: Mapping[str, Sequence[Any]]) -> Sampling:
+        more = {**guide, **(log_prob_values(self.top_logprobs or 0) if self.logprobs else {})}
         return (self.options or OllamaOptions.model_validate({})).sampling(more)
 
     def schema_(self) -> Mapping[str, JsonValue] | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 from fastapi import Request, Response
 
@@ -15,7 +16,8 @@ from llmserve import __version__
 from llmserve.frontends.http.json_fields import Json, encode_json
 from llmserve.frontends.text.answers.event_stream import EventStream, json_answer
 from llmserve.frontends.text.answers.failures import Refused
-from llmserve.frontends.text.answers.generation import Piece, answers
+from llmserve.frontends.text.answers.generation import Piece
+from llmserve.frontends.text.answers.log_probs import chat_log_probs, scored_output
 from llmserve.frontends.text.answers.replies import LIMITS
 from llmserve.frontends.text.answers.spoken import Prepared, read_parts
 from llmserve.frontends.text.ollama.fields import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
@@ -103,6 +105,8 @@ def _whole(lines: Sequence[Mapping[str, Json]], end: dict[str, Json], *, is_chat
             joined[member] = "".join(texts)
     if calls := [call for one in said for call in one.get("tool_calls", ())]:
         joined["tool_calls"] = calls
+    if log_probs := [token for line in lines for token in line.get("logprobs", ())]:
+        end["logprobs"] = log_probs
     if not is_chat:
         return end | joined
     return end | {"message": end["message"] | joined}
@@ -139,13 +143,20 @@ class Ollama:
         reply: _Reply,
     ) -> Response:
         sampling = await self.state.sampling(ensemble, body.sampling(prepared.guide))
-        pieces = self.state.caller(request).pieces(ensemble, prepared.prompt, sampling, streaming=body.streams)
+        wanted = bool(body.logprobs)
+        pieces = self.state.caller(request).pieces(
+            ensemble, prepared.prompt, sampling, streaming=body.streams, wants_tokens=wanted
+        )
+        documents = _documents(reply, prepared, pieces, partial(self._log_probs, ensemble) if wanted else None)
         if body.streams:
-            return EventStream(_lines(reply, prepared, pieces), LINES)
-        (answer,) = await answers(pieces, 1)
+            return EventStream(_encoded(documents), LINES)
         reply.first_ns = reply.began_ns  # when its first token came is not known
-        lines = reply.lines(prepared.parts(answer.text), is_last=True)
-        return json_answer(_whole(lines, reply.end(answer.last), is_chat=reply.is_chat))
+        *lines, end = [document async for document in documents]
+        return json_answer(_whole(lines, end, is_chat=reply.is_chat))
+
+    async def _log_probs(self, ensemble: Ensemble, piece: Piece) -> list[Json]:
+        tokens = scored_output(piece.arrays)
+        return chat_log_probs(tokens, await self.state.token_texts.of(ensemble, tokens))
 
     async def tags(self) -> Response:
         """The models that can be asked."""
@@ -193,12 +204,27 @@ def _raw(body: OllamaGenerateRequest) -> Prepared:
     return Prepared({"text_input": [body.prompt]}, guide, lambda: None)
 
 
-async def _lines(reply: _Reply, prepared: Prepared, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[bytes, None]:
+async def _documents(
+    reply: _Reply,
+    prepared: Prepared,
+    pieces: AsyncGenerator[Piece, None],
+    log_probs: Callable[[Piece], Awaitable[list[Json]]] | None,
+) -> AsyncGenerator[dict[str, Json], None]:
+    """The lines of an answer. Log probs are with the first line of their tokens, or with the next one."""
     reader, last = prepared.new_reader(), Piece("")
+    tokens: list[Json] = []
     async with aclosing(pieces):
         async for piece in pieces:
             is_last = bool(piece.finish_reason)
+            tokens += [] if log_probs is None else await log_probs(piece)
             for line in reply.lines(read_parts(reader, piece.text, is_last=is_last), is_last=is_last):
-                yield encode_json(line) + b"\n"
+                yield {**line, "logprobs": tokens} if tokens else line
+                tokens = []
             last = piece
-    yield encode_json(reply.end(last)) + b"\n"
+    yield {**reply.end(last), **({"logprobs": tokens} if tokens else {})}
+
+
+async def _encoded(documents: AsyncGenerator[dict[str, Json], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(documents):
+        async for document in documents:
+            yield encode_json(document) + b"\n"

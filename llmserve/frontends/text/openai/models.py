@@ -96,7 +96,8 @@ class Models:
         wanted = {"eos_token": end, "pad_token": pad, "bos_token": opened[0] if opened else -1}
         texts = await ensembles.bytes_of(ensemble, list(wanted.values()))
         found = {name: text.decode("utf-8", "replace") or None for name, text in zip(wanted, texts, strict=True)}
-        return json_answer({"tokenizer_class": None, "chat_template": None, **found})
+        style = await self.state.conversations.style(ensemble)
+        return json_answer({"tokenizer_class": None, "chat_template": None, **found, **style.tokenizer})
 
     async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
         """The text of ids, without special tokens."""
