@@ -37,6 +37,7 @@ Parameter: TypeAlias = Scalar | Sequence[Scalar]
 TAKEN_TYPES: Mapping[str, tuple[type, ...]] = {
     "b": (bool,), "i": (int,), "u": (int,), "f": (float, int), "O": (str, bytes),
 }  # fmt: skip
+SPEAKS_HTTP = "http1.x server"  # of whom gRPC has found
 CONNECT_FAILURES = ("failed to connect", "connections to all backends failing", "dns resolution failed")
 
 PLAIN_SCHEMES, TLS_SCHEMES = ("grpc://", "http://"), ("grpcs://", "https://")
@@ -360,6 +361,9 @@ def _target(url: str) -> str:
 
 def _failure(url: str, error: Any, *, streaming: bool = False) -> LlmserveError:
     code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.UNAVAILABLE and SPEAKS_HTTP in details:
+        what_to_do = "give --url the server's gRPC address, localhost:8001 by default"
+        return Unavailable(f"{url} is a port for HTTP or metrics, and this command speaks gRPC; {what_to_do}")
     if code is grpc.StatusCode.UNAVAILABLE and details.lower().startswith(CONNECT_FAILURES):
         return Unavailable(f"no server answers at {url}; start one with `llmserve serve ENGINE_DIR`, or check --url")
     if code is grpc.StatusCode.UNAUTHENTICATED:  # says which header is missing, which is our business

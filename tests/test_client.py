@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmserve.benchmark.http_client import parse_server
+from llmserve.benchmark.openai_endpoint import only_model
 from llmserve.client import AsyncClient, Client
 from llmserve.errors import DeadlineExceeded, InvalidArgument, LlmserveError, NotFound, Unavailable
 from tests.frontends.server import HOST, RunningServer, wait_until
@@ -136,6 +138,22 @@ def test_nobody_answers() -> None:
         pytest.raises(Unavailable, match=f"no server answers at {HOST}:{port}"),
     ):
         next(client.generate("x"))
+
+
+def test_another_port_of_the_server_is_told_from_no_server(server: RunningServer) -> None:
+    for port in (server.http_port, server.metrics_port):
+        with (
+            Client(f"{HOST}:{port}") as client,
+            pytest.raises(Unavailable, match=f"{HOST}:{port} is a port for HTTP or metrics, and this command speaks"),
+        ):
+            next(client.generate("x"))
+    for port, words in (
+        (server.grpc_port, "it is a gRPC port; --url takes the server's HTTP port"),
+        (server.metrics_port, "--url takes"),
+    ):
+        asking = only_model(parse_server(f"{HOST}:{port}", None), "")
+        with pytest.raises(Unavailable, match=words):
+            asyncio.run(asking)
 
 
 @contextmanager

@@ -22,6 +22,9 @@ MAX_KEPT_BYTES = 1 << 20  # of a body that nobody reads in pieces: an error, a l
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
+SETTINGS = b"\x04"  # the type of HTTP/2's first frame
+
+
 class ConnectionLost(Exception):
     """It ended before the answer did."""
 
@@ -120,7 +123,8 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._end(BadAnswer(str(error)))
+            is_http2 = not self._has_begun and data[3:4] == SETTINGS
+            self._end(BadAnswer("it is a gRPC port" if is_http2 else str(error)))
             self.abort()
 
     def eof_received(self) -> None:

@@ -16,6 +16,7 @@ Json: TypeAlias = Any
 DONE = b"[DONE]"
 TEXTS = ("content", "reasoning_content", "reasoning", "text")  # of a delta or a choice: any of them is an answer's text
 KEY_WORDS = "give it with --api-key KEY or in LLMSERVE_API_KEY"
+OTHER_PORT = "--url takes the server's HTTP port (8000 by default), not that of gRPC (8001) or metrics (8002)"
 
 
 @dataclass(slots=True)
@@ -142,7 +143,7 @@ async def only_model(server: Server, api_key: str) -> str:
         raise unreachable(server, str(error)) from error
     except (ConnectionLost, BadAnswer) as error:
         raise Unavailable(
-            f"what is at {server.host_header} does not answer as a server of /v1 does: {error}"
+            f"what is at {server.host_header} does not answer as a server of /v1 does: {error}; {OTHER_PORT}"
         ) from error
     finally:
         if connection is not None:
@@ -152,7 +153,7 @@ async def only_model(server: Server, api_key: str) -> str:
     try:
         names = [str(model["id"]) for model in json.loads(body)["data"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise Unavailable(f"{server.host_header} lists no models under /v1/models: {body[:100]!r}") from error
+        raise Unavailable(f"{server.host_header} lists no models under /v1/models; {OTHER_PORT}") from error
     if len(names) != 1:
         raise InvalidArgument(f"choose a model with --model: {', '.join(names) or 'the server has none'}")
     return names[0]

@@ -17,11 +17,14 @@ from llmserve.errors import InvalidArgument, raise_problems
 
 OPTIONS = "Options"
 ARGUMENTS = "Arguments"
+MOST_USED = "Most used options"
+LEAST_ALIKE, MOST_NEAR = 0.7, 3  # of names that are suggested
 
 
 class GroupedHelpCommand(TyperCommand):
     """For an app without rich help, whose tables cut long flags off at 80 columns."""
 
+    most_used: ClassVar[Collection[str]] = ()  # parameters that are shown first
     old_flags: ClassVar[OldFlags] = OldFlags.of({}, {}, {})  # of the program that it stands in for
 
     def translated(self, args: Sequence[str]) -> Translation:
@@ -57,18 +60,25 @@ class GroupedHelpCommand(TyperCommand):
                     yield f"{written}: {error.message}"
 
     def _nearest(self, written: str, options: Collection[str]) -> str:
-        old = [f"--{name}" for name in self.old_flags.takes if len(name) > 2]
-        found = get_close_matches(written, [*(name for name in options if name.startswith("--")), *old], n=1)
-        return f"; did you mean {found[0]}?" if found else f"; llmserve {self.name} --help lists the options"
+        old = [name for name in self.old_flags.takes if len(name) > 2]
+        own = [name.removeprefix("--") for name in options if name.startswith("--")]
+        name = written.removeprefix("--")
+        found = get_close_matches(name, [*own, *old], n=1, cutoff=LEAST_ALIKE)
+        if not found:  # a part of a name: --prot is --http-port
+            found = [each for each in own if get_close_matches(name, each.split("-"), cutoff=LEAST_ALIKE)][:MOST_NEAR]
+        if not found:
+            return f"; llmserve {self.name} --help lists the options"
+        return f"; did you mean {' or '.join(f'--{each}' for each in found)}?"
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {ARGUMENTS: [], OPTIONS: []}
+        groups: dict[str, list[tuple[str, str]]] = {ARGUMENTS: [], MOST_USED: [], OPTIONS: []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is None:
                 continue
             heading = ARGUMENTS if parameter.param_type_name == "argument" else OPTIONS
-            groups.setdefault(getattr(parameter, "rich_help_panel", None) or heading, []).append(record)
+            topic = MOST_USED if parameter.name in self.most_used else getattr(parameter, "rich_help_panel", None)
+            groups.setdefault(topic or heading, []).append(record)
         for heading, records in groups.items():
             if records:
                 with formatter.section(heading):

@@ -39,6 +39,7 @@ class RunOptions:
     engine: Annotated[
         Path | None, typer.Argument(help="Engine directory, made by llmserve build.", show_default=False)
     ] = None
+    prompt: Annotated[str | None, typer.Argument(help="A prompt.", show_default=False)] = None
     engine_dir: Annotated[Path | None, typer.Option(help="The same as the argument.", show_default=False)] = None
     tokenizer_dir: Annotated[
         Path | None,
@@ -109,6 +110,10 @@ class RunOptions:
             raise InvalidArgument("no engine: give its directory as an argument, or as --engine-dir DIR")
         return directory
 
+    @property
+    def texts(self) -> list[str]:
+        return [*([] if self.prompt is None else [self.prompt]), *(self.input_text or ())]
+
     def sampling(self) -> SamplingParams:
         top_p = self.top_p or 1.0  # run.py's default is 0, and means off
         draws = self.top_k > 1 or top_p < 1 or self.min_p > 0
@@ -131,7 +136,7 @@ class RunOptions:
                 f"num_beams must be 1, got {self.num_beams}: beams are for served engines that were built with "
                 "--max-beam-width"
             )
-        if self.benchmark and (self.input_text or self.input_file or self.streaming or self.chat):
+        if self.benchmark and (self.texts or self.input_file or self.streaming or self.chat):
             found.append("--benchmark makes its prompts: leave out other prompts, --chat and --streaming")
         return found
 
@@ -281,7 +286,7 @@ def run(options: RunOptions) -> None:
     """Run an engine on prompts, in this process, and print the answers and tokens/s."""
     directory = options.engine_directory()
     raise_problems(InvalidArgument, "options", options.problems())
-    if options.benchmark is None and not (options.input_text or options.input_file):
+    if options.benchmark is None and not (options.texts or options.input_file):
         raise InvalidArgument(NO_PROMPT)
     text_files = options.tokenizer_dir or directory
     every_prompt_waits = SchedulerSettings(max_queue_size=0, speculation=speculation_flag(options.speculation))
@@ -292,7 +297,7 @@ def run(options: RunOptions) -> None:
         shot = OneShot(opened, preprocessor, Postprocessor.open(text_files), options)
         prompts: Sequence[RunPrompt]
         if options.benchmark is None:
-            prompts = prompts_of(options.input_text or (), options.input_file, pad_id=preprocessor.pad_id)
+            prompts = prompts_of(options.texts, options.input_file, pad_id=preprocessor.pad_id)
         else:
             prompts = _made_up(options, opened.info.vocab_size)
         _report(shot, prompts, *asyncio.run(_timed(shot, prompts)))

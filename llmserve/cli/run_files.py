@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llmserve.errors import InvalidArgument
 from llmserve.stages.text import text_from_bytes
 
-NO_PROMPT = "no prompt; give --input-text TEXT (repeatable) or --input-file FILE (one prompt a line)"
+NO_PROMPT = "no prompt; give one behind the engine, --input-text TEXT (repeatable) or --input-file FILE (one a line)"
 RunPrompt: TypeAlias = str | tuple[int, ...]  # text, or token ids
 
 

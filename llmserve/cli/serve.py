@@ -44,6 +44,11 @@ logger = logging.getLogger(__name__)
 class ServeCommand(GroupedHelpCommand):
     """Understands tritonserver's command line, too."""
 
+    most_used = (
+        "model_repository", "host", "http_port", "grpc_port", "served_model_name", "api_keys", "batch_dir", "threads",
+        "max_kv_tokens", "log_verbose",
+    )  # fmt: skip
+
     def translated(self, args: Sequence[str]) -> Translation:
         given = read_services(args)
         done = translate(given.arguments)

@@ -36,6 +36,29 @@ def test_flags_are_grouped() -> None:
     assert "--max-beam-width" in panel
 
 
+def test_the_help_of_serve_begins_with_ten_options() -> None:
+    shown = CliRunner().invoke(app, ["serve", "--help"]).output
+    first, _, rest = shown.partition("Most used options:")[2].partition("\n\n")
+    assert len(re.findall(r"^  --", first, re.MULTILINE)) == 10
+    assert re.findall(r"^(\w[\w' ]*):$", rest, re.MULTILINE)[:3] == ["Options", "Models", "Listening"]
+
+
+@pytest.mark.parametrize(
+    ("command", "written", "near"),
+    [
+        ("serve", "--prot", "did you mean --http-port or --grpc-port or --metrics-port?"),
+        ("serve", "--hots", "did you mean --host?"),
+        ("serve", "--htp-port", "did you mean --http-port?"),
+        ("serve", "--zzzzqq", "llmserve serve --help lists the options"),
+        ("run", "--promt", "llmserve run --help lists the options"),
+        ("chat", "--urll", "did you mean --url?"),
+    ],
+)
+def test_a_suggestion_is_near(command: str, written: str, near: str) -> None:
+    error = CliRunner().invoke(app, [command, written, "1"]).exception
+    assert str(error).endswith(f"no option {written}; {near}")
+
+
 def test_the_list_of_commands_imports_none_of_them() -> None:
     """It is shown in a tenth of a second; with every command's imports it takes most of a second."""
     program = "import sys; from llmserve.cli.app import app; app(['--help'], standalone_mode=False)"

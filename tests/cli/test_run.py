@@ -68,6 +68,18 @@ def test_drafters_are_chosen_by_name(
     assert "--speculation 'draft': expected off, or names of drafters" in capsys.readouterr().err
 
 
+def test_a_prompt_may_stand_behind_the_engine(
+    tell: pytest.MonkeyPatch, text_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert llmserve_run(tell, str(text_dir), "--input-text", "red fox", "--max-output-len", "4") == 0
+    flagged = capsys.readouterr().out
+    assert llmserve_run(tell, str(text_dir), "red fox", "--max-output-len", "4") == 0
+    answers = [re.sub(r"[\d.]+ ?(ms|s|tokens/s|MiB)", "", text) for text in (flagged, capsys.readouterr().out)]
+    assert answers[0] == answers[1]
+    assert llmserve_run(tell, str(text_dir)) == 2
+    assert "no prompt; give one behind the engine" in capsys.readouterr().err
+
+
 def test_more_prompts_than_a_server_lets_wait(
     tmp_path: Path, text_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
