@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from contextvars import copy_context
 from functools import cache, partial
 from typing import Any, NoReturn, TypeVar, get_type_hints
@@ -26,7 +26,7 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, ErrorDetails
 
 from llmserve.core import Tenant
 from llmserve.errors import InvalidArgument, nearest
@@ -36,6 +36,7 @@ from llmserve.frontends.http.json_fields import ENCODER, Json
 from llmserve.frontends.text.answers.event_stream import error_response
 from llmserve.frontends.text.answers.failures import Refused, failure_of
 from llmserve.frontends.text.requests.notes import begin_notes, note
+from llmserve.frontends.text.requests.problem_words import place_of, problem_of
 from llmserve.stages.json_values import MAX_VALUES, may_have_many, num_values
 from llmserve.wire.http1 import request as wire
 
@@ -220,18 +221,18 @@ def _no_number(name: str) -> NoReturn:
 
 
 def _refusal(error: ValidationError, model: type[BaseModel]) -> Refused:
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    told = [_told(problem["loc"], problem["msg"], problem["type"], model) for problem in problems]
+    problems = error.errors(include_url=False, include_input=False)
+    told = [_told(problem, model) for problem in problems]
     distinct = list(dict.fromkeys(told))
     more = f"; and {len(distinct) - MOST_PROBLEMS} more" if len(distinct) > MOST_PROBLEMS else ""
     place = problems[0]["loc"]
     return Refused("; ".join(distinct[:MOST_PROBLEMS]) + more, str(place[0]) if place else None)
 
 
-def _told(place: Sequence[int | str], text: str, kind: str, model: type[BaseModel]) -> str:
-    name = ".".join(map(str, place))
-    if kind == "extra_forbidden":
+def _told(problem: ErrorDetails, model: type[BaseModel]) -> str:
+    name = place_of(problem["loc"])
+    if problem["type"] == "extra_forbidden":
         near = nearest(name, model.model_fields)
         return f"{name}: unknown field{near}" if near else f"{name}: unknown field; remove it"
-    text = text.removeprefix("Value error, ")
+    text = problem_of(problem["type"], problem["msg"], problem.get("ctx", {}))
     return f"{name}: {text}" if name else text
