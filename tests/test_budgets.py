@@ -13,16 +13,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES: Mapping[str, int] = {
-    "llmserve/*.py": 1_345,
+    "llmserve/*.py": 1_360,
     "llmserve/backends": 6_864,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 7_935,
     "llmserve/checkpoint": 5_200,
-    "llmserve/cli": 6_660,
+    "llmserve/cli": 6_700,
     "llmserve/cluster": 1_506,
-    "llmserve/engine": 11_000,
+    "llmserve/engine": 11_080,
     "llmserve/evaluation": 6_500,
-    "llmserve/frontends": 14_350,
+    "llmserve/frontends": 14_390,
     "llmserve/models": 3_600,
     "llmserve/scheduler": 1_750,
     "llmserve/serving": 9_494,
@@ -33,7 +33,7 @@ PACKAGES: Mapping[str, int] = {
 LEAVES: Mapping[str, int] = {
     "llmserve/cli/chat": 1_151,
     "llmserve/cli/rollout*.py": 300,
-    "llmserve/frontends/text/ollama": 425,
+    "llmserve/frontends/text/ollama": 430,
     "llmserve/frontends/page": 2_484,
     "llmserve/serving/rollout": 1_516,
 }
