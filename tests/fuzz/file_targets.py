@@ -39,6 +39,7 @@ from llmserve.serving.settings import ServerSettings
 from llmserve.stages.tokenizer import load_tokenizer
 from tests.engine.cpu.networks import LIMITS, odd_network
 from tests.engine.directories import CONFIG, make_engine_directory
+from tests.fuzz.adapters import adapters, read_adapter
 from tests.fuzz.cuda_engine import cuda_engines, open_cuda_engine
 from tests.fuzz.inputs import any_json, damaged, edited, encoded
 from tests.fuzz.target import Target
@@ -320,6 +321,11 @@ def quantized(draw: st.DrawFn) -> bytes:
     return two_parts(two_parts(config, tensors), draw(st.just(values) | damaged(st.just(values), at_most=2)))
 
 
+def read_adapter_parts(folder: Path, data: bytes) -> None:
+    head, values = split(data)
+    read_adapter(folder, *split(head), values)
+
+
 def file_targets() -> list[Target]:
     metadata = damaged(st.just(ENGINE[:NUM_METADATA_BYTES]), at_most=3)
     return [
@@ -337,6 +343,11 @@ def file_targets() -> list[Target]:
         Target("cuda-engine", cuda_engines(), in_folder(open_cuda_engine)),
         Target("safetensors", damaged(safetensors(), at_most=1), in_folder(read_safetensors)),
         Target("quantized", damaged(quantized(), at_most=1), in_folder(read_quantized)),
+        Target(
+            "adapter",
+            adapters().map(lambda parts: two_parts(two_parts(parts[0], parts[1]), parts[2])),
+            in_folder(read_adapter_parts),
+        ),
         Target("gguf", damaged(st.sampled_from(gguf_headers())), in_folder(read_gguf)),
         Target("torch", torch_files() | damaged(torch_files()), in_folder(read_torch)),
     ]
