@@ -47,8 +47,23 @@ ARCHITECTURES = {
     "ministral3": gguf.MODEL_ARCH.MISTRAL3,
     "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
     "gemma": gguf.MODEL_ARCH.GEMMA,
+    "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    "dots1": gguf.MODEL_ARCH.DOTS1,
+    "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
+    "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
+    "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
 }
-PERMUTED = ("llama", "mistral", "mixtral", "granite", "smollm3", "ministral3")  # whose converter is Llama's
+PERMUTED = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "granite",
+    "smollm3",
+    "ministral3",
+    "granitemoe",
+)  # whose converter is Llama's
 LAYER_NORMS = {  # what config.json calls their epsilon
     "cohere2": "layer_norm_eps", "starcoder2": "norm_epsilon", "stablelm": "layer_norm_eps", "nemotron": "norm_eps"
 }  # fmt: skip
@@ -78,11 +93,13 @@ def make_gguf(
     add_metadata(writer, entries | dict(metadata or {}))
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     types = cycle([stored] if isinstance(stored, str) else stored)
-    for name, tensor in with_merged_experts(random_tensors(config, dtype="float32", seed=seed)).items():
+    tensors = with_parted_experts(random_tensors(config, dtype="float32", seed=seed))
+    for name, tensor in with_merged_experts(tensors).items():
         converted = as_converted(name, tensor, config)
-        is_matrix = converted.ndim >= 2 and not name.endswith("layernorm.weight")
+        is_matrix = converted.ndim >= 2 and not name.endswith(("layernorm.weight", ".bias"))
         stored_type = gguf.GGMLQuantizationType[next(types) if is_matrix else "F32"]
         numbers = quantized(np.ascontiguousarray(converted), stored_type)
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None
         writer.add_tensor(gguf_name, numbers, raw_dtype=stored_type)
@@ -108,6 +125,25 @@ def quantized(tensor: NDArray[Any], stored: gguf.GGMLQuantizationType) -> NDArra
     return blocks.reshape(*tensor.shape[:-1], -1)
 
 
+def with_parted_experts(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Gate and up as tensors of their own, with outputs as rows."""
+    found: dict[str, NDArray[Any]] = {}
+    for name, tensor in tensors.items():
+        layer, _, rest = name.rpartition(".mlp.experts." if ".mlp.experts." in name else ".block_sparse_moe.")
+        if rest == "input_linear.weight":
+            for part, rows in zip(("w1", "w3"), np.split(tensor, 2, axis=1), strict=True):
+                found[f"{layer}.block_sparse_moe.experts.{part}.weight"] = rows
+        elif rest == "output_linear.weight":
+            found[f"{layer}.block_sparse_moe.experts.w2.weight"] = tensor
+        elif rest.startswith(("gate_up_proj", "down_proj")) and not rest.endswith("weight"):  # of gpt-oss
+            outputs, kind = (tensor, "bias") if rest.endswith("_bias") else (tensor.swapaxes(1, 2), "weight")
+            parts = {"gate": outputs[:, ::2], "up": outputs[:, 1::2]} if "gate_up" in rest else {"down": outputs}
+            found |= {f"{layer}.mlp.experts.{part}_proj.{kind}": rows for part, rows in parts.items()}
+        else:
+            found[f"{name}.weight" if name.endswith("sinks") else name] = tensor
+    return found
+
+
 def with_merged_experts(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Experts' matrices of a layer as one tensor; a gate of one row as a vector."""
     merged: dict[str, list[NDArray[Any]]] = {}
@@ -116,7 +152,7 @@ def with_merged_experts(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArra
         merged.setdefault(name, []).append(tensor)
     return {
         name: np.stack(found)
-        if len(found) > 1 or ".experts." in name
+        if len(found) > 1 or (".experts." in name and found[0].ndim == 2 and not name.endswith("bias"))
         else found[0].reshape(-1)
         if len(found[0]) == 1
         else found[0]
@@ -164,8 +200,10 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
         else {"attention.layer_norm_rms_epsilon": config["rms_norm_eps"]}
     )
     entries |= own_metadata(config, head_dim)
-    if num_experts := config.get("num_experts") or config.get("num_local_experts"):
-        entries |= {"expert_count": num_experts, "expert_used_count": config["num_experts_per_tok"]}
+    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    if num_experts := next((config[key] for key in counts if key in config), 0):
+        used = config.get("moe_topk") or config.get("moe_k") or config["num_experts_per_tok"]
+        entries |= {"expert_count": num_experts, "expert_used_count": used}
     if config["model_type"] in ("qwen2_moe", "qwen3_moe"):
         entries["expert_feed_forward_length"] = config["moe_intermediate_size"]
     if config["model_type"] == "qwen2_moe":
@@ -187,7 +225,7 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
         entries = {key.replace("softcap", "softcapping"): value for key, value in entries.items()}
     if config["model_type"] == "gemma3_text":
         entries["attention.sliding_window_pattern"] = config["sliding_window_pattern"]
-    if config["model_type"] == "granite":
+    if config["model_type"] in ("granite", "granitemoe"):
         entries |= {
             "attention.scale": config["attention_multiplier"],
             "embedding_scale": config["embedding_multiplier"],
@@ -236,7 +274,35 @@ def own_metadata(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
             "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
             "attention.temperature_scale": rope["llama_4_scaling_beta"],
         }
-    if kind == "hunyuan_v1_dense" and config["rope_scaling"]:
+    if kind in ("glm4_moe", "dots1"):
+        own = {
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+            "expert_shared_count": config["n_shared_experts"],
+            "leading_dense_block_count": config["first_k_dense_replace"],
+            "expert_weights_scale": config["routed_scaling_factor"],
+            "expert_weights_norm": config["norm_topk_prob"],
+        }
+        if kind == "glm4_moe":
+            own |= {"expert_gating_func": 2, "rope.dimension_count": int(head_dim * config["partial_rotary_factor"])}
+        return own
+    if kind == "gpt_oss":
+        rope = config["rope_scaling"]
+        return {
+            "expert_feed_forward_length": config["intermediate_size"],
+            "attention.sliding_window": config["sliding_window"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        }
+    if kind == "minimax_m2":
+        own = {"expert_feed_forward_length": config["intermediate_size"], "expert_gating_func": 2}
+        return own | {"rope.dimension_count": config["rotary_dim"]}
+    if kind == "ernie4_5_moe":
+        return {
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+            "expert_shared_count": config["moe_num_shared_experts"],
+            "leading_dense_block_count": config["moe_layer_start_index"],
+            "interleave_moe_layer_step": config.get("moe_layer_interval", 1),
+        }
+    if kind.startswith("hunyuan") and config["rope_scaling"]:
         stretch = config["rope_scaling"]["alpha"] ** (head_dim / (head_dim - 2))
         return {"rope.freq_base": float(config["rope_theta"] * stretch)}
     return {}

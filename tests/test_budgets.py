@@ -17,7 +17,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/backends": 6_864,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 7_935,
-    "llmserve/checkpoint": 5_200,
+    "llmserve/checkpoint": 5_400,
     "llmserve/cli": 6_700,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 11_080,

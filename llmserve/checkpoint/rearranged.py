@@ -55,6 +55,10 @@ class StackedRows:
         offset = first * self.num_rows
         return matrices.reshape(-1, *matrices.shape[2:])[rows.start - offset : rows.stop - offset]
 
+    def blocks(self, rows: slice, /) -> BlockRows | None:
+        """A source that has them counts the rows of all matrices, and knows of no transposition."""
+        return blocks(self.source, rows)
+
 
 def row_order(num_rows: int, stored: RowOrder) -> NDArray[np.intp]:
     """Where the rows of a parameter are that is stored in another order."""

@@ -22,7 +22,7 @@ from llmserve.engine.cpu.runner import CpuRunner, available_isas
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.selftest import prompt_logits
 from llmserve.errors import CheckpointError, EngineFileError, RecipeError
-from llmserve.models.number_formats import BLOCKS
+from llmserve.models.number_formats import BLOCKS, INT8, WeightFormat
 from tests.builder.test_cpu_engine import verified
 from tests.checkpoints import make_checkpoint
 from tests.engine.cpu.law import law
@@ -144,3 +144,30 @@ def test_experts_of_several_types_are_refused(tmp_path: Path) -> None:
     file = make_gguf(tmp_path / "m.gguf", "olmoe", stored=("Q8_0", "Q4_0", "Q5_0"), **sizes)
     with pytest.raises(RecipeError, match="have several types"):
         build_engine(file, tmp_path / "engine", OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "format"),
+    [
+        ("gpt-oss", "MXFP4", INT8),
+        ("gpt-oss", "Q5_1", BLOCKS["Q5_1"]),
+        ("granite-moe", "Q4_0", BLOCKS["Q4_0"]),
+        ("granite-moe", "Q4_K", BLOCKS["Q4_K"]),
+    ],
+)
+def test_gates_and_ups_keep_the_blocks_that_they_have_apart(
+    kind: str, stored: str, format: WeightFormat, tmp_path: Path
+) -> None:
+    """In a file they are two tensors, in a checkpoint one; the engine has no blocks of MXFP4."""
+    file = make_gguf(tmp_path / "m.gguf", kind, stored=stored, hidden_size=256, intermediate_size=256)
+    with Checkpoint.open(file) as checkpoint:
+        build = resolve(checkpoint, OPTIONS)
+        for name in ("gate_up", "down"):
+            [part] = build.quantized[f"layers.1.mlp.experts.{name}"]
+            assert part.scheme.format is format
+            expanded = build.weights.rows(f"layers.1.mlp.experts.{name}", "float32")
+            rows = slice(250, expanded.shape[0] - 1)
+            if format is not INT8:
+                np.testing.assert_array_equal(round_weight([part], expanded, rows), expanded[rows])
+    build_engine(file, tmp_path / "engine", OPTIONS)
+    assert verified(EngineDirectory.open(tmp_path / "engine")).passed

@@ -1,14 +1,15 @@
 """Which of llama.cpp's architectures are which of Hugging Face's, and what its converter did to names and numbers.
 
 The one place of GGUF's tensor names. To add an architecture: name it here; what its config needs beyond the common keys
-is in `config.py`. Source: llama.cpp, `gguf-py/gguf/tensor_mapping.py` and the converters in `conversion/`.
+is in `families.py` and `mixtures.py`. Source: llama.cpp, `gguf-py/gguf/tensor_mapping.py`, and its converters in
+`conversion/`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llmserve.errors import Unsupported
 
@@ -51,16 +52,47 @@ SHARED_EXPERT = {f"ffn_{name}_shexp": f"mlp.shared_expert.{name}_proj" for name 
     SHARED_GATE: "mlp.shared_expert_gate"
 }
 
-BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+SHARED_EXPERTS = {f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
+SHARED_MLP = {f"ffn_{name}_shexp": f"mlp.shared_mlp.{name}_proj" for name in ("gate", "up", "down")}
+CORRECTION, CORRECTED = "exp_probs_b.bias", "e_score_correction_bias"
+DRAFTING = {f"nextn.{name}": name for name in ("eh_proj", "embed_tokens", "enorm", "hnorm")} | {
+    f"nextn.shared_head_{name}": f"shared_head.{name}" for name in ("head", "norm")
+}
+
+BLOCK_NAME = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)")
 LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.*]+)\.(weight|bias)")
+LAYER = re.compile(r"model\.layers\.(\d+)\.([\w.]+)")
 EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)|(?<=_layernorm\.norms\.)\d+(?=\.)")  # or a head
 
 # Numbers that belong to the config. `rope_freqs` divides the frequencies of the rotary embedding one by one.
 PARALLEL_KEYS = ("{}.use_parallel_residual",)
 EXPERT_KEYS = ("{}.expert_count",)
+ROUTER_KEYS = (*EXPERT_KEYS, "{}.expert_gating_func", "{}.expert_weights_scale", "{}.expert_group_count")
 MULTIPLIERS = ("{}.attention.scale", "{}.embedding_scale", "{}.residual_scale", "{}.logit_scale")
 ROPE_FREQS = "rope_freqs.weight"
 ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Tensors of a block that are one in Hugging Face's checkpoints: the matrices, or biases, of all experts."""
+
+    parts: tuple[str, ...]  # gate and up, or down
+    tensor: str  # in a layer
+    is_transposed: bool = False  # it has inputs as rows
+    in_turns: bool = False  # it has the first gate, its up, the next gate and so on
+
+
+def _joined(gate_up: str, down: str, *, bias: str = "", **form: bool) -> tuple[Joined, ...]:
+    kinds = {"weight": "", "bias": bias} if bias else {"weight": ""}
+    return tuple(
+        joined
+        for kind, ending in kinds.items()
+        for joined in (
+            Joined((f"ffn_gate_exps.{kind}", f"ffn_up_exps.{kind}"), gate_up + ending, **form),
+            Joined((f"ffn_down_exps.{kind}",), down + ending, is_transposed=form.get("is_transposed", False)),
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +101,8 @@ class GgufArchitecture:
     hf_name: str  # in `architectures` of config.json
     model_type: str
     block: Mapping[str, str]  # modules of a block: GGUF's name -> Hugging Face's
+    tensors: Mapping[str, str] = field(default_factory=dict)  # of a block, whose last part changes, too
+    joined: tuple[Joined, ...] = ()
     interleaved: bool = False  # rows of q and k are in pairs of the rotary embedding
     norm_shift: float = 0.0  # to be added to the weights of every norm
     layer_norm: str = ""  # where norms take the mean off: what config.json calls their epsilon
@@ -81,16 +115,39 @@ class GgufArchitecture:
         if module in OUTSIDE:
             return f"{OUTSIDE[module]}.{suffix}"
         found = BLOCK_NAME.fullmatch(name)
+        if found and (tensor := self._tensor(f"{found[2]}.{found[3]}")):
+            return f"model.layers.{found[1]}.{tensor}"
         if found is None or found[2] not in self.block:
             return name
         return f"model.layers.{found[1]}.{self.block[found[2]]}.{found[3]}"
 
+    def joined_of(self, name: str) -> tuple[Joined, list[str]] | None:
+        """How a tensor of Hugging Face's is made of several, and their names."""
+        found = LAYER.fullmatch(name)
+        for joined in self.joined:
+            if found is not None and found[2] == joined.tensor:
+                return joined, [f"blk.{found[1]}.{part}" for part in joined.parts]
+        return None
+
+    def knows(self, name: str) -> bool:
+        hf = self.to_hf(name)
+        joined = self.joined_of(hf)
+        return name in joined[1] if joined else self.to_gguf(hf) == name
+
+    def _tensor(self, name: str) -> str | None:
+        return next((joined.tensor for joined in self.joined if name in joined.parts), self.tensors.get(name))
+
     def to_gguf(self, name: str) -> str:
-        """The inverse of `to_hf`."""
+        """The inverse of `to_hf`; of tensors that are one, the first."""
+        if joined := self.joined_of(name):
+            return joined[1][0]
         module, _, suffix = name.rpartition(".")
         outside = {hf: gguf for gguf, hf in OUTSIDE.items()}
         if module in outside:
             return f"{outside[module]}.{suffix}"
+        tensors = {hf: gguf for gguf, hf in self.tensors.items()}
+        if (found := LAYER.fullmatch(name)) and found[2] in tensors:
+            return f"blk.{found[1]}.{tensors[found[2]]}"
         found = LAYER_NAME.fullmatch(EXPERT.sub("*", name))
         modules = {hf: gguf for gguf, hf in self.block.items()}
         if found is None or found[2] not in modules:
@@ -186,6 +243,63 @@ ALL = (
         "hunyuan-dense", "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", NORMS | ATTENTION | TURNED_NORMS | MLP
     ),
     GgufArchitecture("gemma", "GemmaForCausalLM", "gemma", NORMS | ATTENTION | MLP, norm_shift=-1.0),
+    GgufArchitecture(
+        "glm4moe",
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        SEED_NORMS | ATTENTION | HEAD_NORMS | MLP | EXPERTS | SHARED_EXPERTS | DRAFTING,
+        {CORRECTION: f"mlp.gate.{CORRECTED}"},
+        own_keys=ROUTER_KEYS,
+    ),
+    GgufArchitecture(
+        "dots1",
+        "Dots1ForCausalLM",
+        "dots1",
+        NORMS | ATTENTION | HEAD_NORMS | MLP | EXPERTS | SHARED_EXPERTS,
+        {CORRECTION: f"mlp.gate.{CORRECTED}"},
+        own_keys=ROUTER_KEYS,
+    ),
+    GgufArchitecture(
+        "minimax-m2",
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        NORMS | ATTENTION | HEAD_NORMS | MIXTRAL_EXPERTS,
+        {CORRECTION: f"block_sparse_moe.{CORRECTED}"},
+        own_keys=(*EXPERT_KEYS, "{}.expert_gating_func"),
+    ),
+    GgufArchitecture(
+        "ernie4_5-moe",
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
+        NORMS | ATTENTION | MLP | EXPERTS | SHARED_EXPERTS,
+        {CORRECTION: f"mlp.moe_statics.{CORRECTED}"},
+        own_keys=EXPERT_KEYS,
+    ),
+    GgufArchitecture(
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        NORMS | ATTENTION | {"ffn_gate_inp": "block_sparse_moe.router.layer"},
+        joined=_joined("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+        interleaved=True,
+        own_keys=(*MULTIPLIERS, *EXPERT_KEYS),
+    ),
+    GgufArchitecture(
+        "gpt-oss",
+        "GptOssForCausalLM",
+        "gpt_oss",
+        SEED_NORMS | ATTENTION | {"ffn_gate_inp": "mlp.router"},
+        {"attn_sinks.weight": "self_attn.sinks"},
+        _joined("mlp.experts.gate_up_proj", "mlp.experts.down_proj", bias="_bias", is_transposed=True, in_turns=True),
+        own_keys=EXPERT_KEYS,
+    ),
+    GgufArchitecture(
+        "hunyuan-moe",
+        "HunYuanMoEV1ForCausalLM",
+        "hunyuan_v1_moe",
+        NORMS | ATTENTION | TURNED_NORMS | EXPERTS | {"ffn_gate_inp": "mlp.gate.wg"} | SHARED_MLP,
+        own_keys=EXPERT_KEYS,
+    ),
     GgufArchitecture("gemma2", "Gemma2ForCausalLM", "gemma2", FOUR_NORMS | ATTENTION | MLP, norm_shift=-1.0),
     GgufArchitecture(
         "gemma3", "Gemma3ForCausalLM", "gemma3_text", FOUR_NORMS | ATTENTION | HEAD_NORMS | MLP, norm_shift=-1.0

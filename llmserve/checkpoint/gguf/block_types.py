@@ -21,6 +21,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 SignedBytes: TypeAlias = NDArray[np.int8]
 
 FOUR = np.uint8(4)
+TWICE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 SMALL, LARGE = 32, 256  # elements of a block: of the first types, and of those with a K
 
 
@@ -170,6 +171,14 @@ def _q6_k(blocks: Blocks) -> Values:
     return values.reshape(len(blocks), LARGE)
 
 
+def _mxfp4(blocks: Blocks) -> Values:
+    """Numbers of four bits with an exponent: twice the number is in the table, so that it is half of a power of two."""
+    exponents = blocks["e"].astype(np.uint32)
+    bits = np.where(exponents < 2, np.uint32(0x00200000) << exponents, (exponents - np.uint32(1)) << np.uint32(23))
+    values: Values = bits.astype(np.uint32).view(np.float32)[:, np.newaxis] * TWICE_E2M1[_halves(blocks["qs"])]
+    return values
+
+
 def _layout(**fields: tuple[DTypeLike, int]) -> np.dtype[Any]:
     return np.dtype([(name, kind, count) if count > 1 else (name, kind) for name, (kind, count) in fields.items()])
 
@@ -222,12 +231,13 @@ TYPES: Mapping[int, BlockType] = {  # by the number in the file
     ),
     28: BlockType("F64", 1, np.dtype("<f8")),
     30: BlockType("BF16", 1, np.dtype(ml_dtypes.bfloat16)),
+    39: BlockType("MXFP4", SMALL, _layout(e=("u1", 1), qs=("u1", 16)), _mxfp4),
 }
 SUPPORTED = ", ".join(kind.name for kind in TYPES.values())
 UNSUPPORTED: Mapping[int, str] = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 29: "IQ1_M",
-    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+    34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from llmserve.checkpoint.gguf.architectures import EXPERT, SHARED_GATE, gguf_architecture
-from llmserve.checkpoint.gguf.config import Described, config_of
+from llmserve.checkpoint.gguf.config import config_of
+from llmserve.checkpoint.gguf.described import Described
 from llmserve.checkpoint.gguf.header import Header, StoredBlocks, read_header
 from llmserve.checkpoint.gguf.metadata import MetadataReader
-from llmserve.checkpoint.gguf.rows import ExpandedRows
+from llmserve.checkpoint.gguf.rows import ExpandedRows, JoinedRows
 from llmserve.checkpoint.gguf.text_files import text_files
 from llmserve.checkpoint.gguf.vocabulary import SPECIAL_KEYS
 from llmserve.checkpoint.rearranged import ReorderedRows, pair_order
@@ -26,6 +27,7 @@ from llmserve.errors import CheckpointError, Unsupported, raise_problems
 SUFFIX = ".gguf"
 MAX_FACTORS = 1 << 16
 MAX_EXPERTS = 10_000
+ROW = "moe_statics.e_score_correction_bias"
 ID_KEYS = {f"{name}_id": SPECIAL_KEYS[name] for name in ("bos_token", "eos_token", "pad_token")}
 
 
@@ -67,6 +69,8 @@ class GgufFile:
         return {name: count / counted.total() for name, count in sorted(counted.items()) if name}
 
     def read(self, name: str) -> Rows:
+        if joined := self._joined(name):
+            return joined
         stored_name = self._architecture.to_gguf(name)
         stored = self._stored[stored_name]
         packed = self._packed(stored)
@@ -78,6 +82,17 @@ class GgufFile:
         heads = self.config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         head_dim = stored.shape[0] // heads
         return ReorderedRows(rows, pair_order(stored.shape[0], head_dim, head_dim))
+
+    def _joined(self, name: str) -> JoinedRows | None:
+        """None for one tensor, and where parts are missing or do not fit: the shape is that of the first then."""
+        if (found := self._architecture.joined_of(name)) is None:
+            return None
+        joined, parts = found[0], [self._stored.get(part) for part in found[1]]
+        stored = [part for part in parts if part is not None]
+        if len(stored) < len(parts) or len({part.shape for part in stored}) > 1 or not 2 <= len(stored[0].shape) <= 3:
+            return None
+        rows = [ExpandedRows(self._packed(part), part.kind, part.shape) for part in stored]
+        return JoinedRows(rows, joined.is_transposed and len(stored[0].shape) == 3, joined.in_turns)
 
     def stored_name(self, name: str) -> str:
         return self._architecture.to_gguf(name)
@@ -111,7 +126,7 @@ class GgufFile:
         reader.problems += [
             f"tensor {name} has a name that no GGUF file has; convert the original model with llama.cpp"
             for name in shapes
-            if self._architecture.to_gguf(self._architecture.to_hf(name)) != name
+            if not self._architecture.knows(name)
         ]
         if "token_embd.weight" not in shapes:
             reader.problems.append("it has no tensor token_embd.weight")
@@ -137,11 +152,13 @@ class GgufFile:
         return "*" in name and len(shape) == 3 - (".norms." in name) and shape[0] <= MAX_EXPERTS
 
     def _shape(self, stored_name: str) -> tuple[int, ...]:
-        """Of each tensor that it is: converters leave out the one row of a shared expert's gate."""
+        """Of each tensor that it is: converters leave out the one row of a shared expert's gate, and of ERNIE's
+        correction."""
         shape = self._stored[stored_name].shape
         if self._has_experts(stored_name):
             return shape[1:]
-        return (1, *shape) if f".{SHARED_GATE}." in stored_name and len(shape) == 1 else shape
+        is_row = f".{SHARED_GATE}." in stored_name or self._architecture.to_hf(stored_name).endswith(ROW)
+        return (1, *shape) if is_row and len(shape) == 1 else shape
 
     def _packed(self, stored: StoredBlocks) -> Any:
         return self._bytes[stored.offset : stored.offset + stored.num_bytes]
@@ -150,6 +167,8 @@ class GgufFile:
         return self._architecture.norm_shift if stored_name.endswith("norm.weight") else 0.0
 
     def _info(self, stored_name: str) -> TensorInfo:
+        if joined := self._joined(self._architecture.to_hf(stored_name)):
+            return TensorInfo("float32", joined.shape, math.prod(joined.shape) * 4)
         stored, shape = self._stored[stored_name], self._shape(stored_name)
         is_plain = stored.kind.expand is None and not self._shift(stored_name)
         layouts = {layout: name for name, layout in DTYPES.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,50 @@ from llmserve.checkpoint.blocks import BlockRows
 from llmserve.checkpoint.gguf.block_types import BlockType
 from llmserve.checkpoint.integers import Integers
 from llmserve.checkpoint.stored_tensor import STRIP_ELEMENTS, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRows:
+    """Tensors [experts, rows, ...] as one, whose rows come one after the other or, `in_turns`, alternate."""
+
+    parts: Sequence[ExpandedRows]
+    is_transposed: bool
+    in_turns: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        experts, rows, *columns = self.parts[0].shape
+        shape = (experts, rows * len(self.parts), *columns)
+        return (experts, *reversed(shape[1:])) if self.is_transposed else shape
+
+    def __getitem__(self, experts: slice, /) -> Tensor:
+        found = [part[experts] for part in self.parts]
+        if self.in_turns:
+            both = np.stack(found, axis=2)
+            joined = both.reshape(len(both), -1, *both.shape[3:])
+        else:
+            joined = np.concatenate(found, axis=1)
+        return joined.swapaxes(1, 2) if self.is_transposed and joined.ndim == 3 else joined
+
+    def blocks(self, rows: slice, /) -> BlockRows | None:
+        """Of the matrices of all experts, one below the other, with outputs as rows."""
+        if len({part.kind.name for part in self.parts}) > 1 or len(self.parts[0].shape) != 3:
+            return None
+        experts, height, _ = self.parts[0].shape
+        expert, row = np.divmod(np.arange(rows.start, rows.stop), height * len(self.parts))
+        if self.in_turns:
+            row, part_of_row = np.divmod(row, len(self.parts))
+        else:
+            part_of_row, row = np.divmod(row, height)
+        stored = [part.packed.reshape(experts * height, -1) for part in self.parts]
+        packed = np.empty((len(row), stored[0].shape[1]), np.uint8)
+        for number, matrix in enumerate(stored):
+            own = part_of_row == number
+            packed[own] = matrix[(expert * height + row)[own]]
+        kind = self.parts[0].kind
+        if kind.expand is None:
+            return None
+        return BlockRows(kind, packed.view(kind.layout).reshape(len(row), -1), np.ones(len(row), np.float32))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,10 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from gguf.quants import dequantize, quantize
 
 from llmserve.checkpoint.expanded import write_expanded
+from llmserve.checkpoint.gguf.architectures import ARCHITECTURES
 from llmserve.checkpoint.plan import plan_weights
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.errors import CheckpointError, Unsupported
@@ -22,6 +24,7 @@ from tests.checkpoints import AROUND_ONE, KINDS, MIXTURES, random_tensors
 from tests.gguf_files import GGUF_KINDS, make_gguf
 from tests.oracle import load_oracle, oracle_logits, reference_logits, relative_error
 
+MXFP4 = gguf.GGMLQuantizationType.MXFP4
 # llama.cpp has experts in every layer; sizes are whole blocks of Q8_0
 EXPERTS: dict[str, Any] = {"mlp_only_layers": [], "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
 GEMMA = {"query_pre_attn_scalar": 24}  # the head size, which a GGUF file cannot say otherwise
@@ -32,6 +35,10 @@ def overrides(kind: str) -> dict[str, Any]:
         return {"sliding_window_pattern": 4, "num_hidden_layers": 4}  # which llama.cpp takes for granted
     if kind == "starcoder2":
         return {"sliding_window": None}  # which llama.cpp leaves out
+    if kind == "dots1-moe":
+        return {"sliding_window": None, "moe_intermediate_size": 64}  # llama.cpp has no windows
+    if kind in ("minimax-m2", "hunyuan-moe", "granite-moe", "gpt-oss"):
+        return {"intermediate_size": 64}
     return GEMMA if kind.startswith("gemma") else EXPERTS if kind in MIXTURES else {}
 
 
@@ -72,7 +79,8 @@ def test_the_network_is_that_of_the_folder(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", GGUF_KINDS)
 def test_logits_are_those_of_transformers_on_the_expanded_values(kind: str, tmp_path: Path) -> None:
     """Of the whole way: header, config, names, order of rows, plan; and of the folder that stands for the file."""
-    path = make_gguf(tmp_path / "m.gguf", kind, stored="Q8_0", intermediate_size=192, hidden_size=64, **overrides(kind))
+    sizes = {"intermediate_size": 192, "hidden_size": 64} | overrides(kind)
+    path = make_gguf(tmp_path / "m.gguf", kind, stored="Q8_0", **sizes)
     with Checkpoint.open(path) as checkpoint:
         write_expanded(checkpoint, tmp_path / "expanded")
     ids = [int(i) for i in np.random.default_rng(1).integers(3, 320, 40)]
@@ -155,6 +163,42 @@ def test_other_mixtures_of_experts_are_refused(metadata: dict[str, Any], problem
         Checkpoint.open(path)
 
 
+def test_layers_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
+    """As a file has them: the last block is one, with tensors that others do not have."""
+    path = make_gguf(tmp_path / "m.gguf", "glm4-moe", num_hidden_layers=3, metadata={"glm4moe.nextn_predict_layers": 1})
+    with Checkpoint.open(path) as checkpoint:
+        spec = spec_of(checkpoint.config)
+        assert spec.num_layers == 2
+        params = architecture_for(checkpoint.config).params(spec)
+        assert len(plan_weights(checkpoint, params, spec.ignored).params) == len(params)
+    glm = ARCHITECTURES["glm4moe"]
+    for own, name in (("eh_proj", "eh_proj"), ("shared_head_norm", "shared_head.norm")):
+        assert glm.to_hf(f"blk.2.nextn.{own}.weight") == f"model.layers.2.{name}.weight"
+        assert glm.knows(f"blk.2.nextn.{own}.weight")
+
+
+def test_gates_without_their_ups_are_named(tmp_path: Path) -> None:
+    path = make_gguf(tmp_path / "m.gguf", "gpt-oss")
+    path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_up_exps.weight", b"blk.3.ffn_up_exps.weight"))
+    with Checkpoint.open(path) as checkpoint:
+        params = architecture_for(checkpoint.config).params(spec_of(checkpoint.config))
+        with pytest.raises(CheckpointError, match=r"tensor blk\.1\.ffn_gate_exps\.weight has shape \[7, 48, 64\]"):
+            plan_weights(checkpoint, params, ())
+
+
+def test_experts_in_mxfp4_are_those_of_the_gguf_package(tmp_path: Path) -> None:
+    """As gpt-oss is published: attention in another type."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64}
+    path = make_gguf(tmp_path / "m.gguf", "gpt-oss", stored="MXFP4", **sizes)
+    wanted = random_tensors(KINDS["gpt-oss"] | sizes, dtype="float32", seed=0)
+    with Checkpoint.open(path) as checkpoint:
+        for name in ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"):
+            outputs = wanted[f"model.layers.1.{name}"].swapaxes(1, 2)
+            rounded = dequantize(quantize(outputs, MXFP4), MXFP4).swapaxes(1, 2)
+            assert np.array_equal(checkpoint.read(f"model.layers.1.{name}"), rounded)
+        assert checkpoint.rounded_shares.keys() == {"MXFP4"}
+
+
 def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
     path = make_gguf(tmp_path / "m.gguf", "olmoe", metadata={"olmoe.expert_count": 9})
     with Checkpoint.open(path) as checkpoint:
@@ -172,7 +216,7 @@ def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
         (
             {"general.architecture": 7},
             Unsupported,
-            "supported: cohere2, ernie4_5, exaone4, gemma, gemma2, gemma3, glm4, granite, hunyuan-dense, llama, ",
+            "supported: cohere2, dots1, ernie4_5, ernie4_5-moe, exaone4, gemma, gemma2, gemma3, glm4, glm4moe, ",
         ),
         ({"llama.expert_count": 8}, CheckpointError, "llama.expert_used_count must be an integer from 1"),
         ({"llama.expert_count": [8, 8]}, Unsupported, "llama.expert_count"),

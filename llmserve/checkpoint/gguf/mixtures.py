@@ -1,0 +1,143 @@
+"""What config.json says of a mixture of experts beside the common keys, from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from llmserve.checkpoint.gguf.described import Config, Described
+from llmserve.checkpoint.gguf.families import biased, granite, part_of_heads, qwen2, require_whole_heads
+
+
+def _experts(file: Described, config: Config, *, renormalize: bool = False) -> Config:
+    """`renormalize`: what llama.cpp does where the file does not say it."""
+    reader = file.reader
+    inner = file.shapes.get("blk.0.ffn_gate_exps.weight", (0, 0))[1:2] or (0,)
+    return qwen2(file, config) | {
+        "num_experts": reader.integer("{}.expert_count"),
+        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        "moe_intermediate_size": reader.integer("{}.expert_feed_forward_length", inner[0]),
+        "norm_topk_prob": reader.flag("{}.expert_weights_norm", renormalize),
+    }
+
+
+def _qwen2_moe(file: Described, config: Config) -> Config:
+    inner = file.shapes.get("blk.0.ffn_gate_shexp.weight", (0,))[0]
+    return _experts(file, config) | {
+        "shared_expert_intermediate_size": file.reader.integer("{}.expert_shared_feed_forward_length", inner),
+        "qkv_bias": file.has_bias("attn_q"),
+    }
+
+
+def _qwen3_moe(file: Described, config: Config) -> Config:
+    own = _experts(file, config, renormalize=True)
+    return own | {"attention_bias": file.has_bias("attn_q")}
+
+
+def _routed(file: Described, config: Config) -> Config:
+    """What DeepSeek's keys say of a mixture whose router weighs by sigmoids."""
+    reader = file.reader
+    if reader.integer("{}.expert_gating_func", 2, minimum=0) not in (0, 2):
+        reader.problems.append(f"{reader.key('{}.expert_gating_func')} must be 2, sigmoid")
+    return {
+        "n_routed_experts": reader.integer("{}.expert_count"),
+        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        "moe_intermediate_size": reader.integer("{}.expert_feed_forward_length"),
+        "n_shared_experts": reader.integer("{}.expert_shared_count", 0, minimum=0),
+        "first_k_dense_replace": reader.integer("{}.leading_dense_block_count", 0, minimum=0),
+        "norm_topk_prob": reader.flag("{}.expert_weights_norm", False),
+        "routed_scaling_factor": reader.positive("{}.expert_weights_scale", 1.0),
+        "n_group": reader.integer("{}.expert_group_count", 1),
+        "topk_group": reader.integer("{}.expert_group_used_count", 1),
+        "attention_bias": file.has_bias("attn_q"),
+    }
+
+
+def _glm4_moe(file: Described, config: Config) -> Config:
+    """The last blocks draft tokens."""
+    num_drafting = file.reader.integer("{}.nextn_predict_layers", 0, minimum=0)
+    return (
+        part_of_heads(file, config)
+        | _routed(file, config)
+        | {
+            "num_hidden_layers": max(1, config["num_hidden_layers"] - num_drafting),
+            "num_nextn_predict_layers": num_drafting,
+            "use_qk_norm": "blk.0.attn_q_norm.weight" in file.shapes,
+        }
+    )
+
+
+def _dots1(file: Described, config: Config) -> Config:
+    require_whole_heads(file.reader, config)
+    layers = ["full_attention"] * config["num_hidden_layers"]
+    return _routed(file, config) | {"layer_types": layers, "sliding_window": None}
+
+
+def _minimax_m2(file: Described, config: Config) -> Config:
+    reader = file.reader
+    return {
+        "num_local_experts": reader.integer("{}.expert_count"),
+        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        "intermediate_size": reader.integer("{}.expert_feed_forward_length"),
+        "rotary_dim": reader.integer("{}.rope.dimension_count", config["head_dim"]),
+        "scoring_func": "sigmoid",
+        "use_qk_norm": True,
+    }
+
+
+def _ernie4_5_moe(file: Described, config: Config) -> Config:
+    reader = file.reader
+    require_whole_heads(reader, config)
+    return {
+        "moe_num_experts": reader.integer("{}.expert_count"),
+        "moe_k": reader.integer("{}.expert_used_count"),
+        "moe_intermediate_size": reader.integer("{}.expert_feed_forward_length"),
+        "moe_num_shared_experts": reader.integer("{}.expert_shared_count", 0, minimum=0),
+        "moe_layer_start_index": reader.integer("{}.leading_dense_block_count", 0, minimum=0),
+        "moe_layer_interval": reader.integer("{}.interleave_moe_layer_step", 1),
+    }
+
+
+def _hunyuan_moe(file: Described, config: Config) -> Config:
+    reader = file.reader
+    return biased(file, config) | {
+        "num_experts": reader.integer("{}.expert_count"),
+        "moe_topk": reader.integer("{}.expert_used_count"),
+        "intermediate_size": reader.integer("{}.expert_feed_forward_length", config["intermediate_size"]),
+    }
+
+
+def _granite_moe(file: Described, config: Config) -> Config:
+    reader = file.reader
+    return granite(file, config) | {
+        "num_local_experts": reader.integer("{}.expert_count"),
+        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+    }
+
+
+def _gpt_oss(file: Described, config: Config) -> Config:
+    """Windows alternate, as in the published models."""
+    reader = file.reader
+    require_whole_heads(reader, config)
+    scaling = config.get("rope_scaling")
+    return {
+        "num_local_experts": reader.integer("{}.expert_count"),
+        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        "intermediate_size": reader.integer("{}.expert_feed_forward_length", config["intermediate_size"]),
+        "sliding_window": reader.integer("{}.attention.sliding_window", 128),
+        "attention_bias": file.has_bias("attn_q"),
+        "rope_scaling": scaling and {**scaling, "truncate": False},
+    }
+
+
+OWN: Mapping[str, Callable[[Described, Config], Config]] = {
+    "qwen2moe": _qwen2_moe,
+    "qwen3moe": _qwen3_moe,
+    "olmoe": _experts,
+    "glm4moe": _glm4_moe,
+    "dots1": _dots1,
+    "minimax-m2": _minimax_m2,
+    "ernie4_5-moe": _ernie4_5_moe,
+    "hunyuan-moe": _hunyuan_moe,
+    "granitemoe": _granite_moe,
+    "gpt-oss": _gpt_oss,
+}
