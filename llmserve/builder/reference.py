@@ -84,7 +84,7 @@ class ReferenceModel:
         return self._execute(runs, None)
 
     def watch(self, runs: Sequence[Run], observer: Callable[[Op, Matrix], None]) -> None:
-        """`observer` sees what every linear layer reads, of all runs together; logits are not computed."""
+        """`observer` sees what linear layers read, and all experts together, of all runs; logits are not computed."""
         self._execute(runs, observer)
 
     def _execute(self, runs: Sequence[Run], observer: Callable[[Op, Matrix], None] | None) -> list[Matrix]:
@@ -103,6 +103,8 @@ class ReferenceModel:
                         return []
                 outputs = self._linear(op, read, runs)
             elif op.kind is OpKind.EXPERTS:
+                if observer is not None:
+                    observer(op, np.concatenate([_read_by_experts(op, *of_run) for of_run in inputs]))
                 outputs = self._experts(op, inputs, runs)
             else:
                 outputs = self._others(op, inputs, runs)
@@ -232,6 +234,15 @@ class ReferenceModel:
             inputs = (q, *(x.astype(dtype).astype(np.float32) for x in kept))
         y: Matrix = OPERATIONS[op.kind](op, *inputs, *weights)
         return y
+
+
+def _read_by_experts(op: Op, x: Matrix, routes: Matrix) -> Matrix:
+    """A row for each row of `x`, as large as its experts read it together; of as many experts, unless it is scaled."""
+    if not op.number("scales_inputs"):
+        return x
+    weights = routes[:, int(op.number("experts_per_token")) :]
+    scaled: Matrix = x * np.sqrt(np.square(weights).sum(axis=1, keepdims=True))
+    return scaled
 
 
 def _rms_norm(op: Op, x: Matrix, weight: Matrix | None = None) -> Matrix:

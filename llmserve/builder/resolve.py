@@ -171,8 +171,6 @@ def _network(
         problems += target.problems(program, params, options)
         if options.calibration_data and not target.rounds_activations:
             problems.append(f"calibration_data has no effect on the {target.name} target; leave it out")
-        if options.calibration_data and any(op.kind is OpKind.EXPERTS for op in program.ops):
-            problems.append("calibration_data is not supported for mixtures of experts; leave it out")
     return spec, Network(program, params, options), target, problems
 
 

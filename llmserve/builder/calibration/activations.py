@@ -47,12 +47,17 @@ def watch_inputs(
     advance: Callable[[str, int], None],
     each: Each = one_by_one,
 ) -> Mapping[str, Inputs]:
-    """By matrix; those that read the same have the same. `advance` is told names and numbers of elements."""
+    """By matrix; those that read the same have the same. `advance` is told names and numbers of elements.
+
+    Of experts the first matrices, which are one tensor: each row is read by as many, so what all of them read together
+    is what the layer reads. What the second ones read has another meaning in each expert.
+    """
     found: dict[str, Inputs] = {}
     of_values: dict[str, Inputs] = {}
 
     def look(op: Op, x: Matrix) -> None:
-        (value,) = op.inputs
+        is_scaled = op.kind is OpKind.EXPERTS and op.number("scales_inputs")
+        value = op.output if is_scaled else op.inputs[0]
         if value not in of_values:
             of_values.clear()
             of_values[value] = _inputs(x, each)
