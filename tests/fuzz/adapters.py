@@ -38,7 +38,7 @@ NAMES = (*CONFIG, *TENSORS, ".lora_", "(a+)+b", ".*.*.*.*", "q_proj", "F8_E4M3",
 @cache
 def base() -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix="fuzz-base-")
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 300}
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 300}
     make_checkpoint(Path(folder.name), "llama", **sizes)
     return folder
 
