@@ -1,7 +1,7 @@
 """What speculation is worth: the same prompts with it and without, in turn, in one run. `make bench-speculation`.
 
-Answers must be equal. Three kinds of prompt: code to repeat with a change, a text to summarize, and a story, which
-repeats nothing.
+Answers must be equal. Four kinds of prompt: code to repeat with a change, a text to summarize, a story, which repeats
+nothing, and facts to write as JSON by a schema.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.core import GenerateRequest, Guide, SamplingParams
 from llmserve.engine.base import Engine
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
 from llmserve.evaluation.prompts import PromptEncoder
 from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.settings import SchedulerSettings
 from llmserve.stages.chat import Message
+from llmserve.stages.guides import GuideCompiler, GuideKind, GuideText
+from llmserve.stages.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS: Sequence[Callable[..., object]] = (
@@ -54,16 +57,39 @@ def stories() -> list[str]:
     return [f"Write a story about {subject}." for subject in SUBJECTS]
 
 
-KINDS = {"edit": edits, "summary": summaries, "story": stories}
+def facts() -> list[str]:
+    return [f"Describe {subject} as JSON: its description, its colour, its age and its price." for subject in SUBJECTS]
 
 
-async def answers(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int) -> tuple[list[list[int]], float]:
+KINDS = {"edit": edits, "summary": summaries, "story": stories, "json": facts}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "description": {"type": "string", "maxLength": 80},
+        "main_colour": {"enum": ["red", "green", "blue", "black", "white"]},
+        "age_in_years": {"type": "integer", "minimum": 0, "maximum": 5000},
+        "price": {
+            "type": "object",
+            "properties": {"amount": {"type": "integer"}, "currency": {"enum": ["EUR", "USD", "JPY"]}},
+            "required": ["amount", "currency"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["description", "main_colour", "age_in_years", "price"],
+    "additionalProperties": False,
+}
+
+
+async def answers(
+    engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int, guide: Guide | None
+) -> tuple[list[list[int]], float]:
     """Their tokens, and the seconds from the last first token to the end."""
     firsts: list[float] = []
 
     async def answer(name: str, prompt: Sequence[int]) -> list[int]:
         tokens: list[int] = []
-        request = GenerateRequest(name, tuple(prompt), SamplingParams(max_tokens=num_tokens, temperature=0.0))
+        sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0)
+        request = GenerateRequest(name, tuple(prompt), sampling, guide=guide)
         async with aclosing(engine.submit(request)) as events:
             async for event in events:
                 if not tokens:
@@ -75,9 +101,12 @@ async def answers(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: 
     return found, time.perf_counter() - max(firsts)
 
 
-def measure(engine_dir: Path, prompts: Sequence[Sequence[int]], num_tokens: int, num_rounds: int) -> str:
-    """A row: tokens a second without and with it, their ratio, and how many drafts were accepted."""
-    modes = (Speculation.OFF, Speculation.ALL)
+def measure(
+    engine_dir: Path, prompts: Sequence[Sequence[int]], num_tokens: int, num_rounds: int, guide: Guide | None
+) -> str:
+    """A row: tokens a second without and with it, their ratio, and how many drafts were accepted. With a guide, it is
+    the only drafter."""
+    modes = (Speculation.OFF, Speculation.GRAMMAR if guide else Speculation.ALL)
     engines = {
         mode: open_engine(engine_dir, EngineSettings(scheduler=SchedulerSettings(speculation=mode))) for mode in modes
     }
@@ -86,17 +115,24 @@ def measure(engine_dir: Path, prompts: Sequence[Sequence[int]], num_tokens: int,
     try:
         for _ in range(num_rounds):
             for mode in modes:
-                told[mode], elapsed = asyncio.run(answers(engines[mode], prompts, num_tokens))
+                told[mode], elapsed = asyncio.run(answers(engines[mode], prompts, num_tokens, guide))
                 seconds[mode].append(elapsed)
-        assert told[Speculation.OFF] == told[Speculation.ALL], "speculation changed an answer"
-        stats = engines[Speculation.ALL].stats()
+        assert told[modes[0]] == told[modes[1]], "speculation changed an answer"
+        stats = engines[modes[1]].stats()
     finally:
         for engine in engines.values():
             engine.close()
-    total = sum(map(len, told[Speculation.OFF]))
+    total = sum(map(len, told[modes[0]]))
     plain, ours = (total / statistics.median(seconds[mode]) for mode in modes)
     drafted, accepted = stats.total_drafted_tokens or 0, stats.total_accepted_tokens or 0
     return f"{plain:.1f} | {ours:.1f} | {ours / plain:.2f} | {accepted / max(1, drafted):.0%} of {drafted}"
+
+
+def schema_guide(engine_dir: Path) -> Guide:
+    vocab_size = EngineDirectory.open(engine_dir).info().vocab_size
+    return GuideCompiler(load_tokenizer(engine_dir), vocab_size).compile(
+        GuideText(GuideKind.JSON_SCHEMA, json.dumps(SCHEMA))
+    )
 
 
 def main() -> None:
@@ -112,8 +148,9 @@ def main() -> None:
     for kind in arguments.kinds.split(","):
         texts = KINDS[kind]()
         prompts = [encoder.encode((Message("user", text),)).input_ids for text in texts]
+        guide = schema_guide(arguments.engine) if kind == "json" else None
         for batch in map(int, arguments.batches.split(",")):
-            row = measure(arguments.engine, prompts[:batch], arguments.tokens, arguments.rounds)
+            row = measure(arguments.engine, prompts[:batch], arguments.tokens, arguments.rounds, guide)
             print(f"| {kind} | {batch} | {row} |", flush=True)
 
 

@@ -141,6 +141,21 @@ async def test_drafts_of_the_client_change_nothing(engine: Engine) -> None:
         assert await answer_of(engine, replace(REQUEST, draft_ids=draft)) == list(full)
 
 
+async def test_a_request_may_say_that_nothing_is_drafted(engine: Engine) -> None:
+    """An answer that repeats itself, with a guide, bad words and `min_tokens` and without."""
+    repeats = replace(REQUEST, prompt_ids=(6, 8, 10) * 4, sampling=replace(GREEDY, max_tokens=24), end_id=8)
+    biased = replace(repeats, embedding_bias=((6, 1e6), (8, 2e6)))
+    asked = [repeats, biased, replace(biased, sampling=replace(biased.sampling, min_tokens=20), bad_ids=((6, 6, 6),))]
+    if engine.info.target != "tensorrt_llm":
+        asked.append(replace(biased, guide=Evens(engine.info.vocab_size)))
+    for request in asked:
+        events = await events_of(engine, replace(request, speculation=False))
+        usage = events[-1].usage
+        assert usage is not None
+        assert (usage.drafted_tokens, usage.accepted_tokens) == (0, 0)
+        assert await answer_of(engine, request) == [token for event in events for token in event.token_ids]
+
+
 async def test_a_large_bias_decides(engine: Engine) -> None:
     assert await answer_of(engine, replace(REQUEST, embedding_bias=((42, 1e6),))) == [42] * 12
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +13,15 @@ import pytest
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.core import GenerateRequest, SamplingParams, TopTokens
-from llmserve.engine.base import EngineStats
+from llmserve.engine.base import Engine, EngineStats
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.open import open_engine
+from llmserve.engine.remote.process import ProcessEngine
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import InvalidArgument
 from tests.checkpoints import make_checkpoint
+from tests.contracts.engine_process import COMMAND as PROCESS
 
 PROMPTS = [tuple((7 * place + shift) % 300 for place in range(40)) for shift in (0, 3)]
 OPTIONS = {
@@ -27,6 +29,7 @@ OPTIONS = {
     "float16": BuildOptions(dtype="float16", quantization="int8"),
     "int8": BuildOptions(dtype="float16", quantization="int4", kv_cache_dtype="int8"),
 }
+OpenEngine = Callable[[Path, EngineSettings], Engine]
 Answer = tuple[Sequence[int], Sequence[float], Sequence[TopTokens]]
 
 
@@ -39,7 +42,9 @@ def engine_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return folder / "engine"
 
 
-def answers(engine_dir: Path, folder: Path | None) -> tuple[list[Answer], list[int], EngineStats]:
+def answers(
+    engine_dir: Path, folder: Path | None, open_engine: OpenEngine = open_engine
+) -> tuple[list[Answer], list[int], EngineStats]:
     """Also how many tokens of each prompt were found."""
     files = GpuSettings(kv_cache_dir=str(folder)) if folder else GpuSettings()
     engine = open_engine(engine_dir, EngineSettings(max_kv_tokens=56, gpu=files))  # room for one of the prompts
@@ -63,6 +68,17 @@ def answers(engine_dir: Path, folder: Path | None) -> tuple[list[Answer], list[i
     finally:
         engine.close()
     return [told for told, _ in found], [cached for _, cached in found], engine.stats()
+
+
+def open_process(path: Path, settings: EngineSettings) -> Engine:
+    return ProcessEngine(PROCESS, path, path, settings)
+
+
+def test_an_engine_in_its_own_process_has_a_folder_too(engine_dir: Path, tmp_path: Path) -> None:
+    here, _, _ = answers(engine_dir, tmp_path)
+    there, found, _ = answers(engine_dir, tmp_path, open_process)
+    assert found == [32] * 4
+    assert there == here
 
 
 def test_answers_are_those_of_a_cold_prefill(engine_dir: Path, tmp_path: Path) -> None:
