@@ -204,9 +204,12 @@ class AsyncClient:
         return config
 
     async def model_names(self) -> list[str]:
-        """Of what is loaded. To a server with API keys this is a question of an administrator."""
+        """Of what can be talked to: what is loaded, and answers text with text. To a server with API keys this is a
+        question of an administrator."""
         request = service_pb2.RepositoryIndexRequest(ready=True)
-        return sorted({entry.name for entry in await self._asked(self._stub.RepositoryIndex, request, "models")})
+        names = {entry.name for entry in await self._asked(self._stub.RepositoryIndex, request, "models")}
+        configs = [await self.config_of(name) for name in sorted(names)]
+        return [config.name for config in configs if _takes_text(config)]
 
     async def is_ready(self) -> bool:
         """Whether the model answers. After this its config is asked for anew: another server may be there now."""
@@ -264,6 +267,11 @@ class AsyncClient:
         finally:
             call.cancel()
         raise Unavailable(f"{self.url} ended without an answer of model '{self.model}'")
+
+
+def _takes_text(config: ModelConfig) -> bool:
+    names = {entry.name for entry in (*config.input, *config.output)}
+    return {"text_input", "text_output"} <= names
 
 
 def build_request(

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from llmserve import __version__
+from llmserve.client import AsyncClient
 from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.frontends.text.front_end import canonical
 from tests.frontends.server import RunningServer, running_server
@@ -131,6 +132,12 @@ def test_health_and_version_are_told_without_the_api() -> None:
         core.is_ready = False
         answer = client.get("/health")
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+
+
+async def test_a_chat_offers_what_can_be_talked_to(served: RunningServer) -> None:
+    """Not the steps of an ensemble."""
+    async with AsyncClient(served.grpc) as client:
+        assert await client.model_names() == ["ensemble"]
 
 
 def test_ollamas_version_is_the_programs(http: httpx.Client) -> None:
