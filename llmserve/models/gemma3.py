@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmserve.errors import Unsupported
 from llmserve.models.config import ConfigReader, read_decoder
 from llmserve.models.family import FamilySpec, HeadNorm, family
 from llmserve.models.gemma2 import DEFAULTS, read_gemma
@@ -17,11 +16,6 @@ THETA = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
-    if "vision_config" in config or "text_config" in config:
-        raise Unsupported(
-            "Gemma3ForConditionalGeneration has a vision tower (vision_config), which is not supported; save its "
-            "language model as a checkpoint of its own, Gemma3ForCausalLM"
-        )
     reader = ConfigReader(DEFAULTS | dict(config))
     sizes = read_decoder(reader, "Gemma3ForCausalLM")
     pattern = reader.integer("sliding_window_pattern", DEFAULT_PATTERN)
@@ -34,9 +28,4 @@ def from_hf(config: HfConfig) -> FamilySpec:
     return replace(spec, head_norm=HeadNorm.HEADS, local_rope=local_rope, logit_soft_cap=logit_soft_cap)
 
 
-ARCHITECTURE = family(
-    "Gemma3ForCausalLM",
-    "gemma3_text",
-    from_hf,
-    other_names=("Gemma3ForConditionalGeneration",),  # refused with a reason
-)
+ARCHITECTURE = family("Gemma3ForCausalLM", "gemma3_text", from_hf)

@@ -23,6 +23,7 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma3_multimodal",
     "glm",
     "glm4",
     "glm4_moe",

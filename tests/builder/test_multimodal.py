@@ -1,4 +1,4 @@
-"""Mistral 3 and Llama 4 as published: the language model of a checkpoint that has a vision tower, and transformers'."""
+"""Gemma 3, Mistral 3 and Llama 4 as published: the language model of a checkpoint with a vision tower."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from llmserve.errors import CheckpointError
+from llmserve.evaluation.baseline.hf import HfModel
 from llmserve.models.registry import architecture_for
 from tests.checkpoints import KINDS
 from tests.oracle import oracle_logits, reference_logits, relative_error
@@ -29,6 +30,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral tied": ("mistral", {"tied": True, "sliding_window": None}),
     "ministral3": ("ministral3", {}),
     "ministral3 tied": ("ministral3", {"tied": True, "num_key_value_heads": 1}),
+    "gemma3": ("gemma3", {"tied": True}),
+    "gemma3 untied": ("gemma3", {"num_hidden_layers": 4, "sliding_window_pattern": 3}),
     "llama4": ("llama4-moe", {}),
     "llama4 with experts in each layer": ("llama4-moe", {"interleave_moe_layer_step": 1, "num_hidden_layers": 4}),
 }
@@ -38,6 +41,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_the_language_model_is_that_of_transformers(variant: str, tmp_path: Path) -> None:
     import torch
     from transformers import (
+        Gemma3Config,
+        Gemma3ForConditionalGeneration,
         Llama4Config,
         Llama4ForConditionalGeneration,
         Mistral3Config,
@@ -51,6 +56,10 @@ def test_the_language_model_is_that_of_transformers(variant: str, tmp_path: Path
     model: Any
     if kind == "llama4-moe":
         model = Llama4ForConditionalGeneration(Llama4Config(text_config=text, vision_config=LLAMA4_VISION))
+    elif kind == "gemma3":
+        sizes = {key: value for key, value in VISION.items() if key not in ("model_type", "head_dim")}
+        vision: dict[str, Any] = {"vision_config": sizes, "mm_tokens_per_image": 4}
+        model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, tie_word_embeddings=tied, **vision))
     else:
         config = Mistral3Config(text_config=text, vision_config=VISION, tie_word_embeddings=tied)
         model = Mistral3ForConditionalGeneration(config)
@@ -58,8 +67,9 @@ def test_the_language_model_is_that_of_transformers(variant: str, tmp_path: Path
         if parameter.ndim in (2, 3):
             torch.nn.init.normal_(parameter, std=1.5 / parameter.shape[-1] ** 0.5)
     model.save_pretrained(tmp_path)
-    found = reference_logits(tmp_path)(PROMPT)
-    assert relative_error(found, oracle_logits(model.eval(), PROMPT)) < 1e-5
+    wanted = oracle_logits(model.eval(), PROMPT)
+    assert relative_error(reference_logits(tmp_path)(PROMPT), wanted) < 1e-5
+    assert relative_error(HfModel(tmp_path, "float32").logits(PROMPT), wanted) < 1e-6, "a baseline is the same network"
 
 
 def test_older_configs_say_in_the_language_model_whether_it_is_tied() -> None:

@@ -195,10 +195,17 @@ def test_norm_head_is_normalized_at_load() -> None:
     assert architecture_for(KINDS["baichuan1-7b"]).params(spec_of("baichuan1-7b"))[-1].combine is Combine.COPY
 
 
-def test_gemma_3_with_a_vision_tower_is_refused_by_name() -> None:
-    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": KINDS["gemma3"], "vision_config": {}}
-    with pytest.raises(Unsupported, match="vision tower"):
-        architecture_for(config).from_hf(config)
+def test_gemma_3_leaves_out_most_of_its_sizes() -> None:
+    """As the config of 4B does."""
+    text = {
+        "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    }  # fmt: skip
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    spec: DecoderSpec = architecture_for(config).from_hf(config)
+    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.vocab_size) == (8, 4, 256, 262_208)
+    assert spec.windows[:6] == (1024,) * 5 + (0,)
+    assert spec.tied_embeddings
 
 
 @pytest.mark.parametrize("architectures", [["DeciLMForCausalLM"], ["LlamaForCausalLM"], None])

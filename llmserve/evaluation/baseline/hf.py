@@ -159,15 +159,18 @@ class HfModel:
 
 def _load(path: Path, dtype: str) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
 
     from llmserve.evaluation.baseline import baichuan_torch
 
     baichuan_torch.register()
     logging.disable_progress_bar()
-    load: Any = AutoModelForCausalLM.from_pretrained  # its annotations leave out `output_loading_info`
     try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        has_tower = hasattr(config, "vision_config")  # for images: its tensors belong to the network, too
+        # the annotations leave out `output_loading_info`
+        load: Any = (AutoModelForImageTextToText if has_tower else AutoModelForCausalLM).from_pretrained
         model, loading = load(
             path,
             dtype=getattr(torch, dtype),
