@@ -62,9 +62,10 @@ def test_rounded_engines_stay_well_within_the_tolerance(tmp_path: Path, kind: st
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantized_engines_stay_within_their_own_tolerance(tmp_path: Path, kind: str, quantization: str) -> None:
+    """A choice of experts may change, and with it SparseMixer's weights, which jump."""
     result = verified(build(tmp_path, kind, replace(OPTIONS, dtype="float16", quantization=quantization)))
     assert result.passed
-    assert 0.015 < result.tolerance < (2.0 if kind in MIXTURES else 0.3)  # a choice of experts may change
+    assert 0.015 < result.tolerance < (2.0 if kind == "phimoe" else 1.2 if kind in MIXTURES else 0.3)
 
 
 @pytest.mark.parametrize("kind", ["baichuan2-7b", "qwen2", "llama-tied"])
