@@ -78,16 +78,18 @@ def make_gguf(
     stored: str | Sequence[str] = "F32",
     tokenizer: str = "",
     metadata: Mapping[str, Any] | None = None,
+    architecture: gguf.MODEL_ARCH | None = None,
     **config_overrides: Any,
 ) -> Path:
     """Write the checkpoint `kind` (one of GGUF_KINDS) into the file `path`, and return it.
 
     `stored`: ggml's type of the matrices, or several in turn; norms and biases are F32. `tokenizer`: "bpe", "pieces" or
-    none. `metadata` is added as it is, whole numbers as uint32; a value None leaves a key out.
+    none. `metadata` is added as it is, whole numbers as uint32; a value None leaves a key out. `architecture`: another
+    than that of the kind.
     """
     config = KINDS[kind] | config_overrides
     path.parent.mkdir(parents=True, exist_ok=True)
-    architecture = ARCHITECTURES[config["model_type"]]
+    architecture = architecture or ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     entries = model_metadata(config, gguf.MODEL_ARCH_NAMES[architecture]) | tokenizer_metadata(tokenizer, config, path)
     add_metadata(writer, entries | dict(metadata or {}))

@@ -239,6 +239,8 @@ ALL = (
         interleaved=True,
         own_keys=("{}.rope.scaling.yarn_log_multiplier",),
     ),
+    # InternLM 2: its queries, keys and values are apart, so that it is a Llama
+    GgufArchitecture("internlm2", "LlamaForCausalLM", "llama", NORMS | ATTENTION | MLP, interleaved=True),
     GgufArchitecture(
         "hunyuan-dense", "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", NORMS | ATTENTION | TURNED_NORMS | MLP
     ),

@@ -260,5 +260,6 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "nemotron": _nemotron,
     "mistral3": _mistral3,
     "hunyuan-dense": biased,
+    "internlm2": biased,
     "gemma": _gemma1,
 }

@@ -136,6 +136,15 @@ def test_mistral_3_whose_queries_do_not_grow_is_mistral(tmp_path: Path) -> None:
         assert spec_of(found.config).windows == ()
 
 
+def test_internlm_2_is_a_llama_of_another_name(tmp_path: Path) -> None:
+    """llama.cpp's converter takes apart what is one tensor in its checkpoints."""
+    llama = make_gguf(tmp_path / "llama.gguf")
+    path = make_gguf(tmp_path / "m.gguf", architecture=gguf.MODEL_ARCH.INTERNLM2)
+    with Checkpoint.open(path) as found:
+        assert spec_of(found.config).architecture == "LlamaForCausalLM"
+    assert np.array_equal(reference_logits(path)(range(3, 40)), reference_logits(llama)(range(3, 40)))
+
+
 def test_stablelm_in_parallel_and_with_plain_heads(tmp_path: Path) -> None:
     path = make_gguf(tmp_path / "m.gguf", "stablelm", use_parallel_residual=True, qk_layernorm=False)
     with Checkpoint.open(path) as found:
