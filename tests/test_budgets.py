@@ -26,7 +26,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/models": 3_600,
     "llmserve/scheduler": 1_750,
     "llmserve/serving": 9_494,
-    "llmserve/stages": 4_240,
+    "llmserve/stages": 4_320,
     "llmserve/wire": 3_490,
     "tools": 12_576,
 }

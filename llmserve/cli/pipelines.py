@@ -11,6 +11,7 @@ import llmserve
 from llmserve.errors import NotFound
 
 ENGINE_BACKEND = "tensorrtllm"
+ALLOW_TEMPLATE = "allow_chat_template"  # a parameter of a model's config
 ENGINE_PATH, TOKENIZER_PATH = "gpt_model_path", "tokenizer_dir"  # parameters of a model's config
 
 
@@ -24,9 +25,13 @@ def packaged_repository() -> Path:
     return found
 
 
-def engine_parameters(engine: Path | None, limits: Mapping[str, str], config: ModelConfig) -> dict[str, str]:
-    """What makes a model of a repository use `engine` (its tokenizer, too) with these limits."""
+def engine_parameters(
+    engine: Path | None, limits: Mapping[str, str], config: ModelConfig, *, allows_templates: bool = False
+) -> dict[str, str]:
+    """What makes a model of a repository use `engine` (its tokenizer, too) with these limits. `allows_templates`: of
+    requests."""
     path = "" if engine is None else str(engine.absolute())
     if config.backend == ENGINE_BACKEND:
         return {**limits, ENGINE_PATH: path, TOKENIZER_PATH: path} if path else dict(limits)
-    return {TOKENIZER_PATH: path} if path and TOKENIZER_PATH in config.parameters else {}
+    allowed = {ALLOW_TEMPLATE: "true"} if allows_templates and ALLOW_TEMPLATE in config.parameters else {}
+    return {**allowed, **({TOKENIZER_PATH: path} if path and TOKENIZER_PATH in config.parameters else {})}

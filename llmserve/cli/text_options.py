@@ -38,6 +38,14 @@ class TextOptions:
             "--any-model-name", help="Accept every model name, if there is one LLM.", rich_help_panel=TEXT_APIS
         ),
     ] = False
+    allow_chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--allow-chat-template",
+            help="Let requests bring a chat template, which runs in a process with limits.",
+            rich_help_panel=TEXT_APIS,
+        ),
+    ] = False
     checkpoint_sampling: Annotated[
         bool,
         typer.Option(

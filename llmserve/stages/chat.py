@@ -88,7 +88,7 @@ def chat_format(
             tokenizer, user_id, assistant[0] if assistant else BAICHUAN_ASSISTANT_ID, files.max_seq_len
         )
     elif files.chat_template:
-        return _template_format(tokenizer, files, tool_format, reasoning_format)
+        return template_format(tokenizer, files, tool_format, reasoning_format)
     else:
         found = None
     if {tool_format, reasoning_format} - {AUTO, NONE}:
@@ -96,7 +96,9 @@ def chat_format(
     return found
 
 
-def _template_format(tokenizer: Tokenizer, files: TextFiles, tool_format: str, reasoning_format: str) -> TemplateFormat:
+def template_format(
+    tokenizer: Tokenizer, files: TextFiles, tool_format: str = AUTO, reasoning_format: str = AUTO
+) -> TemplateFormat:
     template = ChatTemplate(files.chat_template, files.special_tokens)
     has_other = files.tool_template != files.chat_template
     for_tools = ChatTemplate(files.tool_template, files.special_tokens) if has_other else template

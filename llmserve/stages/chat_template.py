@@ -24,6 +24,7 @@ from llmserve.stages.template_process import MAX_WORK_S
 NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 PROCESS = "llmserve.stages.template_process"
 MAX_SOURCE_BYTES = 1 << 20
+TEMPLATE = "chat_template"  # of a request, among the values for its template
 ENDINGS = ("add_generation_prompt", "continue_final_message")
 
 

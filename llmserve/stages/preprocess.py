@@ -5,17 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from llmserve.errors import InvalidArgument, raise_problems
-from llmserve.stages.chat import ChatFormat, Message, TemplateFormat, Tools, chat_format, require_chat_format
+from llmserve.errors import CheckpointError, InvalidArgument, raise_problems
+from llmserve.stages.chat import (
+    ChatFormat,
+    Message,
+    TemplateFormat,
+    Tools,
+    chat_format,
+    require_chat_format,
+    template_format,
+)
 from llmserve.stages.chat_style import AUTO, ChatStyle
+from llmserve.stages.chat_template import TEMPLATE
 from llmserve.stages.files import TextFiles
 from llmserve.stages.text import is_unicode
 from llmserve.stages.token_lengths import check_length
 from llmserve.stages.tokenizer import Tokenizer, tokenizer_of
 
+MAX_GIVEN = 4  # templates of requests that are kept, each with a process
 NEVER = -1  # an end_id or pad_id that no token has
 
 
@@ -95,8 +106,12 @@ class Preprocessor:
         add_special_tokens: bool = True,
         tool_format: str = AUTO,
         reasoning_format: str = AUTO,
+        allows_templates: bool = False,
     ) -> None:
+        """`allows_templates`: of requests."""
         self.tokenizer = tokenizer
+        self._allows_templates = allows_templates
+        self._given_format = lru_cache(MAX_GIVEN)(self._make_format)
         self.max_seq_len = files.max_seq_len
         self._files = files
         self._chat: ChatFormat | None = chat_format(
@@ -110,7 +125,13 @@ class Preprocessor:
 
     @classmethod
     def open(
-        cls, path: Path, *, add_special_tokens: bool = True, tool_format: str = AUTO, reasoning_format: str = AUTO
+        cls,
+        path: Path,
+        *,
+        add_special_tokens: bool = True,
+        tool_format: str = AUTO,
+        reasoning_format: str = AUTO,
+        allows_templates: bool = False,
     ) -> Preprocessor:
         """`tool_format`, `reasoning_format`: see `ChatStyle`; `auto`: what the chat template says."""
         files = TextFiles.read(path)
@@ -120,16 +141,18 @@ class Preprocessor:
             add_special_tokens=add_special_tokens,
             tool_format=tool_format,
             reasoning_format=reasoning_format,
+            allows_templates=allows_templates,
         )
 
     @property
     def is_brief(self) -> bool:
-        """Whether a short prompt takes microseconds: not where the checkpoint has a program of its own for it."""
-        return not isinstance(self._chat, TemplateFormat)
+        """Whether a short prompt takes microseconds: not where a program of somebody else's is run for it."""
+        return not (isinstance(self._chat, TemplateFormat) or self._allows_templates)
 
     def chat_style(self, values: Mapping[str, Any]) -> ChatStyle:
         """How answers to messages are to be read; `values`: further names in the chat template."""
-        style = ChatStyle() if self._chat is None else self._chat.style(values)
+        chat, values = self._format_for(values)
+        style = ChatStyle() if chat is None else chat.style(values)
         files = self._files
         known = {"tokenizer_class": files.tokenizer_class, "chat_template": files.chat_template}
         return replace(style, tokenizer={name: text for name, text in known.items() if text} | files.special_tokens)
@@ -157,14 +180,32 @@ class Preprocessor:
             adds = self._add_special_tokens if prompt.add_special_tokens is None else prompt.add_special_tokens
             check_length(prompt.text, self.tokenizer, self.max_seq_len)
             return self.tokenizer.encode(prompt.text, add_special_tokens=adds), ""
-        chat = self._chat or require_chat_format(self.tokenizer, self._files)
+        found, values = self._format_for(prompt.template_values)
+        chat = found or require_chat_format(self.tokenizer, self._files)
         room = self._room(prompt.max_tokens)
-        made = chat.encode(prompt.messages, room, prompt.template_values, prompt.tools)
+        made = chat.encode(prompt.messages, room, values, prompt.tools)
         missing = made.what_is_missing()
         return made.ids, missing and (
             f"the conversation was cut to fit, {missing}: there is room for {room} tokens of {self.max_seq_len}, the "
             "others are kept for the answer"
         )
+
+    def _format_for(self, values: Mapping[str, Any]) -> tuple[ChatFormat | None, Mapping[str, Any]]:
+        """The chat format of a request, whose `values` may bring a template; and the other values."""
+        given = values.get(TEMPLATE)
+        if given is None:
+            return self._chat, values
+        if not self._allows_templates:
+            raise InvalidArgument(f"{TEMPLATE}: this server takes none from requests; see --allow-chat-template")
+        if not isinstance(given, str) or not given:
+            raise InvalidArgument(f"{TEMPLATE} must be a text")
+        return self._given_format(given), {name: value for name, value in values.items() if name != TEMPLATE}
+
+    def _make_format(self, template: str) -> ChatFormat:
+        try:
+            return template_format(self.tokenizer, replace(self._files, chat_template_file=template))
+        except CheckpointError as error:
+            raise InvalidArgument(f"{TEMPLATE}: {error}") from error
 
     def _room(self, max_tokens: int) -> int | None:
         """Ids that a chat may have. The answer reserves at most half, or asking for much would forget the question."""

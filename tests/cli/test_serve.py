@@ -330,6 +330,10 @@ def test_engine_and_limits_become_parameters_of_the_right_models() -> None:
         "ensemble": {},
     }
     assert not any(engine_parameters(None, {}, config) for config in configs)
+    allowed = {config.name: engine_parameters(None, {}, config, allows_templates=True) for config in configs}
+    assert {name: found for name, found in allowed.items() if found} == {
+        "preprocessing": {"allow_chat_template": "true"}
+    }
 
 
 @pytest.mark.parametrize("following", [[], ["--threads", "2"], ["./engine"], ["engine"], ["any"], ["docs", "engine"]])

@@ -17,6 +17,7 @@ class TritonPythonModel:
             add_special_tokens=flag_parameter(args, "add_special_tokens", True),
             tool_format=text_parameter(args, "tool_format", "auto"),
             reasoning_format=text_parameter(args, "reasoning_format", "auto"),
+            allows_templates=flag_parameter(args, "allow_chat_template", False),
         )
         if not self.stage.is_brief:
             self.llmserve_inline_bytes = 0

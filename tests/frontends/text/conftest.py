@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 import openai
@@ -58,12 +59,14 @@ def serving(
     tracer: Tracer | None = None,
     open_engine: Callable[[], Engine] = lambda: fake_engine(LIMITS),
     text: TextSettings = STRICT,
+    preprocessing: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[RunningServer]:
+    """`preprocessing`: further parameters of that step."""
     tokenizer_dir = {"tokenizer_dir": str(text_dir)}
     settings = ServerSettings(
         (PIPELINES,),
         parameter_overrides={
-            "preprocessing": tokenizer_dir,
+            "preprocessing": {**tokenizer_dir, **preprocessing},
             "postprocessing": tokenizer_dir,
             "tensorrt_llm": {"gpt_model_path": str(text_dir)},
         },

@@ -13,7 +13,7 @@ import pytest
 
 from llmserve.stages.tokenizer import Tokenizer
 from tests.frontends.server import RunningServer
-from tests.frontends.text.conftest import expected_ids, expected_text
+from tests.frontends.text.conftest import expected_ids, expected_text, serving
 from tests.frontends.text.talkers import talking
 
 MODEL = "ensemble"
@@ -193,3 +193,27 @@ def test_what_is_known_of_a_tokenizer(tmp_path: Path) -> None:
     assert info["chat_template"] == config["chat_template"]
     assert info["tokenizer_class"] == config["tokenizer_class"]
     assert info["eos_token"] == "<|im_end|>"
+
+
+def test_a_request_may_bring_a_template_where_that_is_allowed(text_dir: Path, http: httpx.Client) -> None:
+    """Baichuan's roles are token ids, which the request's template takes the place of."""
+    template = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}"
+    path = "/v1/chat/completions"
+    body = {**CHAT, "chat_template": template, "return_token_ids": True}
+    refused = http.post(path, json=body)
+    assert refused.status_code == 400
+    assert "--allow-chat-template" in refused.json()["error"]["message"]
+    hidden = {**CHAT, "chat_template_kwargs": {"chat_template": template}}
+    assert http.post(path, json=hidden).status_code == 400
+    with (
+        serving(text_dir, preprocessing={"allow_chat_template": "true"}) as server,
+        httpx.Client(base_url=server.http_url, timeout=60) as client,
+    ):
+        made = client.post(path, json=body).json()
+        text = client.post("/detokenize", json={"tokens": made["prompt_token_ids"]}).json()["prompt"]
+        assert text == "[user] Hello"
+        own, others = (each.post(path, json=CHAT).json()["usage"]["total_tokens"] for each in (client, http))
+        assert own == others  # without one it is the model's
+        for wrong in ("{% for %}", "{{ 1 / 0 }}", "x" * 100_000, "{% for a in range(9**9) %}{% endfor %}"):
+            answer = client.post(path, json={**body, "chat_template": wrong})
+            assert answer.status_code == 400, answer.text

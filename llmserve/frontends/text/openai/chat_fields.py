@@ -21,7 +21,7 @@ from llmserve.frontends.text.requests.messages import Talk
 from llmserve.frontends.text.requests.notes import note
 from llmserve.frontends.text.requests.tools import ToolChoice, ToolName, Tools, chosen, tool_use
 from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
-from llmserve.stages.chat_template import ENDINGS
+from llmserve.stages.chat_template import ENDINGS, TEMPLATE
 
 OLD_TOOLS = "functions are called tools now: give tools and tool_choice"
 
@@ -117,7 +117,7 @@ class ChatRequest(Sampled):
     add_generation_prompt: bool | None = Field(None, description="False: the answer's beginning is not opened.")
     continue_final_message: bool | None = Field(None, description="An assistant's last message is by default.")
     echo: bool | None = Field(None, description="The answer begins with the message that it continues.")
-    chat_template: Annotated[Any, refused("the chat template is the model's")] = None
+    chat_template: str | None = Field(None, description="In place of the model's; only where the server allows it.")
     chat_template_kwargs: TemplateValues | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
@@ -161,8 +161,8 @@ class ChatRequest(Sampled):
         )
 
     def _template_values(self) -> dict[str, JsonValue]:
-        endings = {name: getattr(self, name) for name in ENDINGS}
-        return {**(self.chat_template_kwargs or {}), **{name: v for name, v in endings.items() if v is not None}}
+        own = {name: getattr(self, name) for name in (*ENDINGS, TEMPLATE)}
+        return {**(self.chat_template_kwargs or {}), **{name: v for name, v in own.items() if v is not None}}
 
     def values(self) -> Values:
         """Of log probs."""
