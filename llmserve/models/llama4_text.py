@@ -33,7 +33,8 @@ def from_hf(config: HfConfig) -> FamilySpec:
     bias = reader.flag("attention_bias")
     head_norm = HeadNorm.LENGTH if reader.flag("use_qk_norm", True) else HeadNorm.NONE
     grown = None
-    if reader.flag("attn_temperature_tuning", True):
+    reader.expect("attn_temperature_tuning", True, False, 4)  # as it was first published
+    if reader.get("attn_temperature_tuning", True):
         interval = reader.integer("floor_scale", DEFAULT_CHUNK)
         grown = PositionScale(reader.positive("attn_scale", 0.1), interval, shift=1, layers=unturned)
     mixture = _read_experts(reader, spec.num_layers)

@@ -25,4 +25,4 @@ def from_hf(config: HfConfig) -> FamilySpec:
     )  # fmt: skip
 
 
-ARCHITECTURE = family("StableLmForCausalLM", "stablelm", from_hf, other_names=("StableLMEpochForCausalLM",))
+ARCHITECTURE = family("StableLmForCausalLM", "stablelm", from_hf)

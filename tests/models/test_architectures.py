@@ -196,6 +196,57 @@ def test_norm_head_is_normalized_at_load() -> None:
     assert architecture_for(KINDS["baichuan1-7b"]).params(spec_of("baichuan1-7b"))[-1].combine is Combine.COPY
 
 
+SIZES = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 4}
+SIZES |= {"intermediate_size": 6400, "vocab_size": 32064, "max_position_embeddings": 131072}
+FACTORS = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64, "short_mscale": 1.243, "long_mscale": 1.243}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {  # of Phi-3.5-MoE
+            "architectures": ["PhiMoEForCausalLM"], "model_type": "phimoe", "attention_bias": True,
+            "hidden_act": "silu", "input_jitter_noise": 0.01, "lm_head_bias": True,
+            "num_experts_per_tok": 2, "num_local_experts": 16,
+            "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-05, "router_jitter_noise": 0.01,
+            "rope_scaling": FACTORS | {"original_max_position_embeddings": 4096, "type": "longrope"},
+            "rope_theta": 10000.0, "sliding_window": 131072, "tie_word_embeddings": False,
+        },
+        {  # of Command R7B
+            "architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "attention_bias": False, "head_dim": 128,
+            "cache_implementation": "hybrid", "hidden_act": "silu", "layer_norm_eps": 1e-05, "layer_switch": 4,
+            "logit_scale": 0.25, "order_of_interleaved_layers": "local_attn_first", "rope_scaling": None,
+            "position_embedding_type": "rope_gptj", "rope_theta": 50000, "rotary_pct": 1.0, "sliding_window": 4096,
+            "sliding_window_pattern": 4, "use_embedding_sharing": True, "use_gated_activation": True,
+            "use_parallel_block": True, "use_parallel_embedding": True,
+        },
+        {  # of StarCoder2 3B
+            "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "activation_function": "gelu",
+            "hidden_act": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-05, "mlp_type": "default",
+            "norm_epsilon": 1e-05, "norm_type": "layer_norm", "rope_theta": 999999.4420358813, "sliding_window": 4096,
+            "use_bias": True,
+        },
+        {  # of Llama 4 Scout's language model
+            "architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "attention_chunk_size": 8192,
+            "attn_temperature_tuning": 4, "for_llm_compressor": False, "head_dim": 128, "hidden_act": "silu",
+            "interleave_moe_layer_step": 1, "intermediate_size_mlp": 16384, "no_rope_layers": [],
+            "num_experts_per_tok": 1, "num_local_experts": 16, "output_router_logits": False, "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192, "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "use_qk_norm": True,
+        },
+    ],
+    ids=lambda config: config["model_type"],
+)  # fmt: skip
+def test_configs_as_published_are_read(config: dict[str, Any]) -> None:
+    architecture = architecture_for(config)
+    spec = architecture.from_hf(SIZES | config)
+    assert architecture.params(spec)
+    assert len(architecture.program(spec).ops) > 4 * 8
+
+
 def test_gemma_3_leaves_out_most_of_its_sizes() -> None:
     """As the config of 4B does."""
     text = {
