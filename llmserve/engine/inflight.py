@@ -114,7 +114,7 @@ class InflightEngine:
         self._num_steps = 0
         self._num_ctx_tokens = 0
         self._keeper: KvKeeper | None = None
-        if files is not None and isinstance(runner, BlockRunner):
+        if files is not None and self._pipelined is None and isinstance(runner, BlockRunner):
             self._keeper = KvKeeper(files, runner, self._scheduler, self._come_back)
         self._stats = self._snapshot(StepPlan(()))
         self._thread = threading.Thread(target=self._run, name=f"llmserve-engine-{info.name}", daemon=True)

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,7 @@ class BlockFiles:
         self._root = folder
         self._folder = folder / engine
         self.block_bytes = block_bytes
+        self.on_removed: Callable[[bytes], object] = lambda block_hash: None  # to make room, by this object
         self._max_bytes = max_bytes
         self._num_bytes: int | None = None  # of all files; None: not counted yet
         self._told: set[str] = set()
@@ -124,6 +126,8 @@ class BlockFiles:
                 break
             with suppress(FileNotFoundError):
                 one.path.unlink()
+            if one.path.is_relative_to(self._folder):
+                self.on_removed(bytes.fromhex(one.path.name))
             total -= one.num_bytes
         return max(0, total)
 

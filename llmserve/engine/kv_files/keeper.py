@@ -21,6 +21,7 @@ from llmserve.scheduler.sequence import Sequence
 
 MAX_UNWRITTEN = 256 * 2**20  # bytes that wait to be written; what falls out of the pool meanwhile is lost
 MAX_FETCHED = 2**30  # bytes of a prompt
+MAX_KNOWN = 2**18  # hashes that are remembered
 END_S = 10.0  # that blocks may take to be written when the engine is closed
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ class KvKeeper:
         self._come_back = come_back
         self._fallen_out = scheduler.pool.watch_evicted()
         self._known: set[bytes] = set()  # hashes of blocks that have been written or read
+        files.on_removed = self._known.discard
+        self._unwritten: dict[bytes, bytes] = {}  # contents that wait to be written, by hash
         self._num_given, self._num_done = 0, 0  # bytes to be written, and written: each has one thread that counts
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="llmserve-kv-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="llmserve-kv-writer")
@@ -80,7 +83,7 @@ class KvKeeper:
             parent = hashes[place - 1] if place else sequence.cache_root
             token_ids = sequence.token_ids[place * size : (place + 1) * size]
             contents[pool.adopt(hashes[place], parent, token_ids)] = fetched.contents[place - fetched.first]
-            self._known.add(hashes[place])
+            self._remember(hashes[place])
         pool.touch(before)
         self.keep()
         for block, content in contents.items():
@@ -117,10 +120,16 @@ class KvKeeper:
     def _save(self, block: int, block_hash: bytes) -> None:
         if block_hash in self._known or self._num_given - self._num_done >= MAX_UNWRITTEN:
             return
-        self._known.add(block_hash)
+        self._remember(block_hash)
         content = self._runner.read_block(block)
         self._num_given += len(content)
+        self._unwritten[block_hash] = content
         self._writer.submit(self._write, block_hash, content)
+
+    def _remember(self, block_hash: bytes) -> None:
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()  # the files themselves are looked at then
+        self._known.add(block_hash)
 
     def _write(self, block_hash: bytes, content: bytes) -> None:
         try:
@@ -129,13 +138,15 @@ class KvKeeper:
             else:
                 self._known.discard(block_hash)
         finally:
+            self._unwritten.pop(block_hash, None)
             self._num_done += len(content)
 
     def _read(self, sequences: Seq[Sequence], first: int, hashes: Seq[bytes]) -> None:
         contents: list[bytes] = []
         try:
             for block_hash in hashes:
-                if (content := self._files.read(block_hash)) is None:
+                content = self._unwritten.get(block_hash) or self._files.read(block_hash)
+                if content is None:
                     break
                 contents.append(content)
         finally:

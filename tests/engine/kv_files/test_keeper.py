@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +15,10 @@ from llmserve.core import GenerateRequest, SamplingParams, Usage
 from llmserve.engine.base import Engine
 from llmserve.engine.fake import FAKE_RUNNER_INFO, fake_answer, fake_engine
 from llmserve.engine.inflight import InflightEngine
+from llmserve.engine.kv_files import keeper
 from llmserve.engine.kv_files.block_files import BlockFiles
 from llmserve.scheduler.settings import Policy, SchedulerSettings
+from tests.engine.fake.pipelined import PipelinedFakeRunner
 
 INFO = replace(FAKE_RUNNER_INFO, num_blocks=12)  # of four tokens: room for one prompt and its answer
 BLOCK_BYTES = 8 * INFO.block_size
@@ -79,9 +81,8 @@ async def test_a_restart_begins_with_what_was_in_the_pool(tmp_path: Path) -> Non
 async def test_servers_share_a_folder(tmp_path: Path) -> None:
     here, there = opened(tmp_path), opened(tmp_path)
     await answer(here, LONG)
-    await answer(here, tuple(range(100, 140)))
-    found, usage = await answer(there, LONG)
     here.close()
+    found, usage = await answer(there, LONG)
     there.close()
     assert found == fake_answer(LONG, 8)
     assert usage.cached_tokens == 28
@@ -130,6 +131,52 @@ async def test_who_leaves_while_files_are_read_is_forgotten(tmp_path: Path) -> N
     waiting = engine.submit(GenerateRequest("r", LONG))
     engine.close()
     await waiting.aclose()
+
+
+async def test_hashes_are_not_remembered_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "MAX_KNOWN", 3)
+    engine = opened(tmp_path)
+    for number in range(4):
+        await answer(engine, tuple(range(number, number + 32)))
+        await answer(engine, LONG)
+    engine.close()
+    assert engine._keeper is not None
+    assert len(engine._keeper._known) <= 3
+    engine = opened(tmp_path)
+    found, usage = await answer(engine, LONG)
+    engine.close()
+    assert (found, usage.cached_tokens) == (fake_answer(LONG, 8), 28)
+
+
+async def test_what_was_removed_to_make_room_is_written_again(tmp_path: Path) -> None:
+    """Of a prompt that is in the pool all the time, the files are the oldest."""
+    files = BlockFiles(tmp_path, "fake", BLOCK_BYTES, max_bytes=12 * (BLOCK_BYTES + 48))
+    engine = fake_engine(replace(INFO, num_blocks=22), files=files)
+    whole_pool = tuple(range(500, 584))
+    await answer(engine, LONG[:20], 4)
+    await answer(engine, whole_pool, 4)
+    for number in range(12):
+        _, usage = await answer(engine, LONG[:20], 4)
+        assert usage.cached_tokens == 16
+        await answer(engine, tuple(range(100 + 20 * number, 150 + 20 * number)), 4)
+    assert engine._keeper is not None
+    engine._keeper._writer.submit(int).result()  # all has been written, and what was removed is known
+    await answer(engine, whole_pool, 4)
+    found, usage = await answer(engine, LONG[:20], 4)
+    engine.close()
+    assert (found, usage.cached_tokens) == (fake_answer(LONG[:20], 4), 16)
+
+
+async def test_a_runner_that_begins_steps_ahead_has_no_files(tmp_path: Path) -> None:
+    files = BlockFiles(tmp_path, "fake", BLOCK_BYTES)
+    with closing(fake_engine(INFO)) as plain:
+        engine = InflightEngine(PipelinedFakeRunner(INFO), plain.info, files=files)
+    await answer(engine, LONG)
+    found, _ = await answer(engine, tuple(range(100, 140)))
+    engine.close()
+    assert found == fake_answer(tuple(range(100, 140)), 8)
+    assert engine.stats().total_restored_blocks is None
+    assert oldest_first(tmp_path) == []
 
 
 @pytest.mark.parametrize("seed", range(6))
