@@ -98,7 +98,7 @@ async def test_log_probs_come_with_the_tokens(client: openai.AsyncOpenAI) -> Non
     ("fields", "words"),
     [
         ({"n": 2}, "n is not supported"),
-        ({"presence_penalty": 0.5}, "presence_penalty counts the answer's own tokens"),
+        ({"presence_penalty": 0.5}, "presence_penalty counts the answer's tokens"),
         ({"frequency_penalty": 0.5}, "use repetition_penalty, or workers started with --without-migration"),
         ({"extra_body": {"guided_regex": "a+"}}, "guided_decoding is not supported"),
     ],
