@@ -19,7 +19,7 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-chat demo-smollm2 serve cluster-env demo-cluster bench-cluster test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda pytest fuzz compat qa test-clients page-images \
+.PHONY: help demo demo-chat demo-smollm2 serve cluster-env demo-cluster bench-cluster test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda gpu-kit pytest fuzz compat qa test-clients page-images \
   format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-speculation bench-agreement soak-clients soak chaos clean
 
 help: ## Show this list
@@ -146,6 +146,9 @@ check-gpu: $(if $(GPU_PYTHON),,$(VENV)/.gpu) ## On a machine with an NVIDIA GPU 
 	@$(GPU_CHECK_PYTHON) -c 'import llmserve.cli.build' || \
 	  { echo "make check-gpu needs llmserve: $(GPU_CHECK_PYTHON) -m pip install -e '.[check-gpu]'"; exit 1; }
 	$(GPU_CHECK_PYTHON) -m tools.check_gpu $(CHECK_ARGS)
+
+gpu-kit: $(VENV)/.check ## What make check-cuda needs on a machine without a network: kernels, packages, the CPU library (no GPU is needed)
+	$(BIN)/python -m tools.gpu_kit $(KIT_ARGS)
 
 check-cuda: $(if $(GPU_PYTHON),,$(VENV)/.cuda) ## On a machine with an NVIDIA GPU: do engines of --target cuda work? One report
 	@$(GPU_CHECK_PYTHON) -c 'import llmserve.cli.build' || \

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -21,7 +23,7 @@ from llmserve import __version__
 from tools.benchmark.options import say
 from tools.benchmark.report import write_reports
 from tools.gpu_check import cuda, tensorrt_llm
-from tools.gpu_check.checks import ROOT, Plan, Step, Subject
+from tools.gpu_check.checks import MINUTE_S, ROOT, Plan, Step, Subject
 from tools.gpu_check.page import page_of
 from tools.gpu_check.steps import Result, State, run_steps
 
@@ -39,10 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given.resume:
         shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
-    plan = Plan(subject, work.resolve(), given.suite.resolve(), given.num_samples, given.batches)
+    ends = time.monotonic() + MINUTE_S * given.minutes
+    plan = Plan(subject, work.resolve(), given.suite.resolve(), given.num_samples, given.batches, given.kit, ends)
     steps = {step.__name__: partial(step, plan) for step in every}
     record = partial(_write, given.output, subject)
-    results = run_steps(steps, say, earlier=earlier, chosen=given.steps, record=record)
+    is_time = lambda: time.monotonic() < ends  # noqa: E731
+    results = run_steps(steps, say, earlier=earlier, chosen=given.steps, record=record, is_time=is_time)
     passed = _passed(results)
     if passed:  # nothing is left to go on with
         shutil.rmtree(work)
@@ -86,6 +90,8 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--target", choices=sorted(TARGETS), default="tensorrt_llm")
     parser.add_argument("--output", type=Path, default=ROOT / "gpu-report", help="folder for the report")
     parser.add_argument("--resume", action="store_true", help="keep what passed in the report there, run the others")
+    parser.add_argument("--kit", type=Path, help="folder that make gpu-kit has made on another machine")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end after so many, to go on with --resume")
     parser.add_argument("--steps", type=lambda text: text.split(","), help="only these, separated by commas")
     parser.add_argument("--suite", type=Path, default=ROOT / "eval/suites/docstrings.yaml", help="of the evaluation")
     parser.add_argument("--num-samples", type=int, help="only the first so many of the suite")

@@ -11,16 +11,13 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from typing import Any
 
 import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.targets.cuda.target import CudaTarget
 from llmserve.engine.base import Engine
 from llmserve.engine.budgets import TokenBudgets
-from llmserve.engine.cuda.runtime import CudaRuntime
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.fake import FAKE_RUNNER_INFO, fake_engine
 from llmserve.engine.inflight import InflightEngine
@@ -31,10 +28,9 @@ from llmserve.engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
 from tests.contracts.engine_process import COMMAND as PROCESS
 from tests.contracts.engine_process import FAKE
-from tests.engine.cuda.engines import WIDE_TILES
-from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
 from tests.engine.fake.pipelined import PipelinedFakeRunner
 from tests.fakes.gpu_machine import gpu_machine
+from tools.gpu_check.checks import CONTRACT_KERNELS, CONTRACT_NETWORK
 
 MAX_KV_TOKENS = 1 << 15  # several engines are open at once
 EngineFactory = Callable[[pytest.TempPathFactory], Engine]
@@ -63,6 +59,12 @@ def open_replicas(folders: pytest.TempPathFactory) -> Engine:
 
 def open_cuda(folders: pytest.TempPathFactory) -> Engine:
     """The executor with its graphs and buffers; kernels are interpreted, so it is slow by itself."""
+    # what makes an interpreter of Triton is not for a machine whose GPU is asked
+    from llmserve.builder.targets.cuda.target import CudaTarget
+    from llmserve.engine.cuda.runtime import CudaRuntime
+    from tests.engine.cuda.engines import WIDE_TILES
+    from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
+
     folder = folders.mktemp("cuda")
     make_checkpoint(folder / "checkpoint", "llama", num_hidden_layers=1)
     options = BuildOptions(
@@ -98,11 +100,12 @@ def open_gpu(release: str, folders: pytest.TempPathFactory) -> Engine:
 
 
 def open_here(target: str, folders: pytest.TempPathFactory) -> Engine:
-    """On this machine's GPU, of a size like published models': some have kernels only for heads of 64 in 16 bits."""
+    """On this machine's GPU."""
     folder = folders.mktemp(target)
-    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8}
-    make_checkpoint(folder / "checkpoint", "llama", **sizes)
-    build_engine(folder / "checkpoint", folder / "engine", BuildOptions(target=target))
+    make_checkpoint(folder / "checkpoint", "llama", **CONTRACT_NETWORK)
+    kernels = os.environ.get(CONTRACT_KERNELS)
+    options = BuildOptions(target=target, given={"kernels": kernels} if kernels else {})
+    build_engine(folder / "checkpoint", folder / "engine", options)
     return open_engine(folder / "engine", EngineSettings(max_kv_tokens=MAX_KV_TOKENS))
 
 

@@ -18,7 +18,7 @@ from tools.gpu_check import checks, cuda
 from tools.gpu_check.checks import Plan, Step
 from tools.gpu_check.page import page_of
 from tools.gpu_check.program import Finished
-from tools.gpu_check.speed_of_networks import CELLS, NETWORKS, PRECISIONS
+from tools.gpu_check.speed_of_networks import CELLS, LAYER_PRECISIONS, NETWORKS, PRECISIONS
 from tools.gpu_check.steps import Details, NotRun, Result, State, StepFailed
 
 SPEEDS = [
@@ -27,7 +27,8 @@ SPEEDS = [
     for name in (f"peer-{network}", *(f"speed-{network}-{precision}" for precision in PRECISIONS))
 ]
 STEPS = [
-    "environment", "build", "tune", "contract", "evaluation", "parity", "memcheck", "racecheck", "serving", "bandwidth",
+    "environment", "build", "law", "bandwidth", *(f"layers-{name}" for name in LAYER_PRECISIONS), "memcheck", "tune",
+    "contract", "evaluation", "parity", "serving", "racecheck",
     *SPEEDS,
 ]  # fmt: skip
 
@@ -161,7 +162,7 @@ def test_a_network_is_measured_and_what_was_made_for_it_deleted(
     """With a worker that says what one on a GPU would say."""
     tuned: list[str] = []
 
-    def worker(command: list[str], *, timeout_s: float) -> Finished:
+    def worker(command: list[str], *, timeout_s: float, environment: object = None) -> Finished:
         if "tools.gpu_check.idle" in command:
             assert command[-1] == "1,4,16,64,256"
             waits = [{"batch": 4, "device_ms": 60.0, "engine_ms": 80.0, "idle_share": 0.25}]
@@ -190,7 +191,7 @@ def test_a_network_is_measured_and_what_was_made_for_it_deleted(
         return Finished(0, "", "")
 
     monkeypatch.setattr(cuda, "require_machine", lambda plan: None)
-    monkeypatch.setattr(cuda, "run", worker)
+    monkeypatch.setattr(checks, "run", worker)
     plan = Plan(cuda.SUBJECT, tmp_path, Path("unused"), None)
     limits = {"copied_bytes_per_s": 1e9, "products_per_s": {}}
     (tmp_path / "bandwidth.json").write_text(json.dumps(limits))

@@ -29,8 +29,16 @@ from tools.gpu_check.checks import (
     require_engine,
     require_machine,
 )
-from tools.gpu_check.program import run
-from tools.gpu_check.speed_of_networks import CELLS, NETWORKS, PEER_PRECISION, PRECISIONS, beside, measured
+from tools.gpu_check.speed_of_networks import (
+    CELLS,
+    LAYER_PRECISIONS,
+    LAYERS,
+    NETWORKS,
+    PEER_PRECISION,
+    PRECISIONS,
+    beside,
+    measured,
+)
 from tools.gpu_check.steps import Details, NotRun, StepFailed
 
 SANITIZER = "compute-sanitizer"
@@ -60,13 +68,55 @@ SUBJECT = Subject(
 def tune(plan: Plan) -> Details:
     """The demo engine's products in the tiles that are fastest here; its results stay what they were, to the bit."""
     require_engine(plan)
-    done = run(llmserve("tune", str(plan.engine)), timeout_s=10 * MINUTE_S)
+    done = plan.run("tuning", llmserve("tune", str(plan.engine)), timeout_s=10 * MINUTE_S)
     if done.code != 0:
         raise failed("llmserve tune", done)
-    seen = run(llmserve("inspect", str(plan.engine), "--verify"), timeout_s=5 * MINUTE_S)
+    seen = plan.run("the self-test", llmserve("inspect", str(plan.engine), "--verify"), timeout_s=5 * MINUTE_S)
     if seen.code != 0:
         raise failed("llmserve inspect --verify of the tuned engine", seen)
     return {"output": done.stdout.strip()}
+
+
+def law(plan: Plan) -> Details:
+    """A sequence has the same logits, to the bit, in any batch and however its tokens come."""
+    require_engine(plan)
+    report = plan.folder / "law.json"
+    report.unlink(missing_ok=True)  # of an earlier run
+    done = plan.run("the law", _module("law", str(plan.engine), str(report)), timeout_s=5 * MINUTE_S)
+    if not report.is_file():
+        raise failed("comparing logits", done)
+    return _lawful({"law": json.loads(report.read_text())})
+
+
+def _lawful(details: Details) -> Details:
+    if broken := [row for row in details["law"] if row["differ"]]:
+        words = [f"{row['case']}: {row['differ']} of {row['rows']} rows differ" for row in broken]
+        raise StepFailed("\n".join(words), details)
+    return details
+
+
+def layers_of(precision: str) -> Step:
+    """The law and the speed of a few layers of a large network: what is learnt soonest."""
+
+    def step(plan: Plan) -> Details:
+        require_machine(plan)
+        report = plan.folder / f"{LAYERS}-{precision}.json"
+        report.unlink(missing_ok=True)  # of an earlier run
+        kernels = plan.kernels(f"{LAYERS}-{precision}")
+        command = _module(
+            "layers", str(plan.folder / LAYERS), precision, str(report), *([str(kernels)] if kernels else [])
+        )
+        done = plan.run("measuring layers", command, timeout_s=20 * MINUTE_S)
+        if not report.is_file():
+            raise failed("measuring layers", done)
+        return _lawful(json.loads(report.read_text()))
+
+    step.__name__ = f"layers-{precision}"
+    return step
+
+
+def _module(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", f"tools.gpu_check.{name}", *arguments]
 
 
 def serving(plan: Plan) -> Details:
@@ -78,7 +128,7 @@ def serving(plan: Plan) -> Details:
     with own_server((sys.executable, "-m", "llmserve.cli.owned_server"), plan.engine, ()) as server:
         asyncio.run(server.ready())
         flags = ("--protocol", "grpc", "--url", server.grpc, *load, "--output-tokens", "64", "--json", str(report))
-        done = run(llmserve("bench", *flags), timeout_s=10 * MINUTE_S)
+        done = plan.run("llmserve bench", llmserve("bench", *flags), timeout_s=10 * MINUTE_S)
     if done.code != 0:
         raise failed("llmserve bench", done)
     runs = json.loads(report.read_text())["runs"]
@@ -110,7 +160,7 @@ def _sanitized(plan: Plan, tool: str) -> Details:
         raise NotRun(f"there is no {SANITIZER}; it comes with the CUDA toolkit")
     flags = ("--tool", tool, "--error-exitcode", str(ERROR_CODE), "--target-processes", "all")
     command = [SANITIZER, *flags, *llmserve("run", str(plan.engine), *SHORT_RUN)]
-    done = run(command, timeout_s=30 * MINUTE_S)
+    done = plan.run(tool, command, timeout_s=30 * MINUTE_S)
     if done.code != 0:
         raise failed(f"{SANITIZER} --tool {tool}", done)
     return {"output": done.tail()}
@@ -121,7 +171,8 @@ def bandwidth(plan: Plan) -> Details:
     require_machine(plan)
     report = _bandwidth_report(plan)
     report.unlink(missing_ok=True)  # of an earlier run
-    done = run([sys.executable, "-m", "tools.gpu_check.bandwidth", str(report)], timeout_s=5 * MINUTE_S)
+    command = [sys.executable, "-m", "tools.gpu_check.bandwidth", str(report)]
+    done = plan.run("measuring the GPU", command, timeout_s=5 * MINUTE_S)
     if not report.is_file():
         raise failed("measuring the GPU", done)
     return dict(json.loads(report.read_text()))
@@ -138,11 +189,12 @@ def _speed(plan: Plan, network: str, precision: str) -> Details:
     report = plan.folder / f"speed-{network}-{precision}.jsonl"
     report.unlink(missing_ok=True)
     try:
-        _work(job, "prepare", report)
-        if (tuned := run(llmserve("tune", str(engine_directory(job))), timeout_s=10 * MINUTE_S)).code != 0:
+        _work(plan, job, "prepare", report)
+        tuned = plan.run("tuning", llmserve("tune", str(engine_directory(job))), timeout_s=10 * MINUTE_S)
+        if tuned.code != 0:
             raise failed("llmserve tune", tuned)
-        _work(job, "measure", report)
-        idle = _idle(engine_directory(job), plan.folder / f"idle-{network}-{precision}.json")
+        _work(plan, job, "measure", report)
+        idle = _idle(plan, engine_directory(job), plan.folder / f"idle-{network}-{precision}.json")
     finally:  # a large network takes as much as its checkpoint again
         shutil.rmtree(engine_directory(job), ignore_errors=True)
         if precision == PRECISIONS[-1]:
@@ -156,12 +208,13 @@ def _speed(plan: Plan, network: str, precision: str) -> Details:
 
 def _peer(plan: Plan, network: str) -> Details:
     require_machine(plan)
-    if (asked := run([sys.executable, "-c", HAS_TORCH], timeout_s=5 * MINUTE_S)).code != 0:
+    asked = plan.run("importing torch", [sys.executable, "-c", HAS_TORCH], timeout_s=5 * MINUTE_S)
+    if asked.code != 0:
         raise NotRun(f"there is no transformers, or no torch with CUDA: {asked.tail()}")
     job = _job(plan, "tools.benchmark.peers.torch_compiled", network, PEER_PRECISION)
     report = _peer_report(plan, network)
     report.unlink(missing_ok=True)
-    _work(job, "measure", report)
+    _work(plan, job, "measure", report)
     return _measured(plan, job, report)
 
 
@@ -175,9 +228,9 @@ def _job(plan: Plan, module: str, network: str, precision: str) -> Job:
     return job
 
 
-def _work(job: Job, command: str, report: Path) -> None:
+def _work(plan: Plan, job: Job, command: str, report: Path) -> None:
     worker = [sys.executable, "-m", "tools.benchmark.worker", command, job.to_json(), str(report)]
-    done = run(worker, timeout_s=30 * MINUTE_S)
+    done = plan.run(f"the worker's '{command}'", worker, timeout_s=30 * MINUTE_S)
     if done.code != 0:
         raise failed(f"the worker's '{command}'", done)
 
@@ -189,10 +242,10 @@ def _measured(plan: Plan, job: Job, report: Path) -> Details:
     return measured(lines, job, limits["copied_bytes_per_s"], limits["products_per_s"])
 
 
-def _idle(engine: Path, report: Path) -> list[Any]:
+def _idle(plan: Plan, engine: Path, report: Path) -> list[Any]:
     batches = ",".join(str(cell.batch) for cell in CELLS if cell.phase == "decode")
     command = [sys.executable, "-m", "tools.gpu_check.idle", str(engine), str(report), batches]
-    done = run(command, timeout_s=10 * MINUTE_S)
+    done = plan.run("measuring how long the GPU waits", command, timeout_s=10 * MINUTE_S)
     if done.code != 0:
         raise failed("measuring how long the GPU waits", done)
     return list(json.loads(report.read_text()))
@@ -219,7 +272,8 @@ def peer_of(network: str) -> Step:
 
 
 STEPS: tuple[Step, ...] = (
-    environment, build, tune, contract, evaluation, parity, memcheck, racecheck, serving, bandwidth,
+    environment, build, law, bandwidth, *map(layers_of, LAYER_PRECISIONS), memcheck, tune, contract, evaluation, parity,
+    serving, racecheck,
     *(
         step
         for network in NETWORKS

@@ -113,6 +113,28 @@ def _speed(details: Details) -> Iterator[str]:
         yield table(["batch", "a step on the device, ms", "in the engine, ms", "the GPU waits"], waits)
 
 
+def _law(details: Details) -> Iterator[str]:
+    rows = [[row["case"], f"{row['differ']} of {row['rows']}", f"{row['largest']:.2g}"] for row in details["law"]]
+    yield table(["one sequence, beside it alone in one chunk", "rows of logits that differ", "by at most"], rows)
+
+
+def _layers(details: Details) -> Iterator[str]:
+    yield from _law(details)
+    yield f"{details['layers']} layers were measured. A network of {details['of_the_whole']} is extrapolated from them."
+    rows = [
+        [str(row["batch"]), str(row["context"]), f"{row['body_ms']:.3f}", f"{row['head_ms']:.3f}",
+         f"{row['body_bytes'] / row['body_ms'] / 1e9:.2f}", f"{row['whole_ms']:.2f}"]
+        for row in details["decode"]
+    ]  # fmt: skip
+    yield table(["batch", "context", "layers, ms", "head, ms", "TB/s", "whole network, ms (extrapolated)"], rows)
+    flops = 2 * details["layer_products"] * details["layers"] / details["of_the_whole"]
+    prompts = [
+        [str(row["tokens"]), f"{row['ms']:.2f}", f"{flops * row['tokens'] / row['ms'] / 1e9:.0f}"]
+        for row in details["prompts"]
+    ]
+    yield table(["prompt, tokens", "step, ms", "TFLOP/s of products"], prompts)
+
+
 def _serving(details: Details) -> Iterator[str]:
     rows = [
         [str(row["concurrency"]), f"{row['tokens_per_s']:,.0f}", f"{row['first_token_ms']:.1f}"]
@@ -131,6 +153,8 @@ TABLES: Mapping[str, Callable[[Details], Iterator[str]]] = {
     "benchmark": _benchmark,
     "bandwidth": _bandwidth,
     "speed": _speed,
+    "law": _law,
+    "layers": _layers,
     "peer": _speed,
     "serving": _serving,
 }

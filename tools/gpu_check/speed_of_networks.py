@@ -17,6 +17,8 @@ CELLS = (
     *(Cell("decode", batch, 32, 64) for batch in (1, 4, 16, 64, 256)),
 )
 PEER_PRECISION = "float16"
+LAYERS, WHOLE = "7b-layers", "7b"  # a few layers, of which network
+LAYER_PRECISIONS = ("float16", "int8", "int4")
 NETWORKS, PRECISIONS = ("0.4b", "1.1b", "7b"), ("float16", "bfloat16", "int8", "int4", f"float16+{INT8_CACHE}")
 
 

@@ -45,10 +45,11 @@ def run_steps(
     earlier: Mapping[str, Result] | None = None,
     chosen: Collection[str] | None = None,
     record: Callable[[Mapping[str, Result]], None] = lambda results: None,
+    is_time: Callable[[], bool] = lambda: True,
 ) -> Mapping[str, Result]:
     """`earlier`: results of an earlier run, of which those that passed are kept; `chosen`: only these, None: all.
 
-    `record` gets the results of all steps before the first one and after each.
+    `is_time`: to begin another. `record` gets the results of all steps before the first one and after each.
     """
     before = earlier or {}
     results = {name: before.get(name, Result(State.NOT_RUN, 0.0, NOT_REACHED)) for name in steps}
@@ -56,6 +57,8 @@ def run_steps(
     for name, step in steps.items():
         if results[name].state is State.PASSED or (chosen is not None and name not in chosen):
             continue
+        if not is_time():
+            break
         say(f"== {name}")
         result = results[name] = _run(step)
         record(results)

@@ -111,14 +111,15 @@ class CudaRunner:
         }
         return CudaStep(self.device, host, self._free, choice, step.chosen)
 
-    def replay(self, num_sequences: int, count: int) -> None:
+    def replay(self, num_sequences: int, count: int, *, with_head: bool = True) -> None:
         """Run what a step of so many decoding sequences runs on the device `count` times, and wait: for measurements.
 
-        No step is pending; positions and tokens are the last step's.
+        No step is pending; positions and tokens are the last step's. `with_head`: logits and choice too.
         """
         body = self._graphs[StepPart.BODY, bucket_of(num_sequences, self.header.max_num_tokens)]
         head_rows = self.header.head_rows
-        pieces = [min(head_rows, num_sequences - begin) for begin in range(0, num_sequences, head_rows)]
+        begins = range(0, num_sequences if with_head else 0, head_rows)
+        pieces = [min(head_rows, num_sequences - begin) for begin in begins]
         for _ in range(count):
             self.device.run(body)
             for rows in pieces:
@@ -172,6 +173,7 @@ class CudaRunner:
         for room in (Room.KEYS, Room.VALUES):  # what is in no position yet is multiplied with 0
             device.clear(self._places[room], wanted[room])
         device.clear(self._places[Room.CHOICE], self._choice_bytes)  # counts begin with zeros
+        device.clear(self._places[Room.INPUT], self._inputs.num_bytes)  # for a replay before any step
         self._free = [Pinned(device, header, self._inputs) for _ in range(2)]  # one for each step under way
         host_logits = device.host_memory(4 * header.vocab_size * header.head_rows)
         self._logits: NDArray[np.float32] = host_logits.view(np.float32).reshape(header.head_rows, header.vocab_size)
