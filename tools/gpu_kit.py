@@ -30,9 +30,9 @@ MOST_BYTES = 30 << 20  # the repository is as much again
 # What `llmserve serve`, `eval` and the contract's tests import and an image with PyTorch and transformers may lack.
 PACKAGES = (
     "annotated-doc", "annotated-types", "datasets", "dill", "fastapi", "grpcio", "hpack", "httptools", "jsonschema",
-    "jsonschema-specifications", "llguidance", "multiprocess", "nltk", "protobuf", "pydantic", "pydantic-core",
-    "pytest-asyncio", "python-rapidjson", "referencing", "rpds-py", "rouge-score", "starlette", "tritonclient",
-    "typing-inspection",
+    "jsonschema-specifications", "llguidance", "multiprocess", "nltk", "opentelemetry-api", "protobuf",
+    "pydantic", "pydantic-core", "pytest-asyncio", "python-rapidjson", "referencing", "rpds-py", "rouge-score",
+    "starlette", "tritonclient", "typing-inspection",
 )  # fmt: skip
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34)), "manylinux2014_x86_64",
              "manylinux1_x86_64")  # fmt: skip

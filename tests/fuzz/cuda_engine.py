@@ -23,7 +23,10 @@ from tests.fuzz.inputs import EDGES, NUMBERS, any_json, encoded
 
 DEVICE_BYTES = 1 << 26
 NUM_BLOCKS = 4
-TILES = replace(SMALL_TILES, more_many_integers=(ProductTile(16, 64, 4, 3),))  # with something to tune
+TILES = replace(  # with something to tune
+    SMALL_TILES,
+    integers=(*SMALL_TILES.integers[:-1], SMALL_TILES.integers[-1]._replace(others=(ProductTile(16, 64, 4, 3),))),
+)
 SPECIAL = st.sampled_from(
     [
         "tensor",

@@ -18,9 +18,13 @@ LIBRARY = "libllmserve_cpu.so"  # llmserve.engine.native.library, which wants pa
 
 
 def unpack(kit: Path) -> None:
-    for wheel in sorted((kit / "wheels").glob("*.whl")):
-        with ZipFile(wheel) as archive:
-            archive.extractall(SITE)
+    wheels, done = sorted((kit / "wheels").glob("*.whl")), SITE / "unpacked.txt"
+    names = "\n".join(wheel.name for wheel in wheels)
+    if not done.is_file() or done.read_text() != names:
+        for wheel in wheels:
+            with ZipFile(wheel) as archive:
+                archive.extractall(SITE)
+        done.write_text(names)
     facts = SITE / "llmserve-0.dist-info"  # so that the checkout counts as installed
     facts.mkdir(parents=True, exist_ok=True)
     shutil.copy(kit / METADATA, facts)

@@ -22,7 +22,9 @@ from llmserve.core import SamplingParams
 from llmserve.engine.cuda.bindings import NvidiaDevice
 from llmserve.engine.cuda.device import Device
 from llmserve.engine.cuda.runner import CudaRunner
+from llmserve.engine.cuda.tuning import time_tactics
 from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.progress import SilentProgress
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from tools.benchmark.checkpoint import make_checkpoint
 from tools.benchmark.ours_cuda import build_options
@@ -98,6 +100,7 @@ def measure(directory: EngineDirectory, of_the_whole: int, open_device: Callable
             "law": measure_law(runner),
             "decode": [layers.decode(batch, context) for context in contexts for batch in batches],
             "prompts": [layers.prompt(tokens) for tokens in PROMPTS if tokens <= header.max_num_tokens],
+            "tactics": time_tactics(runner, SilentProgress()).microseconds,
         }  # fmt: skip
     finally:
         runner.close()

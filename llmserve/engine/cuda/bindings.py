@@ -18,7 +18,6 @@ from llmserve.engine.cuda.device import Graph, HostMemory
 from llmserve.engine.machine.nvidia import NO_GPU
 from llmserve.errors import EngineFileError, InternalError, LlmserveError, ResourceExhausted, Unavailable, Unsupported
 
-PLAIN_SHARED_BYTES = 48 << 10  # more has to be asked for
 MISSING = "cuda engines need NVIDIA's bindings: pip install 'llmserve[cuda]'"
 ERRORS: dict[str, type[LlmserveError]] = {
     "CUDA_ERROR_OUT_OF_MEMORY": ResourceExhausted,
@@ -34,7 +33,9 @@ ERRORS: dict[str, type[LlmserveError]] = {
 }
 
 # What the compiler's assembler asks of a driver: of CUDA 12, and of 13 for Blackwell's architectures.
+CURRENT = threading.local()  # `device`: whose context a thread has; several devices may share a thread
 OLDEST_DRIVER, NEWER_DRIVER, NEWER_MAJOR = 12000, 13000, 10
+EARLY_DRIVER = 12030  # launches that begin early, in graphs
 
 FATAL = {  # the context, or the device, is lost
     "CUDA_ERROR_ILLEGAL_ADDRESS",
@@ -68,7 +69,7 @@ class NvidiaDevice:
     def __init__(self, ordinal: int = 0, api: Any = None) -> None:
         self._api = api or driver_api()
         self._close = ExitStack()
-        self._current = threading.local()
+        self._stream: Any = None
         try:
             _, version = self._api.cuDriverGetVersion()
         except (RuntimeError, OSError) as error:  # there is no libcuda
@@ -90,6 +91,7 @@ class NvidiaDevice:
             )
             self.architecture = f"sm_{major}{minor}"
             self._check_driver(version, NEWER_DRIVER if major >= NEWER_MAJOR else OLDEST_DRIVER)
+            self._knows_early = version >= EARLY_DRIVER
             self._stream = self._call("cuStreamCreate", self._api.CUstream_flags.CU_STREAM_NON_BLOCKING)
             self._close.callback(self._call_late, "cuStreamDestroy", self._stream)
         except BaseException:
@@ -130,21 +132,38 @@ class NvidiaDevice:
         module = self._call("cuModuleLoadData", binary)
         self._close.callback(self._call_late, "cuModuleUnload", module)
         function = self._call("cuModuleGetFunction", module, symbol.encode())
-        if shared_bytes > PLAIN_SHARED_BYTES:
-            limit = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self._call("cuFuncSetAttribute", function, limit, shared_bytes)
+        # always: what a kernel has without asking is less than 48 KiB where some of it is static
+        limit = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._call("cuFuncSetAttribute", function, limit, shared_bytes)
         return function
 
     def launch(
-        self, function: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: Sequence[int]
-    ) -> None:
+        self, function: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: Sequence[int],
+        *, is_early: bool = False,
+    ) -> None:  # fmt: skip
         """The driver reads the arguments during the call."""
         self._enter()
         values = (ctypes.c_uint64 * len(arguments))(*arguments)
         begin = ctypes.addressof(values)
         pointers = (ctypes.c_void_p * len(arguments))(*(begin + 8 * place for place in range(len(arguments))))
         place = ctypes.addressof(pointers)
-        self._call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self._stream, place, 0)
+        if is_early and self._knows_early:
+            config = self._early_config(grid, threads, shared_bytes)
+            self._call("cuLaunchKernelEx", config, function, place, 0)
+        else:
+            self._call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self._stream, place, 0)
+
+    def _early_config(self, grid: tuple[int, int, int], threads: int, shared_bytes: int) -> Any:
+        api = self._api
+        attribute = api.CUlaunchAttribute()
+        attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config = api.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.hStream = shared_bytes, self._stream
+        config.attrs, config.numAttrs = [attribute], 1
+        return config
 
     @contextmanager
     def capture(self) -> Iterator[Graph]:
@@ -184,8 +203,12 @@ class NvidiaDevice:
         self._call("cuStreamSynchronize", self._stream)
 
     def close(self) -> None:
-        self._current = threading.local()
+        """Waits for what is under way, which reads and writes what is given back. Idempotent."""
+        if (stream := self._stream) is not None:
+            self._stream = None
+            self._call_late("cuStreamSynchronize", stream)
         self._close.close()
+        CURRENT.device = None  # of this thread; others ask no more
 
     def _check_driver(self, version: int, oldest: int) -> None:
         if version < oldest:
@@ -195,9 +218,9 @@ class NvidiaDevice:
             )
 
     def _enter(self) -> None:
-        if not getattr(self._current, "is_ours", False):
+        if getattr(CURRENT, "device", None) is not self:
             self._call("cuCtxSetCurrent", self._context)
-            self._current.is_ours = True
+            CURRENT.device = self
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """The call's only result, or all of them."""
@@ -205,6 +228,8 @@ class NvidiaDevice:
             status, *results = getattr(self._api, name)(*arguments)
         except RuntimeError as error:  # the bindings have looked for it in libcuda
             raise Unsupported(f"the driver is too old: it has no {name} ({error}); update it") from error
+        except ValueError as error:  # a status that the bindings do not know
+            raise Unavailable(f"{name} failed: {error}") from error
         if status == self._api.CUresult.CUDA_SUCCESS:
             return results[0] if len(results) == 1 else tuple(results)
         failure = ERRORS.get(status.name, Unavailable if status.name in FATAL else InternalError)

@@ -17,18 +17,21 @@ from llmserve.scheduler.plan import UNSEEN, Chunk
 ITEM_BYTES = 4
 ALIGNMENT = 64  # items
 NO_SLOT = -1
+BUCKET_ROWS = 128
 FIRST_UNSEEN = -1  # stands for the first token that the step before chooses, -2 for the second
 # Tokens of one sequence that a program of attention takes; start: position of the first one
 TILE = np.dtype([(name, "i4") for name in ("first_row", "num_tokens", "sequence", "start")])
 
 
 def buckets(most: int) -> list[int]:
-    """Numbers of rows that a step is filled up to: powers of two, and `most`."""
-    return [*(1 << bit for bit in range((most - 1).bit_length())), most]
+    """Numbers of rows that a step is filled up to: powers of two up to BUCKET_ROWS, multiples of it, and `most`."""
+    powers = [1 << bit for bit in range(BUCKET_ROWS.bit_length())]
+    return [*(rows for rows in (*powers, *range(2 * BUCKET_ROWS, most, BUCKET_ROWS)) if rows < most), most]
 
 
 def bucket_of(num_rows: int, most: int) -> int:
-    return min(1 << (num_rows - 1).bit_length(), most)
+    full = 1 << (num_rows - 1).bit_length() if num_rows <= BUCKET_ROWS else -(-num_rows // BUCKET_ROWS) * BUCKET_ROWS
+    return min(full, most)
 
 
 def max_tiles(header: EngineHeader, num_rows: int) -> int:

@@ -26,17 +26,19 @@ from llmserve.errors import EngineFileError, NotFound, raise_problems
 from llmserve.models.number_formats import CACHES, NumberFormat
 
 MAGIC = b"LLMSCUDA"
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 PREFIX = struct.Struct("<8sIQI")  # magic, version, bytes and CRC-32 of the JSON
 PAGE_BYTES = 4096
 MOST_JSON_BYTES = 1 << 30
-TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "uint8": "*u8"}  # of arguments
+TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "uint8": "*u8",
+         "int32": "*i32"}  # of arguments  # fmt: skip
 ITEM_BYTES = {dtype: np.dtype(dtype).itemsize for dtype in TYPES}
 DTYPES = {type_: dtype for dtype, type_ in TYPES.items()}
 PANEL_OUTPUTS = 32  # of a weight of integers
+PIECE_BYTES = 16  # of an output, one behind the other
 SCALE_BYTES = 4
 ALIGNED_BYTES = 16  # what a thread loads at once
-TILE_ROWS = 128  # products write whole tiles of rows, so buffers have that many more or fewer
+TILE_ROWS = 256  # products write whole tiles of rows, so buffers have that many more or fewer
 MOST_GRID = ((1 << 31) - 1, 65535, 65535)  # programs, of any GPU
 
 
@@ -121,6 +123,7 @@ class Binary(NamedTuple):
     num_arguments: int  # behind the kernel's own, the compiler's, which are null
     offset: int
     num_bytes: int
+    is_early: bool = False  # it waits for earlier launches by itself: see kernels/order.py
 
 
 class PlacedTensor(NamedTuple):

@@ -181,7 +181,7 @@ class CudaRunner:
 
     def _copy_weights(self, path: Path) -> None:
         header, address = self.header, self._places[Room.TENSOR]
-        staging = self.device.host_memory(min(STAGING_BYTES, max(header.weight_bytes, 1)))
+        staging = np.empty(min(STAGING_BYTES, max(header.weight_bytes, 1)), np.uint8)  # pinned memory would stay
         with path.open("rb") as file:
             file.seek(header.data_begin + header.tensors_begin)
             for begin in range(0, header.weight_bytes, STAGING_BYTES):
@@ -220,7 +220,10 @@ class CudaRunner:
         x, y, z = (extent.programs(num_rows, num_tiles) for extent in launch.grid)
         arguments = [self.place(argument) for argument in launch.arguments]
         arguments += [0] * (binary.num_arguments - len(arguments))
-        self.device.launch(self._functions[launch.kernel], (x, y, z), binary.threads, binary.shared_bytes, arguments)
+        self.device.launch(
+            self._functions[launch.kernel], (x, y, z), binary.threads, binary.shared_bytes, arguments,
+            is_early=binary.is_early,
+        )  # fmt: skip
 
     def place(self, argument: Address) -> int:
         """Where it is on the device."""

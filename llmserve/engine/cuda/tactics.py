@@ -15,7 +15,7 @@ from llmserve.engine.runtime import TacticChoice
 from llmserve.engine.tactics import Machine, TacticCache, choose_tactic
 
 CONSTANTS = {"FORMAT", "NUM_INPUTS", "NUM_COLUMNS", "SEGMENTS", "TILE_ROWS", "TILE_COLUMNS", "TILE_INPUTS"}
-ONE_TILE_ROWS = 64  # a launch for no more rows than these reads and makes the same for all
+ONE_TILE_ROWS = 128  # a launch for no more rows than these reads and makes the same for all
 
 
 class Layer(NamedTuple):
@@ -36,7 +36,7 @@ def machine_of(device: Device) -> Machine:
 
 def layer_of(header: EngineHeader, launch: Launch, num_rows: int) -> Layer:
     """Of a launch that has tactics, where it runs for so many rows."""
-    rows = launch.most_rows if launch.most_rows <= ONE_TILE_ROWS else num_rows
+    rows = launch.most_rows if launch.most_rows <= ONE_TILE_ROWS else 1 << (num_rows - 1).bit_length()
     return Layer(_described(header.kernels[launch.kernel]), rows)
 
 
@@ -67,8 +67,10 @@ def tuned_launches(header: EngineHeader) -> Mapping[Layer, tuple[int, list[Launc
     """Those with a choice; with the rows for which they are to be timed."""
     found: dict[Layer, tuple[int, list[Launch]]] = {}
     for launch in header.launches:
-        for num_rows in _rows_of(header, launch) if launch.kernel in header.tactics else ():
-            found.setdefault(layer_of(header, launch, num_rows), (num_rows, []))[1].append(launch)
+        rows = _rows_of(header, launch) if launch.kernel in header.tactics else []
+        most = {layer_of(header, launch, each): each for each in rows}  # several buckets may be one layer's
+        for layer, num_rows in most.items():
+            found.setdefault(layer, (num_rows, []))[1].append(launch)
     return found
 
 

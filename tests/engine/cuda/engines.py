@@ -13,7 +13,7 @@ from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cuda.compiler import Compiler
 from llmserve.builder.targets.cuda.lowering import lower
 from llmserve.builder.targets.cuda.target import CudaTarget
-from llmserve.builder.targets.cuda.tiles import ProductTile, Tiles, tiles_for
+from llmserve.builder.targets.cuda.tiles import MANY, ProductTile, RowRange, Tiles, by_rows, tiles_for
 from llmserve.engine.cuda.layout import Kernel
 from llmserve.engine.cuda.runner import CudaRunner
 from llmserve.engine.directory.artifact import ENGINE_FILE
@@ -21,15 +21,19 @@ from tests.engine.cpu.networks import Network, odd_network
 from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
 
 SMALL_TILES = Tiles(
-    ProductTile(16, 32, 4, 3), ProductTile(32, 64, 4, 3), inputs=16,
-    few_integers=ProductTile(16, 64, 4, 3), many_integers=ProductTile(32, 32, 4, 3),
-    queries=16, keys=16, segment=16, columns=64, programs=4, least_inputs=16,
+    tuple(by_rows((64, (ProductTile(16, 32, 4, 3),)), (MANY, (ProductTile(32, 64, 4, 3),)))),
+    (
+        RowRange((1, 8), ProductTile(4, 64, 2, 1), in_words=True),
+        RowRange((9, 64), ProductTile(16, 64, 4, 3)),
+        RowRange((65, MANY), ProductTile(32, 32, 4, 3)),
+    ),
+    inputs=16, queries=16, keys=16, segment=16, columns=64, programs=4, warps=8, least_inputs=16,
 )  # fmt: skip
 
 WIDE_TILES = Tiles(  # few programs, for the interpreter takes its time for each
-    ProductTile(16, 128, 4, 3), ProductTile(64, 128, 4, 3), inputs=64,
-    few_integers=ProductTile(16, 128, 4, 3), many_integers=ProductTile(64, 128, 4, 3),
-    queries=16, keys=32, segment=64, columns=512, programs=1, least_inputs=64,
+    tuple(by_rows((64, (ProductTile(16, 128, 4, 3),)), (MANY, (ProductTile(64, 128, 4, 3),)))),
+    tuple(by_rows((64, (ProductTile(16, 128, 4, 3),)), (MANY, (ProductTile(64, 128, 4, 3),)))),
+    inputs=64, queries=16, keys=32, segment=64, columns=512, programs=1, warps=1, least_inputs=64,
 )  # fmt: skip
 
 

@@ -47,7 +47,13 @@ def test_the_fake_has_what_the_real_bindings_have() -> None:
         assert int(getattr(real.CUresult, status.name)) == status.value
     for name in [*ERRORS, *FATAL]:
         assert hasattr(real.CUresult, name), name
-    for kind in ("CUdevice_attribute", "CUfunction_attribute", "CUstream_flags", "CUstreamCaptureMode"):
+    for kind in (
+        "CUlaunchAttributeID",
+        "CUdevice_attribute",
+        "CUfunction_attribute",
+        "CUstream_flags",
+        "CUstreamCaptureMode",
+    ):
         for name, value in vars(getattr(FakeDriver, kind)).items():
             assert int(getattr(getattr(real, kind), name)) == value, name
 
@@ -78,6 +84,31 @@ def test_a_graph_launches_what_was_captured_each_time(device: NvidiaDevice, driv
     assert driver.launches == [("product", (4, 5, 6, 256), 96 << 10, [11, 22, 33])] * 2
 
 
+@pytest.mark.parametrize(("version", "early"), [(12020, []), (12030, ["product"])])
+def test_what_waits_by_itself_is_launched_early_where_the_driver_can(
+    version: int, early: list[str], driver: FakeDriver
+) -> None:
+    driver.version = version
+    device = NvidiaDevice(api=driver)
+    function = device.load(IMAGE, "product", shared_bytes=96 << 10, num_arguments=3)
+    with device.capture() as graph:
+        device.launch(function, (4, 5, 6), 256, 96 << 10, [11, 22, 33], is_early=True)
+    device.run(graph)
+    assert driver.launches == [("product", (4, 5, 6, 256), 96 << 10, [11, 22, 33])]
+    assert driver.early == early
+    device.close()
+
+
+def test_the_config_of_an_early_launch_is_what_the_real_bindings_take() -> None:
+    device = NvidiaDevice.__new__(NvidiaDevice)
+    device._api, device._stream = driver_api(), 0
+    config = device._early_config((4, 5, 6), 256, 1024)
+    assert (config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX) == (4, 5, 6, 256)
+    assert (config.sharedMemBytes, config.numAttrs) == (1024, 1)
+    [attribute] = config.attrs
+    assert attribute.value.programmaticStreamSerializationAllowed == 1
+
+
 def test_any_thread_may_ask(device: NvidiaDevice) -> None:
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(device.free_bytes()))
@@ -103,6 +134,43 @@ def test_a_device_that_is_lost_is_unavailable_and_a_wrong_call_a_fault_of_ours(
         device.synchronize()
     with device.capture(), pytest.raises(InternalError, match="STREAM_CAPTURE_UNSUPPORTED"):
         device.synchronize()
+
+
+def test_devices_that_share_a_thread_have_a_context_each() -> None:
+    driver = FakeDriver(num_devices=2)
+    first, second = NvidiaDevice(0, api=driver), NvidiaDevice(1, api=driver)
+    for device in (first, second, first):
+        device.allocate(8)
+    second.close()
+    first.allocate(8)
+    first.close()
+    assert driver.contexts == ["context 0", "context 1", "context 0", "context 0"]
+
+
+def test_what_is_under_way_ends_before_its_memory_is_given_back(driver: FakeDriver) -> None:
+    device = NvidiaDevice(api=driver)
+    device.allocate(8)
+    device.close()
+    assert {"device", "stream", "context"} <= set(driver.held_when_waited)
+
+
+def test_every_kernel_may_have_the_shared_memory_that_it_is_launched_with(
+    device: NvidiaDevice, driver: FakeDriver
+) -> None:
+    """48 KiB are only there without asking where none of them is static."""
+    device.load(IMAGE, "product", shared_bytes=48 << 10, num_arguments=3)
+    assert driver.shared == {"product": 48 << 10}
+
+
+def test_a_status_of_a_newer_driver_ends_the_engine_as_a_lost_device_does(
+    device: NvidiaDevice, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*arguments: object) -> None:
+        raise ValueError("998 is not a valid CUresult")
+
+    monkeypatch.setattr(driver, "cuMemGetInfo", unknown)
+    with pytest.raises(Unavailable, match="cuMemGetInfo failed: 998 is not a valid CUresult"):
+        device.free_bytes()
 
 
 def test_a_gpu_that_is_not_there_is_named_and_nothing_is_kept(driver: FakeDriver) -> None:

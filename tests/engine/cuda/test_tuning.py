@@ -15,7 +15,7 @@ import pytest
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.cuda.target import CudaTarget
-from llmserve.builder.targets.cuda.tiles import ProductTile, Tiles
+from llmserve.builder.targets.cuda.tiles import MANY, ProductTile, Tiles, by_rows
 from llmserve.engine.cuda import tuning
 from llmserve.engine.cuda.layout import StepPart, read_header
 from llmserve.engine.cuda.runner import CudaRunner
@@ -31,10 +31,11 @@ from tests.engine.cpu.networks import all_logits, odd_network, random_ids
 from tests.engine.cuda.engines import WIDE_TILES, compile_engine
 from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice, FakeGraph
 
+FEW_TILES = (ProductTile(16, 128, 4, 3), ProductTile(16, 64, 4, 3))
+MANY_TILES = (ProductTile(64, 128, 4, 3), ProductTile(32, 128, 4, 3), ProductTile(64, 64, 4, 3))
 TILES = replace(
-    WIDE_TILES, programs=4,
-    more_few=(ProductTile(16, 64, 4, 3),), more_many=(ProductTile(32, 128, 4, 3), ProductTile(64, 64, 4, 3)),
-    more_few_integers=(ProductTile(16, 64, 4, 3),), more_many_integers=(ProductTile(64, 64, 4, 3),),
+    WIDE_TILES, programs=4, warps=16, floats=tuple(by_rows((64, FEW_TILES), (MANY, MANY_TILES))),
+    integers=tuple(by_rows((64, FEW_TILES), (MANY, (MANY_TILES[0], MANY_TILES[2])))),
 )  # fmt: skip
 LIMITS = {"max_seq_len": 96, "max_num_tokens": 80, "max_batch_size": 4, "tokens_per_block": 16}
 FEW = {**LIMITS, "max_num_tokens": 16}

@@ -9,8 +9,9 @@ import numpy as np
 
 from llmserve.builder.targets.buffers import Place
 from llmserve.builder.targets.cuda.recorder import ANY_ROWS, ONE, ROWS, Argument, Constants, power_of_two
-from llmserve.builder.targets.cuda.tiles import FEW_ROWS, MANY_ROWS, SPLIT_ROWS
-from llmserve.builder.targets.cuda.values import Turning, Values
+from llmserve.builder.targets.cuda.rounded import GROUP, RoundedValues
+from llmserve.builder.targets.cuda.tiles import MANY
+from llmserve.builder.targets.cuda.values import Turning
 from llmserve.engine.cuda.layout import ITEM_BYTES, TYPES, Address, CacheHead, Extent, Room
 from llmserve.models.graph import Op, OpKind
 from llmserve.models.number_formats import NumberFormat
@@ -19,7 +20,8 @@ LEAST_TILE = 16  # of a product of tiles
 WIDE_HEAD = 128  # above, a cache of integers is met in tiles of MOST_WIDE_KEYS: sums of more find no tensor memory
 MOST_WIDE_KEYS = 32
 NO_STRIDES = {"KEY_STRIDE": 0, "VALUE_STRIDE": 0}
-NUM_WARPS = 8  # of a run of positions: the same for both kernels, since sums over a tile depend on it
+SPLIT_ROWS = 64  # up to so many rows, segments of positions are worked off by several programs
+FEW_ROWS, MANY_ROWS = (1, SPLIT_ROWS), (SPLIT_ROWS + 1, MANY)
 
 
 class Cache(NamedTuple):
@@ -38,7 +40,7 @@ class Queries(NamedTuple):
     made: Sequence[str]  # values that only attention reads
 
 
-class AttentionLowering(Values):
+class AttentionLowering(RoundedValues):
     @property
     def _query_tokens(self) -> int:
         """The same in all layers, since tiles are the step's."""
@@ -67,8 +69,12 @@ class AttentionLowering(Values):
 
     def _attention(self, op: Op) -> None:
         cache = self._cache_of(op)
-        self._write_cache(op, cache)
-        queries = self._rounded_queries(op, cache.format) if cache.format.is_rounded else self._turned_queries(op)
+        q, k, _ = op.inputs
+        if not cache.format.is_rounded and q in self._turned and self._turned[q] == self._turned.get(k):
+            queries = self._turn_and_write(op, cache)
+        else:
+            self._write_cache(op, cache)
+            queries = self._rounded_queries(op, cache.format) if cache.format.is_rounded else self._turned_queries(op)
         y = self._new(op)  # never where the queries are, which other programs still read
         if queries.made:
             self._buffers.read(queries.made)
@@ -128,29 +134,49 @@ class AttentionLowering(Values):
         output = {"y": self._value(op.output)}
         num_segments, tile_dim = -(-self._max_seq_len // self._tiles.segment), int(constants["TILE_DIM"])
         tiles = Extent(of_tiles=True)
+        # The same for both kernels, since sums over a tile depend on it. More would multiply the same queries twice.
+        num_warps = 4 if tile_dim <= WIDE_HEAD else 8
         self._record.launch(
             "attention.attention", {**arguments, **output}, {**constants, "Y_STRIDE": y.stride},
-            (tiles, Extent(fixed=num_kv_heads), ONE), num_stages=2, num_warps=NUM_WARPS,
+            (tiles, Extent(fixed=num_kv_heads), ONE), num_stages=2, num_warps=num_warps,
             rows=MANY_ROWS if num_segments > 1 else ANY_ROWS,
         )  # fmt: skip
+        rounding = self._rounded_at_once(op.output, y.width) if self._can_be_rounded(op) else None
         if num_segments == 1:
+            if rounding:
+                self._launch_rounding(op.output, rounding)
             return
+        if rounding:
+            self._launch_rounding(op.output, rounding, MANY_ROWS)
         num_sums = num_segments * SPLIT_ROWS * num_heads
         peaks, totals, parts = self._record.scratch(num_sums, num_sums, num_sums * head_dim)
         found = {"peaks": peaks, "totals": totals, "parts": parts}
         self._record.launch(
             "attention.attention_segments", {**arguments, **found}, {**constants, "MAX_ROWS": SPLIT_ROWS},
-            (tiles, Extent(fixed=num_kv_heads), Extent(fixed=num_segments)), rows=FEW_ROWS, num_warps=NUM_WARPS,
+            (tiles, Extent(fixed=num_kv_heads), Extent(fixed=num_segments)), rows=FEW_ROWS, num_warps=num_warps,
         )  # fmt: skip
         merging = {
-            "HEAD_DIM": head_dim, "NUM_HEADS": num_heads, "WINDOW": window, "Y_STRIDE": y.stride,
-            "MAX_ROWS": SPLIT_ROWS, "SEGMENT": self._tiles.segment, **self._heads(num_heads, tile_dim),
+            "HEAD_DIM": head_dim, "NUM_HEADS": num_heads, "WINDOW": window, "MAX_ROWS": SPLIT_ROWS,
+            "SEGMENT": self._tiles.segment, **self._heads(num_heads, tile_dim),
         }  # fmt: skip
-        self._record.launch(
-            "attention.merge_segments",
-            {"positions": self._input("positions"), "slots": self._input("slots"), **found, **output}, merging,
-            self._heads_grid(num_heads, tile_dim), rows=FEW_ROWS,
-        )  # fmt: skip
+        inputs = {"positions": self._input("positions"), "slots": self._input("slots")}
+        grid = self._heads_grid(num_heads, tile_dim)
+        if rounding:
+            places, sizes = rounding
+            sizes = {name: size for name, size in sizes.items() if name != "WIDTH"}
+            self._record.launch(
+                "attention.merge_and_round", {**inputs, **found, **places}, {**merging, **sizes}, grid, rows=FEW_ROWS
+            )
+        else:
+            constants = {**merging, "Y_STRIDE": y.stride}
+            self._record.launch(
+                "attention.merge_segments", {**inputs, **found, **output}, constants, grid, rows=FEW_ROWS
+            )
+
+    def _can_be_rounded(self, op: Op) -> bool:
+        """Whether only products of integers read it, and its heads are whole groups."""
+        head_dim = int(op.number("head_dim"))
+        return op.output in self._only_rounded and head_dim % GROUP == 0 and head_dim == power_of_two(head_dim)
 
     def _turned_queries(self, op: Op) -> Queries:
         """Turned, and in the engine's dtype."""
@@ -162,11 +188,35 @@ class AttentionLowering(Values):
 
         if q not in self._turned and q not in self._wide:
             return found(self._value(q), source.stride)
-        name = f"{op.output}.queries"
-        self._uses[name] += 1
-        place = self._buffers.new(name, source.width, ITEM_BYTES[self._dtype])
+        name, place = self._place_of_queries(op)
         self._turn("attention.turn_queries", op, {"y": self._value(name)}, {"Y_STRIDE": place.stride}, LEAST_TILE)
         return found(self._value(name), place.stride, name)
+
+    def _place_of_queries(self, op: Op) -> tuple[str, Place]:
+        name = f"{op.output}.queries"
+        self._uses[name] += 1
+        return name, self._buffers.new(name, self._buffers[op.inputs[0]].width, ITEM_BYTES[self._dtype])
+
+    def _turn_and_write(self, op: Op, cache: Cache) -> Queries:
+        """Queries, keys and values in one launch."""
+        turning, (name, place) = self._turned[op.inputs[0]], self._place_of_queries(op)
+        num_heads, num_kv_heads = int(op.number("num_heads")), int(op.number("num_kv_heads"))
+        tile_dim = _tile_dim(op, LEAST_TILE)
+        tile = self._tiles.heads(num_heads, tile_dim)
+        q, k, v = op.inputs
+        strides = {f"{letter}_STRIDE": self._buffers[x].stride for letter, x in zip("QKV", op.inputs, strict=True)}
+        self._record.launch(
+            "attention.turn_and_write",
+            {"q": self._value(q), "k": self._value(k), "v": self._value(v), "positions": self._input("positions"),
+             "slots": self._input("slots"), "cos": turning.cos, "sin": turning.sin, "y": self._value(name),
+             **cache.arguments},
+            {**cache.constants, **strides, "ROTARY_DIM": turning.rotary_dim, "NUM_HEADS": num_heads,
+             "Y_STRIDE": place.stride, "TILE_HEADS": tile, "TILE_DIM": tile_dim},
+            (ROWS, Extent(fixed=-(-num_heads // tile) - (-num_kv_heads // tile)), ONE),
+        )  # fmt: skip
+        nothing = self._input("positions")
+        arguments = {"q": self._value(name), "q_scales": nothing}
+        return Queries(arguments, {"Q_STRIDE": place.stride, "SCALES_STRIDE": 0}, (name,))
 
     def _rounded_queries(self, op: Op, format: NumberFormat) -> Queries:
         """Turned, and as integers: heads filled up to whole groups of dimensions."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from llmserve.builder.quantization import Quantized, WeightPart
 from llmserve.builder.targets.tensor_writer import Part, Rows
 from llmserve.checkpoint.blocks import BlockRows
-from llmserve.engine.cuda.layout import PANEL_OUTPUTS, PlacedTensor
+from llmserve.engine.cuda.layout import PANEL_OUTPUTS, PIECE_BYTES, PlacedTensor
 from llmserve.models.number_formats import INT4, INT8, INT8_ACTIVATIONS, WeightFormat
 
 MULTIPLIED = (INT8, INT4)  # by kernels/linear.py, where they are FORMAT
@@ -31,8 +31,9 @@ def stored_rows(name: str, parts: Sequence[WeightPart]) -> list[Rows]:
 def integer_tensors(rows: Rows, format: WeightFormat, num_inputs: int) -> tuple[PlacedTensor, ...]:
     """Values, scales, scales of outputs.
 
-    Values: panels of PANEL_OUTPUTS outputs; in each, for one group of inputs after the other, the integers of every
-    output. Those of four bits come in pairs of groups, of which the second has the upper halves of the bytes.
+    Values: panels of PANEL_OUTPUTS outputs; in each, for one group of inputs after the other, the first PIECE_BYTES of
+    every output, then the others. Integers of four bits come in pairs of groups, of which the second has the upper
+    halves of the bytes.
     Scales: likewise, a number for each group and output: of eight bits float16; of four a byte, which is the root of
     the scale, and behind those of the panel's outputs as many zero points, in sixteenths.
     """
@@ -64,7 +65,8 @@ class Panels:
             scales = scales.transpose(0, 2, 3, 1)
         else:
             scales = scales.transpose(0, 2, 1)
-        yield Part(tensor, values.transpose(0, 2, 1, 3), PANEL_OUTPUTS)
+        pieces = values.reshape(*values.shape[:3], -1, PIECE_BYTES)  # [panels, outputs, groups, pieces, bytes]
+        yield Part(tensor, pieces.transpose(0, 2, 3, 1, 4), PANEL_OUTPUTS)
         yield Part(f"{tensor}.scales", scales, PANEL_OUTPUTS)
         yield Part(f"{tensor}.row_scales", _in_panels(found.row_scale[:, None], 1), PANEL_OUTPUTS)
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from llmserve.builder.targets.buffers import NOWHERE, Place
 from llmserve.builder.targets.cuda.integers import integer_tensors, num_groups, stored_rows
 from llmserve.builder.targets.cuda.recorder import COLUMNS_OF_WARP, ONE, ROWS, Argument, Constants, power_of_two
-from llmserve.builder.targets.cuda.tiles import FEW_ROWS, SPLIT_ROWS, ProductTile, RowRange
-from llmserve.builder.targets.cuda.values import Values
-from llmserve.engine.cuda.layout import ITEM_BYTES, TYPES, Address, Extent, Room
+from llmserve.builder.targets.cuda.rounded import GROUP, ROUNDED, RoundedValues, Rounding
+from llmserve.builder.targets.cuda.tiles import ProductTile, RowRange
+from llmserve.engine.cuda.layout import TYPES, Address, Extent, Room
 from llmserve.models.graph import Op, OpKind
-from llmserve.models.number_formats import FLOAT32, INT8_ACTIVATIONS, UNROUNDED
+from llmserve.models.number_formats import FLOAT32, UNROUNDED
 
-ROUNDED = INT8_ACTIVATIONS  # what products of integers read
-GROUP = ROUNDED.group
+
+class Segments(NamedTuple):
+    """Sums of which each program has made one run."""
+
+    parts: Argument
+    number: int
+    rows: RowRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +32,12 @@ class Factors:
     end: int
     arguments: Mapping[str, Argument]
     constants: Constants
-    ranges: tuple[RowRange, RowRange]
+    ranges: tuple[RowRange, ...]
     tile_inputs: int
+    of_integers: bool
 
 
-class ProductLowering(Values):
+class ProductLowering(RoundedValues):
     def _linear(self, op: Op) -> None:
         y = self._new(op)
         self._product(op, self._value(op.output), y.stride)
@@ -51,19 +58,29 @@ class ProductLowering(Values):
     def _can_be_gated(self, op: Op, following: Op) -> bool:
         """Whether nobody but a gated activation reads the product `op`, whose sums are in one piece."""
         is_gate = following.kind is OpKind.GATED_ACTIVATION and following.inputs[0] == op.output
-        is_plain = len(op.weights) == 1 and len(self._quantized.get(op.weights[0], ())) <= 1
-        return is_gate and is_plain and self._tiles.segments(op.width // 2, self._inputs_of(op)) == 1
+        return is_gate and len(op.weights) == 1 and len(self._quantized.get(op.weights[0], ())) <= 1
 
     def _gated_linear(self, op: Op, gate: Op) -> None:
         (factors,) = self._factors(op)
         y = self._new(gate)
-        constants: Constants = {
-            **factors.constants, "Y_STRIDE": y.stride, "NUM_COLUMNS": gate.width,
-            "ACTIVATION": str(gate.attrs["activation"]), "SEGMENTS": 1,
-        }  # fmt: skip
-        arguments = {**factors.arguments, "y": self._value(gate.output)}
+        segments = self._segments(factors, op.width)
+        shape: Constants = {**factors.constants, "SEGMENTS": segments}
+        epilogue: Constants = {"Y_STRIDE": y.stride, "ACTIVATION": str(gate.attrs["activation"])}
+        output = {"y": self._value(gate.output)}
+        of_gate: Constants = {"NUM_COLUMNS": gate.width}
+        rounding = self._rounded_at_once(gate.output, gate.width) if gate.output in self._only_rounded else None
         for rows in factors.ranges:
-            self._launch_product("linear.gated_linear", arguments, constants, factors, rows)
+            if rows.is_split(op.width, segments, self._tiles.programs):
+                made = self._in_segments(factors, {**shape, "NUM_COLUMNS": op.width}, rows)
+                if rounding:
+                    self._add_and_round(rounding, {"ACTIVATION": epilogue["ACTIVATION"]}, made)
+                else:
+                    self._add_segments("linear.add_gated_segments", output, {**epilogue, **of_gate}, made)
+            else:
+                arguments, constants = {**factors.arguments, **output}, {**shape, **epilogue, **of_gate}
+                self._launch_product("linear.gated_linear", arguments, constants, factors, rows.fitting(segments))
+                if rounding:
+                    self._launch_rounding(gate.output, rounding, rows.rows)
         self._read_rounded(op)
         self._buffers.read((*op.inputs, *gate.inputs))
 
@@ -88,29 +105,49 @@ class ProductLowering(Values):
 
     def _product_of(self, factors: Factors, behind: Mapping[str, Argument], epilogue: Constants) -> None:
         width = factors.end - factors.begin
-        segments = self._tiles.segments(width, int(factors.constants["NUM_INPUTS"]))
+        segments = self._segments(factors, width)
         shape: Constants = {**factors.constants, "NUM_COLUMNS": width, "SEGMENTS": segments}
         for rows in factors.ranges:
-            if segments > 1 and rows.rows == FEW_ROWS:
-                self._in_segments(factors, shape, behind, epilogue, rows)
+            if rows.is_split(width, segments, self._tiles.programs):
+                made = self._in_segments(factors, shape, rows)
+                self._add_segments("linear.add_segments", behind, {"NUM_COLUMNS": width, **epilogue}, made)
             else:
                 arguments = {**factors.arguments, **behind}
-                self._launch_product("linear.linear", arguments, {**shape, **epilogue}, factors, rows)
+                constants = {**shape, **epilogue}
+                self._launch_product("linear.linear", arguments, constants, factors, rows.fitting(segments))
 
-    def _in_segments(
-        self, factors: Factors, shape: Constants, behind: Mapping[str, Argument], epilogue: Constants, rows: RowRange,
+    def _segments(self, factors: Factors, width: int) -> int:
+        num_inputs = int(factors.constants["NUM_INPUTS"])
+        return self._tiles.segments(width, num_inputs, of_integers=factors.of_integers)
+
+    def _in_segments(self, factors: Factors, shape: Constants, rows: RowRange) -> Segments:
+        segments, width, most = int(shape["SEGMENTS"]), int(shape["NUM_COLUMNS"]), rows.rows[1]
+        (parts,) = self._record.scratch(segments * most * width)
+        function, arguments = "linear.linear_segments", factors.arguments
+        if rows.in_words:
+            words = {name: replace(arguments[name], type=TYPES["int32"]) for name in ("x", "w")}
+            function, arguments = "linear.words_segments", {**arguments, **words}
+        constants = {**shape, "MAX_ROWS": most}
+        self._launch_product(function, {**arguments, "parts": parts}, constants, factors, rows, segments)
+        return Segments(parts, segments, rows)
+
+    def _add_segments(
+        self, function: str, behind: Mapping[str, Argument], constants: Constants, made: Segments
     ) -> None:  # fmt: skip
-        segments, width = int(shape["SEGMENTS"]), int(shape["NUM_COLUMNS"])
-        (parts,) = self._record.scratch(segments * SPLIT_ROWS * width)
-        self._launch_product(
-            "linear.linear_segments", {**factors.arguments, "parts": parts}, {**shape, "MAX_ROWS": SPLIT_ROWS},
-            factors, rows, segments,
-        )  # fmt: skip
+        width = int(constants["NUM_COLUMNS"])
         columns = min(self._tiles.columns, power_of_two(width))
+        sums: Constants = {"SEGMENTS": made.number, "MAX_ROWS": made.rows.rows[1], "TILE_COLUMNS": columns}
+        grid = ROWS, Extent(fixed=-(-width // columns)), ONE
+        self._record.launch(function, {"parts": made.parts, **behind}, {**constants, **sums}, grid, rows=made.rows.rows)
+
+    def _add_and_round(self, rounding: Rounding, activation: Constants, made: Segments) -> None:
+        """Of a gated product that only products of integers read."""
+        places, sizes = rounding
+        tile = min(self._tiles.columns // GROUP, power_of_two(int(sizes["GROUPS"]))) or 1
+        sums: Constants = {"SEGMENTS": made.number, "MAX_ROWS": made.rows.rows[1], "TILE_GROUPS": tile}
         self._record.launch(
-            "linear.add_segments", {"parts": parts, **behind},
-            {"NUM_COLUMNS": width, **epilogue, "SEGMENTS": segments, "MAX_ROWS": SPLIT_ROWS, "TILE_COLUMNS": columns},
-            (ROWS, Extent(fixed=-(-width // columns)), ONE), rows=rows.rows,
+            "linear.add_rounded_segments", {"parts": made.parts, **places}, {**sizes, **activation, **sums},
+            (ROWS, Extent(fixed=-(-int(sizes["GROUPS"]) // tile)), ONE), rows=made.rows.rows,
         )  # fmt: skip
 
     def _launch_product(
@@ -122,7 +159,8 @@ class ProductLowering(Values):
 
         def cut(tile: ProductTile) -> tuple[Constants, tuple[Extent, Extent, Extent]]:
             shape = {"TILE_ROWS": tile.rows, "TILE_COLUMNS": tile.columns, "TILE_INPUTS": factors.tile_inputs}
-            grid = Extent(tile.rows), Extent(fixed=-(-width // tile.columns)), Extent(fixed=segments)
+            columns = tile.columns // 2 if "gated" in function else tile.columns
+            grid = Extent(tile.rows), Extent(fixed=-(-width // columns)), Extent(fixed=segments)
             return {**constants, **shape}, grid
 
         kernel = self._record.launch(function, arguments, *cut(rows.tile), tile=rows.tile, rows=rows.rows)
@@ -138,7 +176,7 @@ class ProductLowering(Values):
             arguments = {"x": value, "x_scales": value, "w": self._matrix(name), "w_scales": value, "row_scales": value}
             constants = _factor_constants(UNROUNDED, self._buffers[x].stride, 0, num_inputs)
             ranges = self._tiles.ranges(of_integers=False)
-            return [Factors(0, op.width, arguments, constants, ranges, self._tiles.inputs)]
+            return [Factors(0, op.width, arguments, constants, ranges, self._tiles.inputs, of_integers=False)]
         integers, scales = self._rounded(x)
         rounded = {"x": self._argument(integers, ROUNDED.name), "x_scales": self._argument(scales, ROUNDED.scales)}
         found = []
@@ -150,37 +188,14 @@ class ProductLowering(Values):
             found.append(Factors(
                 part.begin, part.end, {**rounded, "w": w, "w_scales": w_scales, "row_scales": row_scales},
                 _factor_constants(format.precision, integers.stride, scales.stride, num_inputs),
-                self._tiles.ranges(of_integers=True), format.group,
+                self._tiles.ranges(of_integers=True), format.group, of_integers=True,
             ))  # fmt: skip
         return found
-
-    def _rounded(self, x: str) -> tuple[Place, Place]:
-        """Where the integers of a value are, and their scales: made when the first product wants them."""
-        integers, scales = _names_of_rounded(x)
-        if x not in self._done_rounding:
-            self._done_rounding.add(x)
-            self._uses.update({integers: self._rounded_uses[x], scales: self._rounded_uses[x]})
-            self._round(x, integers, scales)
-        return self._buffers[integers], self._buffers[scales]
-
-    def _round(self, x: str, integers: str, scales: str) -> None:
-        source = self._buffers[x]
-        tile = min(self._tiles.columns // GROUP, power_of_two(num_groups(source.width))) or 1
-        made, constants = self._integers(source.width, integers, scales)
-        self._record.launch(
-            "rowwise.round_rows", {"x": self._value(x), **made},
-            {**constants, "X_STRIDE": source.stride, "TILE_GROUPS": tile},
-            (ROWS, Extent(fixed=-(-num_groups(source.width) // tile)), ONE),
-            num_warps=max(1, tile * GROUP // COLUMNS_OF_WARP),
-        )  # fmt: skip
 
     def _norm_and_round(self, op: Op) -> None:
         """Of a norm that only products of integers read: nothing else of it is ever stored."""
         source, tile = self._buffers[op.inputs[0]], power_of_two(num_groups(op.width))
-        names = _names_of_rounded(op.output)
-        self._done_rounding.add(op.output)
-        self._uses.update(dict.fromkeys(names, self._rounded_uses[op.output]))
-        made, constants = self._integers(op.width, *names)
+        made, constants = self._rounded_at_once(op.output, op.width)
         self._record.launch(
             "rowwise.rounded_rms_norm",
             {"x": self._value(op.inputs[0]), "weight": self._norm_weight(op), **made},
@@ -188,26 +203,9 @@ class ProductLowering(Values):
             (ROWS, ONE, ONE), num_warps=min(8, max(1, tile * GROUP // COLUMNS_OF_WARP)),
         )  # fmt: skip
 
-    def _integers(self, width: int, integers: str, scales: str) -> tuple[dict[str, Argument], dict[str, int]]:
-        """Where the integers of a value are to be, as a kernel that makes them wants it."""
-        groups = num_groups(width)
-        y = self._buffers.new(integers, groups * GROUP, ITEM_BYTES[ROUNDED.name])
-        places = self._buffers.new(scales, 2 * groups)  # and sums
-        made = {"integers": self._argument(y, ROUNDED.name), "scales": self._argument(places, ROUNDED.scales)}
-        strides = {"Y_STRIDE": y.stride, "SCALES_STRIDE": places.stride}
-        return made, {"WIDTH": width, **strides, "GROUP": GROUP, "GROUPS": groups}
-
-    def _read_rounded(self, op: Op) -> None:
-        if self._is_quantized(op):
-            self._buffers.read(_names_of_rounded(op.inputs[0]))
-
     def _inputs_of(self, op: Op) -> int:
         return self._params[op.weights[0]].shape[1]
 
 
 def _factor_constants(format_: str, x_stride: int, scales_stride: int, num_inputs: int) -> Constants:
     return {"FORMAT": format_, "X_STRIDE": x_stride, "SCALES_STRIDE": scales_stride, "NUM_INPUTS": num_inputs}
-
-
-def _names_of_rounded(x: str) -> tuple[str, str]:
-    return f"{x}.integers", f"{x}.scales"

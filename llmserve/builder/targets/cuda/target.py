@@ -277,7 +277,7 @@ def _placed_binaries(compiled: Mapping[str, Sequence[Compiled]]) -> tuple[dict[s
         binaries = []
         for each in found:
             facts = (each.symbol, each.threads, each.shared_bytes, each.num_arguments)
-            binaries.append(Binary(*facts, end, len(each.binary)))
+            binaries.append(Binary(*facts, end, len(each.binary), each.is_early))
             end += len(each.binary)
         placed[name] = tuple(binaries)
     return placed, end

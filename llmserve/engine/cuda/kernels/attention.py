@@ -16,7 +16,9 @@ import triton.language as tl
 
 from llmserve.engine.cuda.inputs import TILE
 from llmserve.engine.cuda.kernels.attention_int8 import rounded_queries, run_of_integers
+from llmserve.engine.cuda.kernels.order import wait_for_earlier
 from llmserve.engine.cuda.kernels.rope import turned
+from llmserve.engine.cuda.kernels.rowwise import store_rounded
 from llmserve.engine.cuda.kernels.softmax import merged, weights_of
 from llmserve.engine.native.records import num_words, word_of
 
@@ -28,20 +30,50 @@ START: tl.constexpr = tl.constexpr(word_of(TILE, "start"))
 
 
 @triton.jit
+def _turn_row(
+    q, positions, cos, sin, y, row, first_head,
+    HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, Q_STRIDE: tl.constexpr,
+    Y_STRIDE: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_DIM: tl.constexpr,
+):  # fmt: skip
+    heads, columns = first_head + tl.arange(0, TILE_HEADS), tl.arange(0, TILE_DIM)
+    is_number = (heads < NUM_HEADS)[:, None] & (columns < HEAD_DIM)[None, :]
+    place = tl.load(positions + row).to(tl.int64) * (ROTARY_DIM // 2)
+    values = turned(q + row * Q_STRIDE, cos + place, sin + place, heads, columns, is_number, HEAD_DIM, ROTARY_DIM)
+    at = y + row * Y_STRIDE + (heads * HEAD_DIM)[:, None] + columns[None, :]
+    tl.store(at, values.to(y.dtype.element_ty), mask=is_number)
+
+
+@triton.jit
 def turn_queries(
     q, positions, cos, sin, y,
     HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, Q_STRIDE: tl.constexpr,
     Y_STRIDE: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_DIM: tl.constexpr,
 ):  # fmt: skip
     """Grid: rows, tiles of query heads. `cos` and `sin` have ROTARY_DIM / 2 numbers for each position."""
-    row = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)
-    columns = tl.arange(0, TILE_DIM)
-    is_number = (heads < NUM_HEADS)[:, None] & (columns < HEAD_DIM)[None, :]
-    place = tl.load(positions + row).to(tl.int64) * (ROTARY_DIM // 2)
-    values = turned(q + row * Q_STRIDE, cos + place, sin + place, heads, columns, is_number, HEAD_DIM, ROTARY_DIM)
-    at = y + row * Y_STRIDE + (heads * HEAD_DIM)[:, None] + columns[None, :]
-    tl.store(at, values.to(y.dtype.element_ty), mask=is_number)
+    wait_for_earlier()
+    _turn_row(
+        q, positions, cos, sin, y, tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE_HEADS,
+        HEAD_DIM, ROTARY_DIM, NUM_HEADS, Q_STRIDE, Y_STRIDE, TILE_HEADS, TILE_DIM,
+    )  # fmt: skip
+
+
+@triton.jit
+def _write_row(
+    k, v, positions, slots, cos, sin, keys, values, row, first_head,
+    HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_DIM: tl.constexpr,
+):  # fmt: skip
+    slot = tl.load(slots + row).to(tl.int64)
+    if slot >= 0:
+        heads, columns = first_head + tl.arange(0, TILE_HEADS), tl.arange(0, TILE_DIM)
+        is_number = (heads < NUM_KV_HEADS)[:, None] & (columns < HEAD_DIM)[None, :]
+        place = tl.load(positions + row).to(tl.int64) * (ROTARY_DIM // 2)
+        key = turned(k + row * K_STRIDE, cos + place, sin + place, heads, columns, is_number, HEAD_DIM, ROTARY_DIM)
+        value = tl.load(v + row * V_STRIDE + (heads * HEAD_DIM)[:, None] + columns[None, :], mask=is_number)
+        places = ((slot // BLOCK_SIZE * NUM_KV_HEADS + heads) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM
+        at = places[:, None] + columns[None, :]
+        tl.store(keys + at, key.to(keys.dtype.element_ty), mask=is_number)
+        tl.store(values + at, value.to(values.dtype.element_ty), mask=is_number)
 
 
 @triton.jit
@@ -54,19 +86,35 @@ def write_cache(
 
     slots: block * BLOCK_SIZE + place in it; negative for a row that stands for none.
     """
-    row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + row).to(tl.int64)
-    if slot >= 0:
-        heads = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)
-        columns = tl.arange(0, TILE_DIM)
-        is_number = (heads < NUM_KV_HEADS)[:, None] & (columns < HEAD_DIM)[None, :]
-        place = tl.load(positions + row).to(tl.int64) * (ROTARY_DIM // 2)
-        key = turned(k + row * K_STRIDE, cos + place, sin + place, heads, columns, is_number, HEAD_DIM, ROTARY_DIM)
-        value = tl.load(v + row * V_STRIDE + (heads * HEAD_DIM)[:, None] + columns[None, :], mask=is_number)
-        places = ((slot // BLOCK_SIZE * NUM_KV_HEADS + heads) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM
-        at = places[:, None] + columns[None, :]
-        tl.store(keys + at, key.to(keys.dtype.element_ty), mask=is_number)
-        tl.store(values + at, value.to(values.dtype.element_ty), mask=is_number)
+    wait_for_earlier()
+    _write_row(
+        k, v, positions, slots, cos, sin, keys, values, tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE_HEADS,
+        HEAD_DIM, ROTARY_DIM, NUM_KV_HEADS, BLOCK_SIZE, K_STRIDE, V_STRIDE, TILE_HEADS, TILE_DIM,
+    )  # fmt: skip
+
+
+@triton.jit
+def turn_and_write(
+    q, k, v, positions, slots, cos, sin, y, keys, values,
+    HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
+    Y_STRIDE: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_DIM: tl.constexpr,
+):  # fmt: skip
+    """`turn_queries` and `write_cache` in one, where both turn alike. Grid: rows, tiles of query heads, then of the
+    others."""
+    wait_for_earlier()
+    QUERY_TILES: tl.constexpr = (NUM_HEADS + TILE_HEADS - 1) // TILE_HEADS
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if tile < QUERY_TILES:
+        _turn_row(
+            q, positions, cos, sin, y, row, tile * TILE_HEADS,
+            HEAD_DIM, ROTARY_DIM, NUM_HEADS, Q_STRIDE, Y_STRIDE, TILE_HEADS, TILE_DIM,
+        )  # fmt: skip
+    else:
+        _write_row(
+            k, v, positions, slots, cos, sin, keys, values, row, (tile - QUERY_TILES) * TILE_HEADS,
+            HEAD_DIM, ROTARY_DIM, NUM_KV_HEADS, BLOCK_SIZE, K_STRIDE, V_STRIDE, TILE_HEADS, TILE_DIM,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -156,6 +204,7 @@ def attention(
     TILE_QUERIES: tl.constexpr, TILE_KEYS: tl.constexpr, TILE_DIM: tl.constexpr,
 ):  # fmt: skip
     """Grid: tiles, key and value heads."""
+    wait_for_earlier()
     kv_head = tl.program_id(1)
     first_row, num_tokens, sequence, start, tokens, head_of_group, is_row = _tile(tiles, GROUP, TILE_QUERIES)
     if num_tokens > 0:
@@ -196,6 +245,7 @@ def attention_segments(
 ):  # fmt: skip
     """peaks, totals [segments, MAX_ROWS, heads] and parts [segments, MAX_ROWS, heads, HEAD_DIM] of the segments that a
     tile sees. Grid: tiles, key and value heads, segments."""
+    wait_for_earlier()
     kv_head, segment = tl.program_id(1), tl.program_id(2)
     first_row, num_tokens, sequence, start, tokens, head_of_group, is_row = _tile(tiles, GROUP, TILE_QUERIES)
     begin, end = segment * SEGMENT, start + num_tokens
@@ -223,30 +273,68 @@ def attention_segments(
 
 
 @triton.jit
+def _merged_row(
+    peaks, totals, parts, row, position, heads, columns,
+    HEAD_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, WINDOW: tl.constexpr, MAX_ROWS: tl.constexpr,
+    SEGMENT: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_DIM: tl.constexpr,
+):  # fmt: skip
+    """What `attention` does behind its runs, for heads of a row."""
+    is_head = heads < NUM_HEADS
+    is_number = is_head[:, None] & (columns < HEAD_DIM)[None, :]
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(position - WINDOW + 1, 0) // SEGMENT
+    peak = tl.full((TILE_HEADS,), float("-inf"), tl.float32)
+    total = tl.zeros((TILE_HEADS,), tl.float32)
+    taken = tl.zeros((TILE_HEADS, TILE_DIM), tl.float32)
+    for segment in range(begin, position // SEGMENT + 1):
+        places = (segment * MAX_ROWS + row) * NUM_HEADS + heads
+        next_peak = tl.load(peaks + places, mask=is_head, other=0.0)
+        next_total = tl.load(totals + places, mask=is_head, other=1.0)
+        part = tl.load(parts + (places * HEAD_DIM)[:, None] + columns[None, :], mask=is_number, other=0.0)
+        peak, total, taken = merged(peak, total, taken, next_peak, next_total, part)
+    return taken / total[:, None]
+
+
+@triton.jit
 def merge_segments(
     positions, slots, peaks, totals, parts, y,
     HEAD_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, WINDOW: tl.constexpr, Y_STRIDE: tl.constexpr,
     MAX_ROWS: tl.constexpr, SEGMENT: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_DIM: tl.constexpr,
 ):  # fmt: skip
-    """What `attention` does behind its runs. Grid: rows, tiles of query heads."""
+    """Grid: rows, tiles of query heads."""
+    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     if tl.load(slots + row) >= 0:
-        heads = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)
-        columns = tl.arange(0, TILE_DIM)
-        is_head = heads < NUM_HEADS
-        is_number = is_head[:, None] & (columns < HEAD_DIM)[None, :]
-        position = tl.load(positions + row)
-        begin = 0
-        if WINDOW > 0:
-            begin = tl.maximum(position - WINDOW + 1, 0) // SEGMENT
-        peak = tl.full((TILE_HEADS,), float("-inf"), tl.float32)
-        total = tl.zeros((TILE_HEADS,), tl.float32)
-        taken = tl.zeros((TILE_HEADS, TILE_DIM), tl.float32)
-        for segment in range(begin, position // SEGMENT + 1):
-            places = (segment * MAX_ROWS + row) * NUM_HEADS + heads
-            next_peak = tl.load(peaks + places, mask=is_head, other=0.0)
-            next_total = tl.load(totals + places, mask=is_head, other=1.0)
-            part = tl.load(parts + (places * HEAD_DIM)[:, None] + columns[None, :], mask=is_number, other=0.0)
-            peak, total, taken = merged(peak, total, taken, next_peak, next_total, part)
+        heads, columns = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS), tl.arange(0, TILE_DIM)
+        found = _merged_row(
+            peaks, totals, parts, row, tl.load(positions + row), heads, columns,
+            HEAD_DIM, NUM_HEADS, WINDOW, MAX_ROWS, SEGMENT, TILE_HEADS, TILE_DIM,
+        )  # fmt: skip
         at = y + row * Y_STRIDE + (heads * HEAD_DIM)[:, None] + columns[None, :]
-        tl.store(at, (taken / total[:, None]).to(y.dtype.element_ty), mask=is_number)
+        tl.store(at, found.to(y.dtype.element_ty), mask=(heads < NUM_HEADS)[:, None] & (columns < HEAD_DIM)[None, :])
+
+
+@triton.jit
+def merge_and_round(
+    positions, slots, peaks, totals, parts, integers, scales,
+    HEAD_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, WINDOW: tl.constexpr, Y_STRIDE: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, MAX_ROWS: tl.constexpr,
+    SEGMENT: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_DIM: tl.constexpr,
+):  # fmt: skip
+    """`merge_segments` and `rowwise.round_rows` in one, where only integers are wanted: heads are a power of two wide,
+    and whole groups. Grid: rows, tiles of query heads."""
+    wait_for_earlier()
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(slots + row) >= 0:
+        OF_HEAD: tl.constexpr = HEAD_DIM // GROUP  # groups
+        first = tl.program_id(1) * TILE_HEADS
+        found = _merged_row(
+            peaks, totals, parts, row, tl.load(positions + row), first + tl.arange(0, TILE_HEADS),
+            tl.arange(0, TILE_DIM), HEAD_DIM, NUM_HEADS, WINDOW, MAX_ROWS, SEGMENT, TILE_HEADS, TILE_DIM,
+        )  # fmt: skip
+        groups = first * OF_HEAD + tl.arange(0, TILE_HEADS * OF_HEAD)
+        at = (groups * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
+        # heads beyond the last have no numbers; what fills the groups up has zeros
+        values = tl.where(at < NUM_HEADS * HEAD_DIM, tl.reshape(found, (TILE_HEADS * OF_HEAD, GROUP)), 0.0)
+        store_rounded(values, integers, scales, row, groups, at, Y_STRIDE, SCALES_STRIDE, GROUPS)

@@ -4,8 +4,11 @@ FORMAT says how rows and weight are kept: "float", or, with scales for every TIL
 output, "int8", or "int4" with a zero point beside each scale. What a format has not is any address.
 
 The inputs of a weight are summed in SEGMENTS runs, each from zero, and the runs are added up in order: `linear` does
-all of it, `linear_segments` a run in each program, for few rows, so that more of the device reads the weight, and
-`add_segments` the rest. Both do the same additions, so a row has the same bits whichever runs.
+all of it, `linear_segments` and `words_segments` a run in each program, for few rows, so that more of the device reads
+the weight, and `add_segments` the rest. All do the same additions, so a row has the same bits whichever runs.
+
+A tile of sums is [outputs, rows]: instructions want 64 of their first dimension, and there are always as many outputs,
+but often few rows.
 """
 
 from __future__ import annotations
@@ -14,176 +17,28 @@ import triton
 import triton.language as tl
 
 from llmserve.engine.cuda.kernels.activations import activate, soft_capped
-
-PANEL: tl.constexpr = tl.constexpr(32)  # `layout.PANEL_OUTPUTS`
-
-
-@triton.jit
-def _segment_of_floats(
-    x, w, rows, outputs, is_column, segment,
-    X_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr, NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr,
-    TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INPUTS: tl.constexpr,
-):  # fmt: skip
-    """`w`: row-major."""
-    STEPS: tl.constexpr = (NUM_INPUTS + TILE_INPUTS * SEGMENTS - 1) // (TILE_INPUTS * SEGMENTS)
-    inputs = segment * (STEPS * TILE_INPUTS) + tl.arange(0, TILE_INPUTS)
-    x_at = x + rows[:, None].to(tl.int64) * X_STRIDE + inputs[None, :]
-    w_at = w + outputs[:, None].to(tl.int64) * NUM_INPUTS + inputs[None, :]
-    sums = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
-    for step in range(STEPS):
-        is_input = inputs + step * TILE_INPUTS < NUM_INPUTS
-        if NUM_INPUTS % (TILE_INPUTS * SEGMENTS) == 0:
-            left = tl.load(x_at)
-        else:
-            left = tl.load(x_at, mask=is_input[None, :], other=0.0)
-        if NUM_INPUTS % (TILE_INPUTS * SEGMENTS) == 0 and NUM_COLUMNS % TILE_COLUMNS == 0:
-            right = tl.load(w_at)
-        else:
-            right = tl.load(w_at, mask=is_column[:, None] & is_input[None, :], other=0.0)
-        sums = tl.dot(left, tl.trans(right), sums, input_precision="ieee")
-        x_at += TILE_INPUTS
-        w_at += TILE_INPUTS
-    return sums
-
-
-@triton.jit
-def _segment_of_integers(
-    x, x_scales, w, w_scales, row_scales, rows, outputs, is_column, segment,
-    X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr, NUM_INPUTS: tl.constexpr,
-    SEGMENTS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INPUTS: tl.constexpr,
-):  # fmt: skip
-    """Groups of TILE_INPUTS inputs are summed as integers, which is exact, and groups as floats, in order.
-
-    `w`, `w_scales`: as `builder.targets.cuda.integers` packs them.
-    """
-    GROUPS: tl.constexpr = (NUM_INPUTS + 2 * TILE_INPUTS - 1) // (2 * TILE_INPUTS) * 2
-    STEPS: tl.constexpr = (GROUPS + SEGMENTS - 1) // SEGMENTS
-    inputs = tl.arange(0, TILE_INPUTS)
-    first = segment * STEPS
-    wide_rows = rows.to(tl.int64)
-    panels, places = (outputs // PANEL).to(tl.int64) * GROUPS, outputs % PANEL
-    x_at = x + wide_rows[:, None] * X_STRIDE + (first * TILE_INPUTS + inputs)[None, :]
-    w_at = w + ((panels + first) * (PANEL * TILE_INPUTS) + places * TILE_INPUTS)[:, None] + inputs[None, :]
-    x_scales_at = x_scales + wide_rows * SCALES_STRIDE + first
-    w_scales_at = w_scales + (panels + first) * PANEL + places
-    sums = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
-    for step in range(STEPS):
-        is_group = first + step + tl.arange(0, 1) < GROUPS
-        if GROUPS % SEGMENTS == 0:
-            left, of_rows = tl.load(x_at), tl.load(x_scales_at)
-        else:
-            left = tl.load(x_at, mask=is_group[:, None], other=0)
-            of_rows = tl.load(x_scales_at, mask=is_group, other=0.0)
-        if GROUPS % SEGMENTS == 0 and NUM_COLUMNS % TILE_COLUMNS == 0:
-            right, of_columns = tl.load(w_at), tl.load(w_scales_at)
-        else:
-            right = tl.load(w_at, mask=is_column[:, None] & is_group[:, None], other=0)
-            of_columns = tl.load(w_scales_at, mask=is_column & is_group, other=0.0)
-        products = tl.dot(left, tl.trans(right), out_dtype=tl.int32)
-        sums += products.to(tl.float32) * (of_rows[:, None] * of_columns.to(tl.float32)[None, :])
-        x_at += TILE_INPUTS
-        w_at += PANEL * TILE_INPUTS
-        x_scales_at += 1
-        w_scales_at += PANEL
-    return sums * tl.load(row_scales + outputs, mask=is_column, other=0.0)[None, :]
-
-
-@triton.jit
-def _with_group(
-    sums, x_at, x_scales_at, w_scales_at, values, is_row, is_column,
-    GROUPS: tl.constexpr,
-):  # fmt: skip
-    """Sums and the products of one group: of (value - zero point) * step, where the step is a code's square."""
-    left = tl.load(x_at, mask=is_row[:, None], other=0)
-    of_rows = tl.load(x_scales_at, mask=is_row, other=0.0)
-    sums_of_rows = tl.load(x_scales_at + GROUPS, mask=is_row, other=0.0)
-    codes = tl.load(w_scales_at, mask=is_column, other=0).to(tl.float32)
-    zeros = tl.load(w_scales_at + PANEL, mask=is_column, other=0).to(tl.float32) * 0.0625
-    steps = codes * codes
-    products = tl.dot(left, tl.trans(values.to(tl.int8)), out_dtype=tl.int32).to(tl.float32)
-    scaled = products * (of_rows[:, None] * steps[None, :])
-    return sums + (scaled - sums_of_rows[:, None] * (steps * zeros)[None, :])
-
-
-@triton.jit
-def _segment_of_nibbles(
-    x, x_scales, w, w_scales, row_scales, rows, outputs, is_column, segment,
-    X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr,
-    TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INPUTS: tl.constexpr,
-):  # fmt: skip
-    """As `_segment_of_integers`, over pairs of groups: the second has the upper halves of the bytes."""
-    PAIRS: tl.constexpr = (NUM_INPUTS + 2 * TILE_INPUTS - 1) // (2 * TILE_INPUTS)
-    STEPS: tl.constexpr = (PAIRS + SEGMENTS - 1) // SEGMENTS
-    inputs = tl.arange(0, TILE_INPUTS)
-    first = segment * STEPS
-    wide_rows = rows.to(tl.int64)
-    pairs, places = (outputs // PANEL).to(tl.int64) * PAIRS + first, outputs % PANEL
-    x_at = x + wide_rows[:, None] * X_STRIDE + (first * 2 * TILE_INPUTS + inputs)[None, :]
-    w_at = w + (pairs * (PANEL * TILE_INPUTS) + places * TILE_INPUTS)[:, None] + inputs[None, :]
-    x_scales_at = x_scales + wide_rows * SCALES_STRIDE + 2 * first
-    w_scales_at = w_scales + pairs * (4 * PANEL) + places
-    sums = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
-    for step in range(STEPS):
-        is_pair = first + step + tl.arange(0, 1) < PAIRS
-        is_row, is_output = (rows >= 0) & is_pair, is_column & is_pair
-        packed = tl.load(w_at, mask=is_output[:, None], other=0)
-        sums = _with_group(
-            sums, x_at, x_scales_at, w_scales_at, packed & 15, is_row, is_output, 2 * PAIRS,
-        )  # fmt: skip
-        sums = _with_group(
-            sums, x_at + TILE_INPUTS, x_scales_at + 1, w_scales_at + 2 * PANEL, packed >> 4, is_row, is_output,
-            2 * PAIRS,
-        )  # fmt: skip
-        x_at += 2 * TILE_INPUTS
-        w_at += PANEL * TILE_INPUTS
-        x_scales_at += 2
-        w_scales_at += 4 * PANEL
-    return sums * tl.load(row_scales + outputs, mask=is_column, other=0.0)[None, :]
-
-
-@triton.jit
-def _segment(
-    x, x_scales, w, w_scales, row_scales, rows, columns, first_output, segment,
-    FORMAT: tl.constexpr, X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr,
-    NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
-    TILE_INPUTS: tl.constexpr,
-):  # fmt: skip
-    """The sums of one run of inputs, [TILE_ROWS, TILE_COLUMNS]. Columns are those outputs of the weight from
-    `first_output` on."""
-    is_column = columns < NUM_COLUMNS
-    if FORMAT == "int8":
-        return _segment_of_integers(
-            x, x_scales, w, w_scales, row_scales, rows, first_output + columns, is_column, segment,
-            X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
-        )  # fmt: skip
-    elif FORMAT == "int4":
-        return _segment_of_nibbles(
-            x, x_scales, w, w_scales, row_scales, rows, first_output + columns, is_column, segment,
-            X_STRIDE, SCALES_STRIDE, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
-        )  # fmt: skip
-    else:
-        return _segment_of_floats(
-            x, w, rows, first_output + columns, is_column, segment,
-            X_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
-        )  # fmt: skip
+from llmserve.engine.cuda.kernels.order import wait_for_earlier
+from llmserve.engine.cuda.kernels.rowwise import store_rounded
+from llmserve.engine.cuda.kernels.segments import segment_of
+from llmserve.engine.cuda.kernels.words import words_of_bytes, words_of_nibbles
 
 
 @triton.jit
 def _product(
-    x, x_scales, w, w_scales, row_scales, rows, columns, first_output,
-    FORMAT: tl.constexpr, X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr,
+    x, x_scales, w, w_scales, row_scales, rows, outputs, is_column,
+    FORMAT: tl.constexpr, X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, IS_WHOLE: tl.constexpr,
     NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
     TILE_INPUTS: tl.constexpr,
 ):  # fmt: skip
     """The sums of all runs, added up in order."""
-    sums = _segment(
-        x, x_scales, w, w_scales, row_scales, rows, columns, first_output, 0, FORMAT,
-        X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+    sums = segment_of(
+        x, x_scales, w, w_scales, row_scales, rows, outputs, is_column, 0, FORMAT,
+        X_STRIDE, SCALES_STRIDE, IS_WHOLE, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
     )  # fmt: skip
     for segment in range(1, SEGMENTS):
-        sums += _segment(
-            x, x_scales, w, w_scales, row_scales, rows, columns, first_output, segment, FORMAT,
-            X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+        sums += segment_of(
+            x, x_scales, w, w_scales, row_scales, rows, outputs, is_column, segment, FORMAT,
+            X_STRIDE, SCALES_STRIDE, IS_WHOLE, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
         )  # fmt: skip
     return sums
 
@@ -195,18 +50,18 @@ def _store(
     HAS_RESIDUAL: tl.constexpr, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
     """Bias, scale, soft cap and residual, in this order; what is 1 or 0 is left out."""
-    is_column = columns < NUM_COLUMNS
+    is_column = (columns < NUM_COLUMNS)[:, None]
     if HAS_BIAS:
-        sums += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        sums += tl.load(bias + columns, mask=columns < NUM_COLUMNS, other=0.0).to(tl.float32)[:, None]
     if SCALE != 1.0:
         sums = sums * SCALE
     if SOFT_CAP != 0.0:
         sums = soft_capped(sums, SOFT_CAP)
-    wide_rows = rows[:, None].to(tl.int64)
+    wide_rows = rows[None, :].to(tl.int64)
     if HAS_RESIDUAL:
-        at = residual + wide_rows * RESIDUAL_STRIDE + columns[None, :]
-        sums = tl.load(at, mask=is_column[None, :], other=0.0).to(tl.float32) + sums
-    tl.store(y + wide_rows * Y_STRIDE + columns[None, :], sums.to(y.dtype.element_ty), mask=is_column[None, :])
+        at = residual + wide_rows * RESIDUAL_STRIDE + columns[:, None]
+        sums = tl.load(at, mask=is_column, other=0.0).to(tl.float32) + sums
+    tl.store(y + wide_rows * Y_STRIDE + columns[:, None], sums.to(y.dtype.element_ty), mask=is_column)
 
 
 @triton.jit
@@ -219,11 +74,13 @@ def linear(
     TILE_INPUTS: tl.constexpr,
 ):  # fmt: skip
     """y = residual + soft_cap(scale * (x @ w.T + bias)). Grid: tiles of rows, of columns."""
+    wait_for_earlier()
     rows = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     sums = _product(
-        x, x_scales, w, w_scales, row_scales, rows, columns, 0, FORMAT,
-        X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+        x, x_scales, w, w_scales, row_scales, rows, columns, columns < NUM_COLUMNS, FORMAT,
+        X_STRIDE, SCALES_STRIDE, NUM_COLUMNS % TILE_COLUMNS == 0, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS,
+        TILE_INPUTS,
     )  # fmt: skip
     _store(
         sums, bias, residual, y, rows, columns,
@@ -239,19 +96,24 @@ def gated_linear(
     ACTIVATION: tl.constexpr, SEGMENTS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
     TILE_INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """y = activation(x @ gate.T) * (x @ up.T); `w` has the NUM_COLUMNS rows of gate, then those of up."""
+    """y = activation(x @ gate.T) * (x @ up.T); `w` has the NUM_COLUMNS rows of gate, then those of up.
+
+    A tile has as many outputs of both. Grid: tiles of rows, of half as many columns.
+    """
+    wait_for_earlier()
+    HALF: tl.constexpr = TILE_COLUMNS // 2
     rows = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
-    gate = _product(
-        x, x_scales, w, w_scales, row_scales, rows, columns, 0, FORMAT,
-        X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+    both = tl.arange(0, TILE_COLUMNS)
+    of_both = tl.program_id(1) * HALF + both % HALF
+    sums = _product(
+        x, x_scales, w, w_scales, row_scales, rows, of_both + both // HALF * NUM_COLUMNS, of_both < NUM_COLUMNS,
+        FORMAT, X_STRIDE, SCALES_STRIDE, NUM_COLUMNS % HALF == 0, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS,
+        TILE_INPUTS,
     )  # fmt: skip
-    up = _product(
-        x, x_scales, w, w_scales, row_scales, rows, columns, NUM_COLUMNS, FORMAT,
-        X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
-    )  # fmt: skip
-    at = y + rows[:, None].to(tl.int64) * Y_STRIDE + columns[None, :]
-    tl.store(at, (activate(gate, ACTIVATION) * up).to(y.dtype.element_ty), mask=(columns < NUM_COLUMNS)[None, :])
+    gate, up = tl.split(tl.permute(tl.reshape(sums, (2, HALF, TILE_ROWS)), (1, 2, 0)))
+    columns = tl.program_id(1) * HALF + tl.arange(0, HALF)
+    at = y + rows[None, :].to(tl.int64) * Y_STRIDE + columns[:, None]
+    tl.store(at, (activate(gate, ACTIVATION) * up).to(y.dtype.element_ty), mask=(columns < NUM_COLUMNS)[:, None])
 
 
 @triton.jit
@@ -265,15 +127,59 @@ def linear_segments(
 
     Grid: tiles of rows, of columns, segments.
     """
+    wait_for_earlier()
     rows = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     segment = tl.program_id(2)
-    sums = _segment(
-        x, x_scales, w, w_scales, row_scales, rows, columns, 0, segment, FORMAT,
-        X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+    sums = segment_of(
+        x, x_scales, w, w_scales, row_scales, rows, columns, columns < NUM_COLUMNS, segment, FORMAT,
+        X_STRIDE, SCALES_STRIDE, NUM_COLUMNS % TILE_COLUMNS == 0, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS,
+        TILE_INPUTS,
     )  # fmt: skip
-    at = parts + (segment * MAX_ROWS + rows)[:, None].to(tl.int64) * NUM_COLUMNS + columns[None, :]
-    tl.store(at, sums, mask=(rows < MAX_ROWS)[:, None] & (columns < NUM_COLUMNS)[None, :])
+    at = parts + (segment * MAX_ROWS + rows)[None, :].to(tl.int64) * NUM_COLUMNS + columns[:, None]
+    tl.store(at, sums, mask=(rows < MAX_ROWS)[None, :] & (columns < NUM_COLUMNS)[:, None])
+
+
+@triton.jit
+def words_segments(
+    x, x_scales, w, w_scales, row_scales, parts,
+    FORMAT: tl.constexpr, X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr,
+    NUM_COLUMNS: tl.constexpr, NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr,
+    MAX_ROWS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INPUTS: tl.constexpr,
+):  # fmt: skip
+    """`linear_segments` of integers for few rows, without matrix instructions: each thread has an output, and four of
+    its integers in a word. As what is summed as integers is exact, the bits are those of `linear_segments`.
+
+    `x`, `w`: as words. X_STRIDE and TILE_INPUTS count integers. Grid: tiles of rows, of columns, segments.
+    """
+    wait_for_earlier()
+    row = tl.program_id(0).to(tl.int64) * TILE_ROWS
+    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    segment = tl.program_id(2)
+    if FORMAT == "int8":
+        sums = words_of_bytes(
+            x, x_scales, w, w_scales, row, columns, segment,
+            X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+        )  # fmt: skip
+    else:
+        sums = words_of_nibbles(
+            x, x_scales, w, w_scales, row, columns, segment,
+            X_STRIDE, SCALES_STRIDE, NUM_COLUMNS, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+        )  # fmt: skip
+    of_outputs = tl.load(row_scales + columns, mask=columns < NUM_COLUMNS, other=0.0)
+    for r in tl.static_range(TILE_ROWS):
+        at = parts + (segment * MAX_ROWS + row + r) * NUM_COLUMNS + columns
+        tl.store(at, sums[r] * of_outputs, mask=columns < NUM_COLUMNS)
+
+
+@triton.jit
+def _added(parts, rows, columns, is_column, NUM_COLUMNS: tl.constexpr, SEGMENTS: tl.constexpr, MAX_ROWS: tl.constexpr):
+    """The runs of these columns, [columns, rows], added up in order."""
+    at = parts + rows[None, :].to(tl.int64) * NUM_COLUMNS + columns[:, None]
+    sums = tl.load(at, mask=is_column[:, None], other=0.0)
+    for segment in tl.static_range(1, SEGMENTS):
+        sums += tl.load(at + segment * MAX_ROWS * NUM_COLUMNS, mask=is_column[:, None], other=0.0)
+    return sums
 
 
 @triton.jit
@@ -284,14 +190,51 @@ def add_segments(
     MAX_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """What `linear` does behind its products. Grid: rows, tiles of columns."""
+    wait_for_earlier()
     rows = tl.program_id(0) + tl.arange(0, 1)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
-    at = parts + rows[:, None].to(tl.int64) * NUM_COLUMNS + columns[None, :]
-    is_column = (columns < NUM_COLUMNS)[None, :]
-    sums = tl.load(at, mask=is_column, other=0.0)
-    for segment in tl.static_range(1, SEGMENTS):
-        sums += tl.load(at + segment * MAX_ROWS * NUM_COLUMNS, mask=is_column, other=0.0)
+    sums = _added(parts, rows, columns, columns < NUM_COLUMNS, NUM_COLUMNS, SEGMENTS, MAX_ROWS)
     _store(
         sums, bias, residual, y, rows, columns,
         NUM_COLUMNS, RESIDUAL_STRIDE, Y_STRIDE, HAS_BIAS, HAS_RESIDUAL, SCALE, SOFT_CAP,
     )  # fmt: skip
+
+
+@triton.jit
+def add_gated_segments(
+    parts, y,
+    Y_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr, SEGMENTS: tl.constexpr,
+    MAX_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """What `gated_linear` does behind its products. Grid: rows, tiles of columns."""
+    wait_for_earlier()
+    rows = tl.program_id(0) + tl.arange(0, 1)
+    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    is_column = columns < NUM_COLUMNS
+    gate = _added(parts, rows, columns, is_column, 2 * NUM_COLUMNS, SEGMENTS, MAX_ROWS)
+    up = _added(parts, rows, columns + NUM_COLUMNS, is_column, 2 * NUM_COLUMNS, SEGMENTS, MAX_ROWS)
+    at = y + rows[None, :].to(tl.int64) * Y_STRIDE + columns[:, None]
+    tl.store(at, (activate(gate, ACTIVATION) * up).to(y.dtype.element_ty), mask=is_column[:, None])
+
+
+@triton.jit
+def add_rounded_segments(
+    parts, integers, scales,
+    WIDTH: tl.constexpr, Y_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, GROUP: tl.constexpr,
+    GROUPS: tl.constexpr, ACTIVATION: tl.constexpr, SEGMENTS: tl.constexpr, MAX_ROWS: tl.constexpr,
+    TILE_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """`add_gated_segments` and `rowwise.round_rows` in one, where only integers are wanted. Grid: rows, tiles of
+    groups."""
+    wait_for_earlier()
+    row = tl.program_id(0).to(tl.int64)
+    groups = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
+    at = (groups * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
+    gates = parts + row * (2 * WIDTH) + at
+    gate, up = tl.load(gates, mask=at < WIDTH, other=0.0), tl.load(gates + WIDTH, mask=at < WIDTH, other=0.0)
+    for segment in tl.static_range(1, SEGMENTS):
+        begin = segment * MAX_ROWS * 2 * WIDTH
+        gate += tl.load(gates + begin, mask=at < WIDTH, other=0.0)
+        up += tl.load(gates + begin + WIDTH, mask=at < WIDTH, other=0.0)
+    values = activate(gate, ACTIVATION) * up
+    store_rounded(values, integers, scales, row, groups, at, Y_STRIDE, SCALES_STRIDE, GROUPS)
