@@ -35,7 +35,6 @@ ERRORS: dict[str, type[LlmserveError]] = {
 # What the compiler's assembler asks of a driver: of CUDA 12, and of 13 for Blackwell's architectures.
 CURRENT = threading.local()  # `device`: whose context a thread has; several devices may share a thread
 OLDEST_DRIVER, NEWER_DRIVER, NEWER_MAJOR = 12000, 13000, 10
-EARLY_DRIVER = 12030  # launches that begin early, in graphs
 
 FATAL = {  # the context, or the device, is lost
     "CUDA_ERROR_ILLEGAL_ADDRESS",
@@ -91,7 +90,6 @@ class NvidiaDevice:
             )
             self.architecture = f"sm_{major}{minor}"
             self._check_driver(version, NEWER_DRIVER if major >= NEWER_MAJOR else OLDEST_DRIVER)
-            self._knows_early = version >= EARLY_DRIVER
             self._stream = self._call("cuStreamCreate", self._api.CUstream_flags.CU_STREAM_NON_BLOCKING)
             self._close.callback(self._call_late, "cuStreamDestroy", self._stream)
         except BaseException:
@@ -138,32 +136,15 @@ class NvidiaDevice:
         return function
 
     def launch(
-        self, function: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: Sequence[int],
-        *, is_early: bool = False,
-    ) -> None:  # fmt: skip
+        self, function: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: Sequence[int]
+    ) -> None:
         """The driver reads the arguments during the call."""
         self._enter()
         values = (ctypes.c_uint64 * len(arguments))(*arguments)
         begin = ctypes.addressof(values)
         pointers = (ctypes.c_void_p * len(arguments))(*(begin + 8 * place for place in range(len(arguments))))
         place = ctypes.addressof(pointers)
-        if is_early and self._knows_early:
-            config = self._early_config(grid, threads, shared_bytes)
-            self._call("cuLaunchKernelEx", config, function, place, 0)
-        else:
-            self._call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self._stream, place, 0)
-
-    def _early_config(self, grid: tuple[int, int, int], threads: int, shared_bytes: int) -> Any:
-        api = self._api
-        attribute = api.CUlaunchAttribute()
-        attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        config = api.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes, config.hStream = shared_bytes, self._stream
-        config.attrs, config.numAttrs = [attribute], 1
-        return config
+        self._call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self._stream, place, 0)
 
     @contextmanager
     def capture(self) -> Iterator[Graph]:

@@ -53,11 +53,9 @@ class Device(Protocol):
     def load(self, binary: bytes, symbol: str, *, shared_bytes: int, num_arguments: int) -> Function: ...
 
     def launch(
-        self, function: Function, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: Sequence[int],
-        *, is_early: bool = False,
-    ) -> None:  # fmt: skip
-        """`arguments`: addresses, as many as the function was loaded with. `is_early`: it may be set up before the
-        launch before it has ended, for it waits by itself, and so does that one."""
+        self, function: Function, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: Sequence[int]
+    ) -> None:
+        """`arguments`: addresses, as many as the function was loaded with."""
         ...
 
     def capture(self) -> AbstractContextManager[Graph]:

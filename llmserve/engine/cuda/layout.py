@@ -123,7 +123,6 @@ class Binary(NamedTuple):
     num_arguments: int  # behind the kernel's own, the compiler's, which are null
     offset: int
     num_bytes: int
-    is_early: bool = False  # it waits for earlier launches by itself: see kernels/order.py
 
 
 class PlacedTensor(NamedTuple):

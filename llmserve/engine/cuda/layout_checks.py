@@ -138,7 +138,6 @@ def _is_binary(binary: Binary, kernel: Kernel, end: int) -> bool:
         and _is_whole(binary.num_arguments, num_arguments, num_arguments + MOST_HIDDEN_ARGUMENTS)
         and _is_whole(binary.offset, 0, end)
         and _is_whole(binary.num_bytes, 1, end - binary.offset)
-        and isinstance(binary.is_early, bool)
     )
 
 

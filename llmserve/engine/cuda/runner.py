@@ -220,10 +220,7 @@ class CudaRunner:
         x, y, z = (extent.programs(num_rows, num_tiles) for extent in launch.grid)
         arguments = [self.place(argument) for argument in launch.arguments]
         arguments += [0] * (binary.num_arguments - len(arguments))
-        self.device.launch(
-            self._functions[launch.kernel], (x, y, z), binary.threads, binary.shared_bytes, arguments,
-            is_early=binary.is_early,
-        )  # fmt: skip
+        self.device.launch(self._functions[launch.kernel], (x, y, z), binary.threads, binary.shared_bytes, arguments)
 
     def place(self, argument: Address) -> int:
         """Where it is on the device."""

@@ -164,10 +164,8 @@ class FakeDevice:
 
     def launch(
         self, function: FakeFunction, grid: tuple[int, int, int], threads: int, shared_bytes: int,
-        arguments: Sequence[int], *, is_early: bool = False,
+        arguments: Sequence[int],
     ) -> None:  # fmt: skip
-        if is_early:
-            raise Misuse("nothing that is interpreted waits by itself")
         if self._graph is None:
             raise Misuse("a launch outside of a capture")
         if len(arguments) != function.num_arguments or any(arguments[-COMPILERS_OWN:]):

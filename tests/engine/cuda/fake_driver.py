@@ -36,8 +36,6 @@ class FakeDriver:
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
-    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6)
-    CUlaunchConfig = SimpleNamespace
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
 
     def __init__(self, total_bytes: int = 1 << 20, num_devices: int = 1) -> None:
@@ -51,17 +49,12 @@ class FakeDriver:
         self.major = 9  # of the compute capability
         self.contexts: list[Any] = []  # of allocations
         self.held_when_waited: list[str] = []
-        self.early: list[str] = []  # launched so
         self._num_devices = num_devices
         self._captured: list[Any] | None = None
         self._current = threading.local()
 
     def cuDriverGetVersion(self) -> Any:
         return OK, self.version
-
-    @staticmethod
-    def CUlaunchAttribute() -> Any:
-        return SimpleNamespace(id=0, value=SimpleNamespace(programmaticStreamSerializationAllowed=0))
 
     def cuInit(self, flags: int) -> Any:
         return (OK,)
@@ -161,15 +154,6 @@ class FakeDriver:
         launch = (function, (x, y, z, threads[0]), shared_bytes, arguments)
         (self.launches if self._captured is None else self._captured).append(launch)
         return (OK,)
-
-    def cuLaunchKernelEx(self, config: Any, function: str, parameters: int, extra: int) -> Any:
-        assert config.numAttrs == len(config.attrs) == 1
-        assert config.attrs[0].id == self.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        assert config.attrs[0].value.programmaticStreamSerializationAllowed == 1
-        self.early.append(function)
-        grid = config.gridDimX, config.gridDimY, config.gridDimZ
-        threads = config.blockDimX, config.blockDimY, config.blockDimZ
-        return self.cuLaunchKernel(function, *grid, *threads, config.sharedMemBytes, config.hStream, parameters, extra)
 
     def cuStreamBeginCapture(self, stream: str, mode: int) -> Any:
         self._captured = []

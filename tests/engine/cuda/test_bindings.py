@@ -48,7 +48,6 @@ def test_the_fake_has_what_the_real_bindings_have() -> None:
     for name in [*ERRORS, *FATAL]:
         assert hasattr(real.CUresult, name), name
     for kind in (
-        "CUlaunchAttributeID",
         "CUdevice_attribute",
         "CUfunction_attribute",
         "CUstream_flags",
@@ -82,31 +81,6 @@ def test_a_graph_launches_what_was_captured_each_time(device: NvidiaDevice, driv
     device.run(graph)
     device.run(graph)
     assert driver.launches == [("product", (4, 5, 6, 256), 96 << 10, [11, 22, 33])] * 2
-
-
-@pytest.mark.parametrize(("version", "early"), [(12020, []), (12030, ["product"])])
-def test_what_waits_by_itself_is_launched_early_where_the_driver_can(
-    version: int, early: list[str], driver: FakeDriver
-) -> None:
-    driver.version = version
-    device = NvidiaDevice(api=driver)
-    function = device.load(IMAGE, "product", shared_bytes=96 << 10, num_arguments=3)
-    with device.capture() as graph:
-        device.launch(function, (4, 5, 6), 256, 96 << 10, [11, 22, 33], is_early=True)
-    device.run(graph)
-    assert driver.launches == [("product", (4, 5, 6, 256), 96 << 10, [11, 22, 33])]
-    assert driver.early == early
-    device.close()
-
-
-def test_the_config_of_an_early_launch_is_what_the_real_bindings_take() -> None:
-    device = NvidiaDevice.__new__(NvidiaDevice)
-    device._api, device._stream = driver_api(), 0
-    config = device._early_config((4, 5, 6), 256, 1024)
-    assert (config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX) == (4, 5, 6, 256)
-    assert (config.sharedMemBytes, config.numAttrs) == (1024, 1)
-    [attribute] = config.attrs
-    assert attribute.value.programmaticStreamSerializationAllowed == 1
 
 
 def test_any_thread_may_ask(device: NvidiaDevice) -> None:

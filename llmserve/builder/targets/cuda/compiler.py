@@ -25,7 +25,6 @@ from llmserve.errors import InternalError, Unsupported
 PACKAGE = "llmserve.engine.cuda.kernels"
 WARP_THREADS = 32
 TENSOR_COLUMNS = 512  # of a multiprocessor's tensor memory; what wants more becomes a trap, without a word
-EARLY_FROM, EARLY_INSTRUCTION = 90, "griddepcontrol.wait"  # see kernels/order.py
 ALIGNED = [["tt.divisibility", 16]]
 # No place in a source file goes into a binary, and of what the environment may say to Triton only these settings count.
 ENVIRONMENT = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_INTERPRET": "0"}
@@ -45,7 +44,6 @@ class Compiled:
     num_arguments: int
     registers: int
     spilled_bytes: int
-    is_early: bool = False
 
 
 class Compiler(Protocol):
@@ -80,7 +78,7 @@ def _enter() -> None:
 
 
 def compile_kernel(kernel: Kernel, architecture: str) -> Compiled:
-    """In a process whose environment is ENVIRONMENT, and that compiles for one architecture."""
+    """In a process whose environment is ENVIRONMENT."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -94,11 +92,9 @@ def compile_kernel(kernel: Kernel, architecture: str) -> Compiled:
     are_aligned = types.keys() - set(kernel.unaligned)
     aligned = {(place,): ALIGNED for place, argument in enumerate(function.arg_names) if argument in are_aligned}
     limits = {"maxnreg": kernel.most_registers} if kernel.most_registers else {}
-    number = int(architecture.removeprefix("sm_"))
-    import_module(f"{PACKAGE}.order").IS_EARLY = triton.language.constexpr(number >= EARLY_FROM)  # type: ignore[attr-defined]
     compiled = triton.compile(
         ASTSource(function, signature, constexprs=constants, attrs=aligned),
-        target=GPUTarget("cuda", number, WARP_THREADS),
+        target=GPUTarget("cuda", int(architecture.removeprefix("sm_")), WARP_THREADS),
         options={"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, **limits, **OPTIONS},
     )
     return _described(compiled)
@@ -120,7 +116,6 @@ def _described(compiled: Any) -> Compiled:
         num_arguments=_num_arguments(compiled.asm["ptx"], facts.name),
         registers=registers,
         spilled_bytes=spilled,
-        is_early=EARLY_INSTRUCTION in compiled.asm["ptx"],
     )
 
 

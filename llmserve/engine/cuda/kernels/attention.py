@@ -16,7 +16,6 @@ import triton.language as tl
 
 from llmserve.engine.cuda.inputs import TILE
 from llmserve.engine.cuda.kernels.attention_int8 import rounded_queries, run_of_integers
-from llmserve.engine.cuda.kernels.order import wait_for_earlier
 from llmserve.engine.cuda.kernels.rope import turned
 from llmserve.engine.cuda.kernels.rowwise import store_rounded
 from llmserve.engine.cuda.kernels.softmax import merged, weights_of
@@ -50,7 +49,6 @@ def turn_queries(
     Y_STRIDE: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_DIM: tl.constexpr,
 ):  # fmt: skip
     """Grid: rows, tiles of query heads. `cos` and `sin` have ROTARY_DIM / 2 numbers for each position."""
-    wait_for_earlier()
     _turn_row(
         q, positions, cos, sin, y, tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE_HEADS,
         HEAD_DIM, ROTARY_DIM, NUM_HEADS, Q_STRIDE, Y_STRIDE, TILE_HEADS, TILE_DIM,
@@ -86,7 +84,6 @@ def write_cache(
 
     slots: block * BLOCK_SIZE + place in it; negative for a row that stands for none.
     """
-    wait_for_earlier()
     _write_row(
         k, v, positions, slots, cos, sin, keys, values, tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE_HEADS,
         HEAD_DIM, ROTARY_DIM, NUM_KV_HEADS, BLOCK_SIZE, K_STRIDE, V_STRIDE, TILE_HEADS, TILE_DIM,
@@ -102,7 +99,6 @@ def turn_and_write(
 ):  # fmt: skip
     """`turn_queries` and `write_cache` in one, where both turn alike. Grid: rows, tiles of query heads, then of the
     others."""
-    wait_for_earlier()
     QUERY_TILES: tl.constexpr = (NUM_HEADS + TILE_HEADS - 1) // TILE_HEADS
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tile < QUERY_TILES:
@@ -204,7 +200,6 @@ def attention(
     TILE_QUERIES: tl.constexpr, TILE_KEYS: tl.constexpr, TILE_DIM: tl.constexpr,
 ):  # fmt: skip
     """Grid: tiles, key and value heads."""
-    wait_for_earlier()
     kv_head = tl.program_id(1)
     first_row, num_tokens, sequence, start, tokens, head_of_group, is_row = _tile(tiles, GROUP, TILE_QUERIES)
     if num_tokens > 0:
@@ -245,7 +240,6 @@ def attention_segments(
 ):  # fmt: skip
     """peaks, totals [segments, MAX_ROWS, heads] and parts [segments, MAX_ROWS, heads, HEAD_DIM] of the segments that a
     tile sees. Grid: tiles, key and value heads, segments."""
-    wait_for_earlier()
     kv_head, segment = tl.program_id(1), tl.program_id(2)
     first_row, num_tokens, sequence, start, tokens, head_of_group, is_row = _tile(tiles, GROUP, TILE_QUERIES)
     begin, end = segment * SEGMENT, start + num_tokens
@@ -303,7 +297,6 @@ def merge_segments(
     MAX_ROWS: tl.constexpr, SEGMENT: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_DIM: tl.constexpr,
 ):  # fmt: skip
     """Grid: rows, tiles of query heads."""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     if tl.load(slots + row) >= 0:
         heads, columns = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS), tl.arange(0, TILE_DIM)
@@ -324,7 +317,6 @@ def merge_and_round(
 ):  # fmt: skip
     """`merge_segments` and `rowwise.round_rows` in one, where only integers are wanted: heads are a power of two wide,
     and whole groups. Grid: rows, tiles of query heads."""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     if tl.load(slots + row) >= 0:
         OF_HEAD: tl.constexpr = HEAD_DIM // GROUP  # groups

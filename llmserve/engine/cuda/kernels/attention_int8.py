@@ -16,7 +16,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from llmserve.engine.cuda.kernels.order import wait_for_earlier
 from llmserve.engine.cuda.kernels.rope import turned
 from llmserve.engine.cuda.kernels.rounding import rounded
 from llmserve.engine.cuda.kernels.softmax import weights_of
@@ -42,7 +41,6 @@ def round_queries(
 ):  # fmt: skip
     """Queries, turned, as integers, each head filled up with zeros to whole groups; scales take what scores are
     multiplied with. Grid: rows, tiles of query heads."""
-    wait_for_earlier()
     GROUPS: tl.constexpr = (HEAD_DIM + QUANTIZED_GROUP - 1) // QUANTIZED_GROUP
     row = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)
@@ -66,7 +64,6 @@ def write_cache(
     TILE_HEADS: tl.constexpr, TILE_DIM: tl.constexpr,
 ):  # fmt: skip
     """As `attention.write_cache`, rounded."""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     if slot >= 0:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from llmserve.engine.cuda.kernels.order import wait_for_earlier
 from llmserve.engine.native.records import SAMPLE, num_words, word_of
 
 WORDS: tl.constexpr = tl.constexpr(num_words(SAMPLE))
@@ -59,7 +58,6 @@ def count_history(
 ):  # fmt: skip
     """counts [rows, VOCAB], zero before: how often a token is in the output, and SEEN if it is anywhere. Grid: rows,
     tiles of the history."""
-    wait_for_earlier()
     row = tl.program_id(0)
     sample = tl.load(samples + row)
     if sample >= 0:
@@ -81,7 +79,6 @@ def penalize(
     VOCAB: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Takes the counts back to zero. Grid: rows, tiles of the vocabulary."""
-    wait_for_earlier()
     row = tl.program_id(0)
     sample = tl.load(samples + row)
     if sample >= 0:
@@ -107,7 +104,6 @@ def add_bias(
     VOCAB: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """No token comes twice. Grid: rows."""
-    wait_for_earlier()
     row = tl.program_id(0)
     sample = tl.load(samples + row)
     if sample >= 0:
@@ -127,7 +123,6 @@ def ban(
     VOCAB: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """What the logits were goes to `banned_logits`. No token comes twice. Grid: rows."""
-    wait_for_earlier()
     row = tl.program_id(0)
     sample = tl.load(samples + row)
     if sample >= 0:
@@ -147,7 +142,6 @@ def find_peaks(
     VOCAB: tl.constexpr, BLOCKS: tl.constexpr, TILE_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """peaks [rows, BLOCKS]. Grid: rows, tiles of blocks."""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     if tl.load(samples + row) >= 0:
         blocks = tl.program_id(1) * TILE_BLOCKS + tl.arange(0, TILE_BLOCKS)
@@ -163,7 +157,6 @@ def choose_best(
 ):  # fmt: skip
     """tokens[sample]: of the largest logits the lowest id; and row_peaks. When nothing is left, bans do not count, and
     the peak is minus infinity. Grid: rows; TILE_BLOCKS is at least BLOCKS."""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     sample = tl.load(samples + row)
     if sample >= 0:

@@ -23,7 +23,6 @@ from llmserve.engine.cuda.kernels.choosing import (
     cleaned,
     float_of,
 )
-from llmserve.engine.cuda.kernels.order import wait_for_earlier
 
 FEW_BLOCKS: tl.constexpr = tl.constexpr(64)  # those with the largest peaks, which mostly decide
 UNDECIDED: tl.constexpr = tl.constexpr(-1)
@@ -66,7 +65,6 @@ def weigh(
 ):  # fmt: skip
     """Of rows that are drawn from: logits become values; weights [rows, VOCAB] their exponentials, block_weights
     [rows, BLOCKS] the sums of those, pair by pair as `vocabulary.cpp` has them. Grid: rows, tiles of blocks."""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     sample = tl.load(samples + row)
     if sample >= 0:
@@ -291,7 +289,6 @@ def list_blocks(
     """Where something filters: lists [rows, BLOCKS], numbers of the FEW_BLOCKS blocks with the largest peaks, in order;
     listed [rows, 2]: how many these are, ties included, and the key up to which every token is in one of them. Grid:
     rows; TILE_BLOCKS is at least BLOCKS."""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     sample = tl.load(samples + row)
     if sample >= 0:
@@ -315,7 +312,6 @@ def draw_filtered(
 ):  # fmt: skip
     """tokens[sample], by chance, of what the filters leave: the first time of the listed blocks, UNDECIDED if these do
     not decide; then of all. Grid: rows; TILE_BLOCKS is at least BLOCKS."""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     sample = tl.load(samples + row)
     if sample >= 0:
@@ -343,7 +339,6 @@ def draw(
     VOCAB: tl.constexpr, BLOCKS: tl.constexpr, TILE_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """tokens[sample], by chance, where nothing filters. Grid: rows; TILE_BLOCKS is at least BLOCKS."""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     sample = tl.load(samples + row)
     if sample >= 0:

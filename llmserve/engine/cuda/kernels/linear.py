@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 
 from llmserve.engine.cuda.kernels.activations import activate, soft_capped
-from llmserve.engine.cuda.kernels.order import wait_for_earlier
 from llmserve.engine.cuda.kernels.rowwise import store_rounded
 from llmserve.engine.cuda.kernels.segments import segment_of
 from llmserve.engine.cuda.kernels.words import words_of_bytes, words_of_nibbles
@@ -74,7 +73,6 @@ def linear(
     TILE_INPUTS: tl.constexpr,
 ):  # fmt: skip
     """y = residual + soft_cap(scale * (x @ w.T + bias)). Grid: tiles of rows, of columns."""
-    wait_for_earlier()
     rows = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     sums = _product(
@@ -100,7 +98,6 @@ def gated_linear(
 
     A tile has as many outputs of both. Grid: tiles of rows, of half as many columns.
     """
-    wait_for_earlier()
     HALF: tl.constexpr = TILE_COLUMNS // 2
     rows = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     both = tl.arange(0, TILE_COLUMNS)
@@ -127,7 +124,6 @@ def linear_segments(
 
     Grid: tiles of rows, of columns, segments.
     """
-    wait_for_earlier()
     rows = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     segment = tl.program_id(2)
@@ -152,7 +148,6 @@ def words_segments(
 
     `x`, `w`: as words. X_STRIDE and TILE_INPUTS count integers. Grid: tiles of rows, of columns, segments.
     """
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64) * TILE_ROWS
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     segment = tl.program_id(2)
@@ -190,7 +185,6 @@ def add_segments(
     MAX_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """What `linear` does behind its products. Grid: rows, tiles of columns."""
-    wait_for_earlier()
     rows = tl.program_id(0) + tl.arange(0, 1)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     sums = _added(parts, rows, columns, columns < NUM_COLUMNS, NUM_COLUMNS, SEGMENTS, MAX_ROWS)
@@ -207,7 +201,6 @@ def add_gated_segments(
     MAX_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """What `gated_linear` does behind its products. Grid: rows, tiles of columns."""
-    wait_for_earlier()
     rows = tl.program_id(0) + tl.arange(0, 1)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     is_column = columns < NUM_COLUMNS
@@ -226,7 +219,6 @@ def add_rounded_segments(
 ):  # fmt: skip
     """`add_gated_segments` and `rowwise.round_rows` in one, where only integers are wanted. Grid: rows, tiles of
     groups."""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
     at = (groups * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]

@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from llmserve.engine.cuda.kernels.activations import activate
-from llmserve.engine.cuda.kernels.order import wait_for_earlier
 from llmserve.engine.cuda.kernels.rounding import rounded
 
 
@@ -16,7 +15,6 @@ def embed(
     WIDTH: tl.constexpr, Y_STRIDE: tl.constexpr, SCALE: tl.constexpr, TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """y[t] = scale * table[token_ids[t]]; where that is negative, the id is chosen[-1 - token_ids[t]]."""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     token = tl.load(token_ids + row)
@@ -34,7 +32,6 @@ def rms_norm(
     TILE_GROUPS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """y = x / rms(x) * weight for each GROUP columns. Grid: rows, tiles of groups; TILE_COLUMNS is at least GROUP."""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
     columns = tl.arange(0, TILE_COLUMNS)
@@ -70,7 +67,6 @@ def rounded_rms_norm(
 ):  # fmt: skip
     """`rms_norm` and `round_rows` in one, for rows of one group of which only integers are wanted. Grid: rows;
     TILE_GROUPS is at least GROUPS."""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     groups = tl.arange(0, TILE_GROUPS)
     at = (groups * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
@@ -88,7 +84,6 @@ def round_rows(
 ):  # fmt: skip
     """x = integers * scales, nearly: the largest of a GROUP of columns becomes 127. Filled up with zeros to GROUPS
     groups; behind a row's scales are the sums of its groups, scaled. Grid: rows, tiles of groups."""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
     at = (groups * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
@@ -102,7 +97,6 @@ def add(
     WIDTH: tl.constexpr, A_STRIDE: tl.constexpr, B_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     left = tl.load(a + row * A_STRIDE + columns, mask=columns < WIDTH).to(tl.float32)
@@ -117,7 +111,6 @@ def gated_activation(
     TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """y = activation(gate) * up, where a row of x has WIDTH columns of gate, then those of up."""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     gate = tl.load(x + row * X_STRIDE + columns, mask=columns < WIDTH).to(tl.float32)
@@ -131,7 +124,6 @@ def select_rows(
     WIDTH: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """y[s] = x[selected[s]]"""
-    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     source = tl.load(selected + row).to(tl.int64)
