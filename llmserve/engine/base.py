@@ -27,8 +27,15 @@ class RunnerInfo:
     max_seq_len: int  # prompt + output of one sequence
     weight_bytes: int = 0  # of memory that maps a file, and looks free to whoever asks the system
     block_bytes: int = 0  # of each KV block; those that were never used look free, too
+    num_states: int = 0  # slots for states of sequences; 0: the network has none
+    state_bytes: int = 0  # of each
     gpu_bytes: int = 0  # allocated for good on a GPU
     pinned_bytes: int = 0  # and of the host, that it copies from and to
+
+    @property
+    def checkpoint_blocks(self) -> int:
+        """Blocks that take as much memory as a state: between two that are kept, so that these take no more."""
+        return max(1, -(-self.state_bytes // max(1, self.block_bytes)))
 
 
 @dataclass(frozen=True, slots=True)

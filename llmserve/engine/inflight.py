@@ -95,6 +95,8 @@ class InflightEngine:
                 max_batch_size=limits.max_batch_size,
                 max_seq_len=limits.max_seq_len,
                 settings=settings,
+                num_states=limits.num_states,
+                checkpoint_blocks=limits.checkpoint_blocks,
             )
         )
         self._pipelined = runner if isinstance(runner, PipelinedRunner) else None
@@ -365,6 +367,8 @@ class InflightEngine:
             total_accepted_tokens=scheduler.speculator.num_accepted,
             total_stored_blocks=self._keeper.num_stored if self._keeper else None,
             total_restored_blocks=self._keeper.num_restored if self._keeper else None,
-            promised_bytes=self._limits.weight_bytes + pool.num_free * self._limits.block_bytes,
+            promised_bytes=self._limits.weight_bytes
+            + pool.num_free * self._limits.block_bytes
+            + scheduler.states.num_free * self._limits.state_bytes,
             total_preemptions=scheduler.num_preemptions,
         )

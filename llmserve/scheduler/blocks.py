@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from typing import Protocol
 
 ROOT_HASH = b""
@@ -141,7 +141,7 @@ class BlockPool:
                 self._free[block] = None
                 self._free.move_to_end(block, last=block in self._hash_of)
 
-    def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
+    def check_integrity(self, block_tables: Iterable[Collection[int]]) -> None:
         """Assert that `block_tables` own exactly the used blocks, and that used and free are all blocks."""
         owners = Counter(block for table in block_tables for block in table)
         assert owners == self._ref_counts, "reference counts differ from the block tables"

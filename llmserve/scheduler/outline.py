@@ -19,9 +19,9 @@ class Outline:
     def num_tokens(self) -> int:
         return self._max_num_tokens - self.num_left
 
-    def take(self, sequence: Sequence) -> int:
-        """How many tokens it took."""
-        num_tokens = min(sequence.num_pending, self.num_left)
+    def take(self, sequence: Sequence, most: int) -> int:
+        """How many tokens it took, at most so many."""
+        num_tokens = min(sequence.num_pending, self.num_left, most)
         self.chunks.append(sequence.chunk(num_tokens))
         self.sequences.append(sequence)
         self.num_left -= num_tokens

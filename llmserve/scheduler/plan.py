@@ -77,6 +77,9 @@ class Chunk:
     return_logits: bool = False  # also return logits of every token of this chunk
     targets: Sequence[int] = ()  # what follows each of the first tokens of this chunk; their log-probs are wanted
     num_top: int = 0  # most likely tokens to tell at each target
+    # Slots of its sequence's state before `start` and after the last token, where the network has states. The first one
+    # is not read at the start of a sequence.
+    states: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         """Raises `Unsupported` for samples that no runner can draw: checked here only."""

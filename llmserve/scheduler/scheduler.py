@@ -38,6 +38,7 @@ from llmserve.scheduler.plan import NO_SCORES, ChunkScores, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import Policy, SchedulerConfig
 from llmserve.scheduler.speculation import Speculator
+from llmserve.scheduler.states import StatePool
 
 Update = tuple[int, TokenEvent]  # sequence id, what it has to tell
 Order: TypeAlias = Callable[[Sequence], tuple[Rank, tuple[int, int]]]  # the last one gives way
@@ -56,6 +57,7 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.pool = BlockPool(config.num_blocks, config.settings.block_listener)
+        self.states = StatePool(config)
         self.waiting: list[Sequence] = []  # sorted by place
         self.running: dict[int, Sequence] = {}
         self.num_preemptions = 0  # since the start
@@ -192,6 +194,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert every invariant; cheap enough to run whenever the scheduler is idle."""
+        self.states.check_integrity(self.running.values())
         self.pool.check_integrity(sequence.block_table for sequence in self.running.values())
         self._fairness.check_integrity(self._sequences.values())
         assert len(self.waiting) + len(self.running) == len(self._sequences), "a sequence is lost"
@@ -221,9 +224,16 @@ class Scheduler:
         return num_missing <= self.pool.num_free
 
     def _advance(self, sequence: Sequence, start: int, end: int) -> None:
-        """A step has computed the tokens from `start` to `end`."""
+        """A step has computed the tokens from `start` to `end`. Blocks that they fill can be shared."""
         sequence.num_computed_tokens = end
-        self._share_full_blocks(sequence, start)
+        size, first = self.config.block_size, start // self.config.block_size
+        if first < end // size and self.config.settings.reuses_blocks:
+            hashes = sequence.block_hashes(end // size, size)
+            for index in range(first, end // size):
+                parent = hashes[index - 1] if index else sequence.cache_root
+                token_ids = sequence.token_ids[index * size : (index + 1) * size]
+                self.pool.register(sequence.block_table[index], hashes[index], parent, token_ids)
+        self.states.advance(sequence)
 
     def _start_waiting(self, outline: Outline) -> None:
         started = set()
@@ -285,7 +295,7 @@ class Scheduler:
         return False
 
     def _take(self, outline: Outline, sequence: Sequence) -> None:
-        self._fairness.serve(sequence.tenant, outline.take(sequence))
+        self._fairness.serve(sequence.tenant, outline.take(sequence, self.states.num_until_checkpoint(sequence)))
 
     def _order(self) -> Order:
         """For one step. Without competition it is that of places."""
@@ -311,9 +321,9 @@ class Scheduler:
     def _start(self, sequence: Sequence) -> bool:
         """Give a waiting sequence the blocks of all its known tokens, or return False when the policy says wait."""
         config = self.config
-        shared = self.pool.match(self.shareable_hashes(sequence))
+        shared, state = self.states.match(self.shareable_hashes(sequence), self.pool)
         num_needed = self._num_guaranteed(sequence) - sum(map(self.pool.is_used, shared))
-        if num_needed > self.pool.num_free - self._num_reserved():
+        if num_needed > self.pool.num_free - self._num_reserved() or not self.states.start(sequence, state):
             return False
         self.pool.acquire(shared)
         missing = self.pool.allocate(config.num_blocks_for(sequence.num_tokens) - len(shared))
@@ -384,16 +394,6 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         del self.running[sequence.id]
         self.pool.release(sequence.block_table)
+        self.states.release(sequence)
         sequence.block_table = array("i")
         sequence.num_computed_tokens = 0
-
-    def _share_full_blocks(self, sequence: Sequence, start: int) -> None:
-        """Register the blocks that the chunk from `start` on has filled."""
-        size = self.config.block_size
-        first, end = start // size, sequence.num_computed_tokens // size
-        if first < end and self.config.settings.reuses_blocks:
-            hashes = sequence.block_hashes(end, size)
-            for index in range(first, end):
-                parent = hashes[index - 1] if index else sequence.cache_root
-                token_ids = sequence.token_ids[index * size : (index + 1) * size]
-                self.pool.register(sequence.block_table[index], hashes[index], parent, token_ids)

@@ -45,6 +45,7 @@ class Sequence:
     token_ids: array[int] = field(init=False)  # prompt, then output; an array is copied as memory
     num_computed_tokens: int = 0
     block_table: array[int] = field(default_factory=lambda: array("i"))
+    states: tuple[int, int] = (0, 0)  # slots that its next chunk reads and writes, where the network has states
     finish_reason: FinishReason | None = None
     first_scheduled_ns: int = 0
     first_token_ns: int = 0
@@ -173,6 +174,7 @@ class Sequence:
             start=start,
             block_table=self.block_table[:],
             sample=self._sample_request() if num_tokens == self.num_pending else None,
+            states=self.states,
         )
 
     def _scored_chunk(self, start: int, end: int) -> Chunk:
@@ -187,6 +189,7 @@ class Sequence:
             return_logits=request.return_context_logits,
             targets=self.token_ids[start + 1 : min(end + 1, self.num_prompt)] if log_probs else (),
             num_top=request.num_top_log_probs if log_probs else 0,
+            states=self.states,
         )
 
     def _sample_request(self) -> SampleRequest:

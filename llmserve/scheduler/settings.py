@@ -54,11 +54,13 @@ class SchedulerConfig:
     max_batch_size: int
     max_seq_len: int
     settings: SchedulerSettings = field(default_factory=SchedulerSettings)
+    num_states: int = 0  # slots for states; 0: the network has none
+    checkpoint_blocks: int = 1  # so many blocks lie between two states that are kept for other sequences
 
     @property
     def max_num_running(self) -> int:
-        """Every running sequence can have a chunk, and a token, in every step."""
-        return min(self.max_batch_size, self.max_num_tokens)
+        """Every running sequence can have a chunk, and a token, in every step, and a state where there are states."""
+        return min(self.max_batch_size, self.max_num_tokens, self.num_states or self.max_batch_size)
 
     def check_fits(self, num_arriving: int) -> None:
         """Raise `InvalidArgument` when the queue could never take that many sequences at once."""

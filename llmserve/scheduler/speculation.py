@@ -34,7 +34,8 @@ class Speculator:
         self.num_generated = 0  # tokens, in chunks with drafts
         self.num_drafted = 0
         self.num_accepted = 0
-        self._drafters = config.settings.speculation
+        # a state cannot take back a token that was not drawn
+        self._drafters = Speculation.OFF if config.num_states else config.settings.speculation
         self._config = config
         self._pool = pool
 

@@ -63,6 +63,8 @@ class Bench:
             max_num_tokens=info.max_num_tokens,
             max_batch_size=info.max_batch_size,
             max_seq_len=info.max_seq_len,
+            num_states=info.num_states,
+            checkpoint_blocks=info.checkpoint_blocks,
             settings=replace(settings or PLAIN, block_listener=self.listener),
         )
         self.scheduler = scheduler_class(config, clock=lambda: self.now, wall_clock_ns=lambda: int(self.now * 1e9) + 1)

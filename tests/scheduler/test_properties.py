@@ -86,6 +86,9 @@ def limits(draw: st.DrawFn) -> RunnerInfo:
         num_blocks=draw(st.integers(least, 3 * least)),
         max_num_tokens=draw(st.integers(1, 24)),
         max_batch_size=draw(st.integers(1, 6)),
+        num_states=draw(st.just(0) | st.integers(1, 12)),
+        state_bytes=draw(st.integers(1, 4)),  # in blocks, between two states that are kept
+        block_bytes=1,
     )
 
 

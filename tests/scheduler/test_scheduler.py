@@ -319,3 +319,97 @@ def test_a_result_of_the_wrong_length_is_noticed() -> None:
     assert plan is not None
     with pytest.raises(AssertionError, match="other samples"):
         bench.scheduler.commit(plan, [1, 2], [0.0, 0.0])
+
+
+# A network with states, each as large as three blocks: so one is kept behind every third block.
+STATES = replace(INFO, num_states=8, state_bytes=3, block_bytes=1)
+
+
+def test_a_prompt_ends_a_chunk_where_its_state_is_kept() -> None:
+    """Every third block of four tokens, and at the last whole block before the last token."""
+    bench = Bench(STATES)
+    bench.add([1] * 30, tokens(1))
+    assert [shape(bench.step()) for _ in range(4)] == [[(0, 0, 12)], [(0, 12, 12)], [(0, 24, 4)], [(0, 28, 2)]]
+    bench.assert_answers()
+
+
+def test_a_prefix_is_found_up_to_a_state() -> None:
+    bench = Bench(STATES)
+    bench.add([1] * 30, tokens(1))
+    bench.run()
+    [same] = bench.add([1] * 30, tokens(1))
+    [longer] = bench.add([1] * 40, tokens(1))
+    [other] = bench.add([1] * 23 + [2] * 7, tokens(1))
+    [shorter] = bench.add([1] * 11, tokens(1))
+    bench.run()
+    bench.assert_answers()
+    assert [bench.sequences[i].num_cached_tokens for i in (same, longer, other, shorter)] == [28, 28, 12, 0]
+
+
+def test_an_answer_leaves_states_for_the_next_question() -> None:
+    bench = Bench(STATES)
+    [first] = bench.add([1] * 10, tokens(16))
+    bench.run()
+    [second] = bench.add([1] * 10 + bench.answers[first] + [3, 4], tokens(4))
+    bench.run()
+    bench.assert_answers()
+    assert bench.sequences[second].num_cached_tokens == 24
+
+
+def test_states_are_given_away_when_sequences_need_them() -> None:
+    """The one that was used last is the last to go."""
+    bench = Bench(replace(STATES, num_states=3, max_batch_size=2))
+    for token in (1, 2):
+        bench.add([token] * 9, tokens(1))
+        bench.run()
+    for token in (1, 3):
+        bench.add([token] * 9, tokens(1))
+        bench.run()
+    found = [bench.add([token] * 9, tokens(1))[0] for token in (1, 2)]
+    bench.run()
+    bench.assert_answers()
+    assert [bench.sequences[i].num_cached_tokens for i in found] == [8, 0]
+
+
+def test_n_answers_start_from_the_state_of_the_first() -> None:
+    bench = Bench(STATES)
+    ids = bench.add([1] * 30, tokens(5), num_sequences=3)
+    bench.run()
+    bench.assert_answers()
+    assert [bench.sequences[i].num_cached_tokens for i in ids] == [0, 28, 28]
+
+
+def test_no_more_sequences_run_than_there_are_states() -> None:
+    bench = Bench(replace(STATES, num_states=1))
+    for token in (1, 2, 3):
+        bench.add([token] * 9, tokens(3))
+    assert shape(bench.step()) == [(0, 0, 8)]
+    bench.run()
+    bench.assert_answers()
+
+
+def test_without_reuse_no_state_is_kept() -> None:
+    bench = Bench(STATES, NO_REUSE)
+    bench.add([1] * 15, tokens(1))
+    assert shape(bench.step()) == [(0, 0, 15)]
+    [again] = bench.add([1] * 15, tokens(1))
+    bench.run()
+    assert bench.sequences[again].num_cached_tokens == 0
+
+
+def test_drafts_are_off_for_networks_with_states() -> None:
+    bench = Bench(STATES, SchedulerSettings())
+    [one] = bench.add([1, 2, 3] * 5, tokens(12), draft_ids=(1, 2, 3))
+    bench.run()
+    bench.assert_answers()
+    assert bench.sequences[one].num_drafted == 0
+
+
+def test_a_state_of_another_sequence_is_noticed() -> None:
+    bench = Bench(STATES)
+    bench.add([1] * 20, tokens(1))
+    bench.step()
+    [sequence] = bench.scheduler.running.values()
+    sequence.states = (sequence.states[1], 7)
+    with pytest.raises(AssertionError, match="the state of another sequence"):
+        bench.step()

@@ -5,7 +5,8 @@ THROUGH the chunk's block table and folds it:
 
     h = 0;  for every token t of the sequence:  h = (3 * h + t + 1) % 997;  the next token is  h % vocab_size
 
-So a wrong block table, position, prefix hit or swapped sequence shows up as a wrong number. For example, with a
+So a wrong block table, position, prefix hit or swapped sequence shows up as a wrong number. A runner with states keeps
+h there, too, and fails where a chunk's state is not that of the tokens before it. For example, with a
 vocabulary of 997 or more, the prompt (1, 2, 3) is answered with 31, 125, 501, 11:
 
     token      1   2   3    31   125   501
@@ -54,6 +55,7 @@ class FakeRunner:
         self._step_delay_s = step_delay_s
         self._fail_at_step = fail_at_step
         self._rows = [EMPTY] * (info.num_blocks * info.block_size)
+        self._states = [EMPTY] * info.num_states
         self.num_steps = 0
         self.is_closed = False
 
@@ -78,6 +80,7 @@ class FakeRunner:
             before + self._read(chunk, chunk.start, chunk.start + len(chunk.token_ids))
             for before, chunk in zip(known, plan.chunks, strict=True)
         ]
+        self._change_states(plan, read)
         vocab_size = self._info.vocab_size
         asked = [
             (ids[:end], sample)
@@ -95,6 +98,19 @@ class FakeRunner:
             if chunk.wants_scores
         }
         return StepResult(tokens, log_probs, scores)
+
+    def _change_states(self, plan: StepPlan, read: Sequence[Sequence[int]]) -> None:
+        """A state is h of all tokens up to it; all are read before one is written."""
+        if not self._states:
+            return
+        before = [self._states[chunk.states[0]] if chunk.start else 0 for chunk in plan.chunks]
+        written = [chunk.states[1] for chunk in plan.chunks]
+        assert len(set(written)) == len(written), "a state has two writers"
+        for index, (h, chunk, ids) in enumerate(zip(before, plan.chunks, read, strict=True)):
+            others = {*written[:index], *written[index + 1 :]}
+            assert not chunk.start or chunk.states[0] not in others, "a state is read that another chunk writes"
+            self._states[chunk.states[1]] = fold(chunk.token_ids, h)
+            assert self._states[chunk.states[1]] == fold(ids), "the state of another sequence"
 
     def read_block(self, block: int) -> bytes:
         """See `BlockRunner`."""
@@ -121,9 +137,8 @@ class FakeRunner:
         return rows[start % size : start % size + end - start]
 
 
-def fold(token_ids: Iterable[int]) -> int:
-    """The module docstring's h."""
-    h = 0
+def fold(token_ids: Iterable[int], h: int = 0) -> int:
+    """The module docstring's h, from what it is before these tokens."""
     for token in token_ids:
         h = (3 * h + token + 1) % 997
     return h
