@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from tests.tiny_tokenizers import sentencepiece_model, write_byte_level_tokenizer
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-AROUND_ONE = ("gemma", "nemotron")  # norms multiply with one more than is stored
+AROUND_ONE = ("gemma", "nemotron", "qwen3_next", "qwen3_5")  # norms multiply with one more than is stored
 WRITTEN_OUT = ("baichuan", "llama", "mistral", "qwen2", "qwen3")  # by model type: tensor names are written out below
 FORMATS = ("safetensors", "sharded", "bin", "bin-sharded")
 
@@ -444,8 +444,51 @@ KINDS["phimoe"] = QWEN | {
     "attention_bias": True,
     "rms_norm_eps": 1e-3,
 }
+# heads of sizes that are no multiple of anything, and three that one key head serves
+DELTA_NET: dict[str, Any] = QWEN | {
+    "num_hidden_layers": 3,
+    "head_dim": 24,
+    "partial_rotary_factor": 0.25,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "full_attention_interval": 2,
+    "attention_bias": False,
+}
+SHARED_EXPERT = {"num_experts": 7, "shared_expert_intermediate_size": 80}
+MROPE = {"mrope_section": [1, 1, 1], "mrope_interleaved": True, "rope_type": "default", "rope_theta": 1000000.0}
+KINDS |= {
+    "qwen3-next-moe": DELTA_NET
+    | EXPERTS
+    | SHARED_EXPERT
+    | {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "mlp_only_layers": [1],
+        "norm_topk_prob": True,
+    },
+    "qwen3.5": DELTA_NET
+    | {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "rope_parameters": MROPE | {"partial_rotary_factor": 0.25},
+        "tie_word_embeddings": True,
+    },
+    "qwen3.5-moe": DELTA_NET
+    | EXPERTS
+    | SHARED_EXPERT
+    | {
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "num_hidden_layers": 2,
+        "rope_parameters": MROPE | {"partial_rotary_factor": 0.25},
+    },
+}
 KINDS["granite4"] = KINDS["granite4-moe"] | {"num_local_experts": 0, "position_embedding_type": "nope"}
 MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2", "gpt-oss")))
+WITH_STATES = ("qwen3-next-moe", "qwen3.5", "qwen3.5-moe")
 W1_NAMES = ("block_sparse_moe", "w1", "w3", "w2")
 EXPERT_NAMES = {"mixtral": W1_NAMES, "minimax_m2": W1_NAMES, "phimoe": W1_NAMES}  # else "mlp" and the names of an MLP
 
@@ -519,7 +562,7 @@ def transformers_shapes(config: str) -> dict[str, tuple[int, ...]]:
 
 def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Experts one by one, but for Granite: transformers has those of a layer in one tensor."""
-    if model_type in ("gpt_oss", "llama4_text"):
+    if model_type in ("gpt_oss", "llama4_text", "qwen3_5_moe_text"):
         return shapes
     if model_type.startswith("granitemoe"):
         published = {"router.weight": "router.layer.weight"}
@@ -571,7 +614,7 @@ def random_tensors(config: dict[str, Any], *, dtype: str, seed: int) -> dict[str
     for name, shape in tensor_shapes(config).items():
         values = rng.standard_normal(shape)
         if re.search(r"norm(s\.\d+)?\.weight$", name):
-            values = 0.2 * values + (0.0 if config["model_type"].startswith(AROUND_ONE) else 1.0)
+            values = 0.2 * values + (0.0 if is_around_one(config, name) else 1.0)
         elif name.endswith("bias"):
             values = 0.3 * values
         elif "embed_tokens" not in name or config["tie_word_embeddings"]:
@@ -579,6 +622,10 @@ def random_tensors(config: dict[str, Any], *, dtype: str, seed: int) -> dict[str
             values = values * 1.5 / np.sqrt(shape[-1])
         tensors[name] = np.ascontiguousarray(values.astype(np.float32).astype(DTYPES[dtype]))
     return tensors
+
+
+def is_around_one(config: dict[str, Any], norm: str) -> bool:
+    return config["model_type"].startswith(AROUND_ONE) and "linear_attn" not in norm
 
 
 def write_tensors(path: Path, tensors: dict[str, NDArray[Any]], format: str) -> None:

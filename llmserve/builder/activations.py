@@ -26,6 +26,12 @@ def activation(op: Op, x: Matrix) -> Matrix:
     return ACTIVATIONS[str(op.attrs["activation"])](x)
 
 
+def sigmoid(x: Matrix) -> Matrix:
+    with np.errstate(over="ignore"):  # as above
+        y: Matrix = np.reciprocal(1 + np.exp(-x))
+    return y
+
+
 def _silu(x: Matrix) -> Matrix:
     y: Matrix = x / (1 + np.exp(-x))
     return y

@@ -36,19 +36,26 @@ class BuildPlan:
     @property
     def kv_pool_tokens(self) -> int:
         """Tokens of KV cache that fit beside the engine."""
-        free = KV_MEMORY_FRACTION * (self.available_bytes - self.engine_bytes)
-        return max(0, int(free / self.kv_bytes_per_token))
+        return max(0, int(self._free_bytes / self.kv_bytes_per_token))
+
+    @property
+    def _free_bytes(self) -> float:
+        return KV_MEMORY_FRACTION * (self.available_bytes - self.engine_bytes)
 
     @property
     def sequences_that_fit(self) -> dict[int, int]:
         """Sequence length -> how many such sequences the KV cache holds at once."""
         limit = self.options.max_seq_len
         lengths = [*(length for length in SEQUENCE_LENGTHS if length < limit), limit]
+        if state_bytes := self.program.state_bytes:
+            sizes = {length: self._rounded_to_blocks(length) * self.kv_bytes_per_token for length in lengths}
+            return {length: max(0, int(self._free_bytes / (size + state_bytes))) for length, size in sizes.items()}
         return {length: self.kv_pool_tokens // self._rounded_to_blocks(length) for length in lengths}
 
     def tokens_per_s_bound(self, context: int) -> float:
         """Upper bound at batch 1: every step reads the weights and the cache of `context` tokens once."""
-        return self.read_bytes_per_s / (self.weight_bytes_per_step + context * self.kv_bytes_per_token)
+        state_bytes = 2 * self.program.state_bytes  # read and written
+        return self.read_bytes_per_s / (self.weight_bytes_per_step + context * self.kv_bytes_per_token + state_bytes)
 
     def rows(self) -> list[tuple[str, str]]:
         """(what, how much) for people."""
@@ -62,9 +69,16 @@ class BuildPlan:
             ("limits", f"{options.max_batch_size} sequences and {options.max_num_tokens:,} tokens a step, "
                        f"{options.max_seq_len:,} tokens a sequence, {options.tokens_per_block} tokens a KV block"),
             ("KV cache", f"{self.kv_bytes_per_token / 2**10:,.1f} KiB per token"),
+            *self._state_rows(),
             *(self._machine_rows() if self.read_bytes_per_s else ()),
             *(("note", note) for note in self.notes),
         ]  # fmt: skip
+
+    def _state_rows(self) -> list[tuple[str, str]]:
+        if not self.program.state_bytes:
+            return []
+        size = f"{self.program.state_bytes / 2**20:,.1f} MiB per sequence, and for each that prefix reuse keeps"
+        return [("states", f"{size}; no speculation, no KV files")]
 
     def _machine_rows(self) -> list[tuple[str, str]]:
         fits = ", ".join(f"{count:,} of {length:,} tokens" for length, count in self.sequences_that_fit.items())

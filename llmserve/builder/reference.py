@@ -18,8 +18,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.activations import activation, gated_activation
+from llmserve.builder.activations import activation, gated_activation, sigmoid
 from llmserve.builder.attention import attention, attention_in_integers, soft_capped, softmax
+from llmserve.builder.delta_rule import convolution, delta_rule
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
 from llmserve.builder.quantization import (
     LINEAR_KINDS,
@@ -294,8 +295,7 @@ def _add(op: Op, a: Matrix, b: Matrix) -> Matrix:
 def _route(op: Op, logits: Matrix, bias: Matrix | None = None) -> Matrix:
     scores = softmax(logits)
     if op.number("sigmoid"):
-        with np.errstate(over="ignore"):
-            scores = np.reciprocal(1 + np.exp(-logits))
+        scores = sigmoid(logits)
     choice = logits if bias is None else scores + bias
     if num_groups := int(op.number("num_groups")):
         choice = _of_best_groups(op, scores if bias is None else choice, num_groups)
@@ -335,9 +335,9 @@ def _route_by_mixer(op: Op, logits: Matrix) -> Matrix:
 
 
 def _sigmoid_gate(op: Op, x: Matrix, gate: Matrix) -> Matrix:
-    with np.errstate(over="ignore"):  # as above
+    with np.errstate(over="ignore"):  # exp(-gate) of a very negative gate is infinite, and x / inf is right
         gated: Matrix = x / (1 + np.exp(-gate))
-    return gated
+    return gated * gate if op.number("silu") else gated
 
 
 def _select_rows(op: Op, x: Matrix) -> Matrix:
@@ -356,5 +356,7 @@ OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and pr
     OpKind.ADD: _add,
     OpKind.ROUTE: _route,
     OpKind.SIGMOID_GATE: _sigmoid_gate,
+    OpKind.CONVOLUTION: convolution,
+    OpKind.DELTA_RULE: delta_rule,
     OpKind.SELECT_ROWS: _select_rows,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,7 @@ class WeightPlan:
         for source, shape, order in zip(param.sources, param.source_shapes, orders, strict=True):
             dtype_stored, stored_name = self._checkpoint.tensors[source].dtype, self._checkpoint.stored_name(source)
             rows, height = self._checkpoint.rows(source), math.prod(shape) // math.prod(param.shape[1:])
-            if height != shape[0]:
+            if len(shape) != len(param.shape):
                 rows = StackedRows(rows, height // shape[0], param.is_transposed)
             if order is not None:
                 rows = ReorderedRows(rows, row_order(height, order))
@@ -163,6 +163,7 @@ def plan_weights(checkpoint: Checkpoint, params: Sequence[Param], ignored: Seque
     `ignored` are regular expressions of whole tensor names. Raises one CheckpointError listing every problem.
     """
     tensors = checkpoint.tensors
+    params = [_as_stored(param, tensors) for param in params]
     problems = []
     claimed = set()
     for param in params:
@@ -184,6 +185,11 @@ def plan_weights(checkpoint: Checkpoint, params: Sequence[Param], ignored: Seque
         problems[MAX_LISTED:] = [f"... and {len(problems) - MAX_LISTED} more"]
     raise_problems(CheckpointError, f"checkpoint {checkpoint.path} does not fit its {checkpoint.config_name}", problems)
     return WeightPlan(checkpoint, params)
+
+
+def _as_stored(param: Param, tensors: Collection[str]) -> Param:
+    other = param.otherwise
+    return param if other is None or param.sources[0] in tensors or other.sources[0] not in tensors else other
 
 
 def _source_problems(checkpoint: Checkpoint, source: str, shape: tuple[int, ...]) -> list[str]:

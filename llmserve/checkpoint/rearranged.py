@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from llmserve.checkpoint.blocks import BlockRows, blocks
 from llmserve.checkpoint.integers import Integers, integers
 from llmserve.checkpoint.stored_tensor import Rows, Tensor
-from llmserve.models.spec import Pairs, RowOrder
+from llmserve.models.spec import Pairs, RowOrder, Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,9 @@ def row_order(num_rows: int, stored: RowOrder) -> NDArray[np.intp]:
     """Where the rows of a parameter are that is stored in another order."""
     if isinstance(stored, Pairs):
         return pair_order(num_rows, stored.head_dim, stored.rotary_dim)
+    if isinstance(stored, Shares):
+        groups = np.arange(num_rows).reshape(-1, sum(stored.sizes))
+        return np.concatenate([part.reshape(-1) for part in np.split(groups, np.cumsum(stored.sizes)[:-1], axis=1)])
     heads = np.arange(num_rows).reshape(stored.num_kv_heads, -1, stored.head_dim)
     return np.concatenate([part.reshape(-1) for part in np.split(heads, (-2, -1), axis=1)])
 

@@ -19,11 +19,16 @@ def layer_norm(g: Graph, spec: DecoderSpec, x: Value, name: str, *, offset: floa
     return g.layer_norm(x, name, eps=spec.norm_eps, bias=f"{name}.bias" if bias else None, offset=offset)
 
 
-def qkv(g: Graph, spec: DecoderSpec, x: Value, layer: int, *, bias: bool = False) -> tuple[Value, Value, Value]:
-    name, width = f"layers.{layer}.attn.qkv", spec.q_width + 2 * spec.kv_width
-    joined = g.linear(x, name, width, bias=f"{name}.bias" if bias else None)
-    q, k = g.slice(joined, 0, spec.q_width), g.slice(joined, spec.q_width, spec.kv_width)
-    return q, k, g.slice(joined, spec.q_width + spec.kv_width, spec.kv_width)
+def qkv(
+    g: Graph, spec: DecoderSpec, x: Value, layer: int, *, bias: bool = False, gated: bool = False
+) -> tuple[Value, ...]:
+    """Queries, keys, values; `gated`: and, of each query, what its head's output is multiplied with."""
+    name, gate_width = f"layers.{layer}.attn.qkv", spec.q_width if gated else 0
+    first_key = spec.q_width + gate_width
+    joined = g.linear(x, name, first_key + 2 * spec.kv_width, bias=f"{name}.bias" if bias else None)
+    q, k = g.slice(joined, 0, spec.q_width), g.slice(joined, first_key, spec.kv_width)
+    v = g.slice(joined, first_key + spec.kv_width, spec.kv_width)
+    return (q, k, v, g.slice(joined, spec.q_width, gate_width)) if gated else (q, k, v)
 
 
 def head_norms(
@@ -79,7 +84,7 @@ def attention(
         q,
         k,
         v,
-        layer=layer,
+        layer=spec.cache_layer(layer),
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,

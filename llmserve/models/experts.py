@@ -29,6 +29,7 @@ class Mixture:
     router: str = "gate"
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # in each expert
     stacked: tuple[str, str] | None = None  # tensors that have gate and up, and down, of all experts
+    may_be_stacked: bool = False  # or else there are those of each expert
     is_transposed: bool = False  # these have inputs as rows
     in_turns: bool = False  # the first of these has a gate, its up, the next gate and so on
     has_biases: bool = False  # these, and the router
@@ -126,7 +127,11 @@ def params(spec: DecoderSpec, mixture: Mixture, layer: int) -> list[Param]:
 def _expert_params(spec: DecoderSpec, mixture: Mixture, source: str, name: str) -> list[Param]:
     inner, hidden, count = mixture.expert_size, spec.hidden_size, mixture.num_experts
     if mixture.stacked:
-        return _stacked_params(spec, mixture, source, name)
+        found = _stacked_params(spec, mixture, source, name)
+        if not mixture.may_be_stacked:
+            return found
+        apart = _expert_params(spec, replace(mixture, stacked=None), source, name)
+        return [replace(param, otherwise=other) for param, other in zip(found, apart, strict=True)]
     gate, up, down = mixture.names
     experts = [f"{source}.experts.{number}" for number in range(count)]
     gate_up_rows = {f"{expert}.{part}": inner for expert in experts for part in (gate, up)}

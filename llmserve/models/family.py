@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
-from llmserve.models import blocks, experts, weights
+from llmserve.models import blocks, delta_net, experts, weights
 from llmserve.models.config import ConfigReader, read_decoder
+from llmserve.models.delta_net import DeltaNet
 from llmserve.models.experts import Mixture
 from llmserve.models.graph import Graph, Value
 from llmserve.models.rope import STORED_FREQUENCIES, read_rope, scaled_positions
@@ -84,6 +85,8 @@ class FamilySpec(DecoderSpec):
     head_bias: bool = False
     normalized_head: bool = False  # the rows of the head are divided by their L2 norm
     sinks: bool = False  # each head has a score for a position without a value
+    gated_heads: bool = False  # what a head gives is multiplied with a sigmoid, of numbers beside its query
+    delta_net: DeltaNet | None = None  # in the layers with a state
     mixture: Mixture | None = None
 
     def rope_of(self, layer: int) -> Rope | None:
@@ -133,14 +136,7 @@ def params(spec: FamilySpec) -> list[Param]:
 
         return [
             *norm("attn.norm", norms.attention),
-            *weights.qkv(spec, i, fused=spec.fused_qkv, bias=spec.qkv_bias, rotary_dim=_rotary_dim(spec, i)),
-            *_head_norm_params(spec, i),
-            *(
-                [weights.copied(f"{name}.attn.sinks", f"{source}.self_attn.sinks", (spec.num_heads,))]
-                if spec.sinks
-                else ()
-            ),
-            *weights.output(spec, i, bias=spec.output_bias),
+            *_attention_params(spec, i),
             *norm("attn.post_norm", norms.after_attention),
             *norm("mlp.norm", norms.mlp),
             *_mlp_params(spec, i),
@@ -179,6 +175,21 @@ def _rotary_dim(spec: FamilySpec, layer: int) -> int:
     return 2 * len(rope.inv_freq) if rope and spec.interleaved else 0
 
 
+def _attention_params(spec: FamilySpec, layer: int) -> list[Param]:
+    if spec.delta_net is not None and layer in spec.stateful_layers:
+        return delta_net.params(spec, spec.delta_net, layer)
+    sinks = f"{weights.layer_source(layer)}.self_attn.sinks"
+    return [
+        *weights.qkv(
+            spec, layer, fused=spec.fused_qkv, bias=spec.qkv_bias, rotary_dim=_rotary_dim(spec, layer),
+            gated=spec.gated_heads,
+        ),
+        *_head_norm_params(spec, layer),
+        *([weights.copied(f"layers.{layer}.attn.sinks", sinks, (spec.num_heads,))] if spec.sinks else ()),
+        *weights.output(spec, layer, bias=spec.output_bias),
+    ]  # fmt: skip
+
+
 def _head_norm_params(spec: FamilySpec, layer: int) -> list[Param]:
     if spec.head_norm in (HeadNorm.NONE, HeadNorm.LENGTH):
         return []
@@ -202,7 +213,9 @@ def _mlp_params(spec: FamilySpec, layer: int) -> list[Param]:
 
 
 def _attention(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
-    q, k, v = blocks.qkv(g, spec, x, layer, bias=spec.qkv_bias)
+    if spec.delta_net is not None and layer in spec.stateful_layers:
+        return delta_net.delta_net(g, spec, spec.delta_net, x, layer)
+    q, k, v, *gates = blocks.qkv(g, spec, x, layer, bias=spec.qkv_bias, gated=spec.gated_heads)
     rope, grown = spec.rope_of(layer), spec.position_scale
     if grown is not None and (grown.layers is None or layer in grown.layers):
         q = g.scale_by_position(q, strength=grown.strength, interval=grown.interval, shift=grown.shift)
@@ -222,6 +235,8 @@ def _attention(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
         alibi_slopes=spec.alibi_slopes, sinks=f"layers.{layer}.attn.sinks" if spec.sinks else None,
         chunked=spec.chunked,
     )  # fmt: skip
+    for gate in gates:
+        y = g.sigmoid_gate(y, gate)
     return blocks.output(g, spec, y, layer, bias=spec.output_bias)
 
 

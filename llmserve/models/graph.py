@@ -32,7 +32,9 @@ class OpKind(Enum):
     ADD = "add"  # a, b
     ROUTE = "route"  # logits [T,E]; correction bias? [E]; see Graph.route
     EXPERTS = "experts"  # x, routes; [E*2I,H], [E*H,I], two biases?; see Graph.experts
-    SIGMOID_GATE = "sigmoid_gate"  # x, gate [T,1]; y = sigmoid(gate) * x
+    SIGMOID_GATE = "sigmoid_gate"  # x, gate [T,1] or as wide; silu?: y = sigmoid(gate) * x, or silu(gate) * x
+    CONVOLUTION = "convolution"  # x; [N,K], bias? [N]; taps, silu?, biased?; see Graph.convolution
+    DELTA_RULE = "delta_rule"  # q, k and v side by side, gates; [heads], [heads]; see Graph.delta_rule
     SELECT_ROWS = "select_rows"  # x; keeps the S rows whose logits are wanted
     LOGITS = (
         "logits"  # x [S,H]; [V,H], bias? [V]; scale?, soft_cap?: soft_cap(scale * (x @ weight.T + bias)) in float32
@@ -60,6 +62,8 @@ UNLESS_GIVEN: Mapping[OpKind, Mapping[str, float]] = {
         "tolerance": 0.0,
     },
     OpKind.EXPERTS: {"biased": False, "scales_inputs": False},
+    OpKind.SIGMOID_GATE: {"silu": False},
+    OpKind.CONVOLUTION: {"silu": False, "biased": False},
     OpKind.LOGITS: {"scale": 1.0, "soft_cap": 0.0, "biased": False},
 }
 
@@ -78,6 +82,15 @@ class Op:
         value = self.attrs[name] if name in self.attrs else UNLESS_GIVEN[self.kind][name]
         assert isinstance(value, int | float)
         return value
+
+    @property
+    def state_floats(self) -> int:
+        """Float32 numbers that it keeps of a sequence, from one step to the next."""
+        if self.kind is OpKind.CONVOLUTION:
+            return self.width * (int(self.number("taps")) - 1)
+        if self.kind is OpKind.DELTA_RULE:
+            return self.width * int(self.number("key_dim"))
+        return 0
 
     def __str__(self) -> str:
         arguments = ", ".join((*self.inputs, *(f"@{w}" for w in self.weights)))
@@ -107,6 +120,11 @@ class Program:
     ops: tuple[Op, ...]
     cache: CacheShape
     vocab_size: int
+
+    @property
+    def state_bytes(self) -> int:
+        """Of each sequence, however long it is; 0 where keys and values are all that is kept."""
+        return 4 * sum(op.state_floats for op in self.ops)
 
     def __str__(self) -> str:
         return "\n".join(str(op) for op in self.ops)
@@ -271,9 +289,34 @@ class Graph:
             biased=biases is not None, scales_inputs=scales_inputs,
         )  # fmt: skip
 
-    def sigmoid_gate(self, x: Value, gate: Value) -> Value:
-        assert gate.width == 1
-        return self._record(OpKind.SIGMOID_GATE, (x, gate), x.width)
+    def sigmoid_gate(self, x: Value, gate: Value, *, silu: bool = False) -> Value:
+        assert gate.width in (1, x.width)
+        return self._record(OpKind.SIGMOID_GATE, (x, gate), x.width, silu=silu)
+
+    def convolution(self, x: Value, weight: str, *, taps: int, bias: str | None = None, silu: bool = False) -> Value:
+        """Of each column by itself, causal: y[t] = bias + sum of weight[:, j] * x[t - taps + 1 + j] over j < taps, with
+        zeros before the sequence; then silu(y)."""
+        assert taps > 1
+        weights = (weight,) if bias is None else (weight, bias)
+        return self._record(OpKind.CONVOLUTION, (x,), x.width, weights, taps=taps, silu=silu, biased=bias is not None)
+
+    def delta_rule(
+        self, qkv: Value, gates: Value, decay: str, bias: str, *, num_heads: int, num_key_heads: int, key_dim: int
+    ) -> Value:
+        """The gated delta rule (Yang et al., 2024): each head has a matrix S [key_dim, width / num_heads], zero first.
+
+        A token changes it, g = exp(-exp(decay) * softplus(a + bias)) and beta = sigmoid(b): S = g S, then
+        S = S + k (beta * (v - k S)); y = q S. `gates` has b of all heads, then a of all. q and k of `num_key_heads`
+        heads have the length one, q also over the root of `key_dim`; each serves as many heads in turn.
+        """
+        width = qkv.width - 2 * num_key_heads * key_dim
+        assert num_heads % num_key_heads == 0
+        assert width % num_heads == 0
+        assert gates.width == 2 * num_heads
+        return self._record(
+            OpKind.DELTA_RULE, (qkv, gates), width, (decay, bias), num_heads=num_heads, num_key_heads=num_key_heads,
+            key_dim=key_dim,
+        )  # fmt: skip
 
     def select_rows(self, x: Value) -> Value:
         return self._record(OpKind.SELECT_ROWS, (x,), x.width)

@@ -20,8 +20,22 @@ def language_model(
     readers: Mapping[str, Callable[[HfConfig], FamilySpec]],
     *,
     others: Sequence[str],
+    published: Callable[[str], str] = PREFIX.__add__,
 ) -> Architecture[FamilySpec]:
-    """`readers`: of its config, by `model_type`, the usual one first. `others`: tensors of what is left out."""
+    """`readers`: of its config, by `model_type`, the usual one first. `others`: tensors of what is left out.
+
+    `published`: the name of a tensor that the language model alone would have."""
+
+    def renamed(param: Param) -> Param:
+        return replace(
+            param,
+            sources=tuple(map(published, param.sources)),
+            duplicates=tuple(map(published, param.duplicates)),
+            otherwise=param.otherwise and renamed(param.otherwise),
+        )
+
+    def params(spec: FamilySpec) -> list[Param]:
+        return list(map(renamed, family.params(spec)))
 
     def from_hf(config: HfConfig) -> FamilySpec:
         text = config.get("text_config")
@@ -35,15 +49,4 @@ def language_model(
             )
         return replace(read({**text, **{key: config[key] for key in OUTSIDE if key in config}}), architecture=name)
 
-    return replace(family.family(name, model_type, from_hf, ignored=others), params=_params)
-
-
-def _params(spec: FamilySpec) -> list[Param]:
-    return [
-        replace(
-            param,
-            sources=tuple(PREFIX + source for source in param.sources),
-            duplicates=tuple(PREFIX + source for source in param.duplicates),
-        )
-        for param in family.params(spec)
-    ]
+    return replace(family.family(name, model_type, from_hf, ignored=others), params=params)

@@ -55,7 +55,17 @@ class HeadGroups:
     num_kv_heads: int
 
 
-RowOrder: TypeAlias = Pairs | HeadGroups
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Rows group by group, of each group so many of each part.
+
+    A parameter has all rows of the first part, then all of the second, and so on.
+    """
+
+    sizes: tuple[int, ...]
+
+
+RowOrder: TypeAlias = Pairs | HeadGroups | Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,7 @@ class Param:
     name: str
     shape: tuple[int, ...]
     sources: tuple[str, ...]  # Hugging Face tensor names
-    source_shapes: tuple[tuple[int, ...], ...]  # one of three dimensions has matrices of all experts, to be stacked
+    source_shapes: tuple[tuple[int, ...], ...]  # one with a dimension more has matrices of all experts, to be stacked
     combine: Combine = Combine.COPY
     shard: Shard = Shard.NONE
     quantizable: bool = False
@@ -73,6 +83,7 @@ class Param:
     is_transposed: bool = False  # the source has the columns of each expert's matrix as rows
     orders: tuple[RowOrder | None, ...] = ()  # of each source's rows, where it is another one; empty: of none
     duplicates: tuple[str, ...] = ()  # names under which a checkpoint may repeat the source; must then be equal to it
+    otherwise: Param | None = None  # the same parameter, of tensors that other checkpoints have instead
 
     @property
     def num_elements(self) -> int:
@@ -119,6 +130,7 @@ class DecoderSpec:
     norm_eps: float
     rope: Rope | None = None  # None: no rotary embedding
     windows: tuple[int, ...] = ()  # per layer sliding window, 0 is full attention; empty: full everywhere
+    stateful_layers: Collection[int] = ()  # that keep a state of a sequence, and no keys and values
     tied_embeddings: bool = False
     ignored: tuple[str, ...] = ()  # as `Architecture.ignored`, of this network
 
@@ -137,6 +149,10 @@ class DecoderSpec:
 
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
+
+    def cache_layer(self, layer: int) -> int:
+        """Which of the layers with keys and values it is."""
+        return layer - sum(other < layer for other in self.stateful_layers)
 
     @property
     def usual_seq_len(self) -> int:
@@ -168,6 +184,7 @@ class Architecture(Generic[Spec]):
 
     def program(self, spec: Spec) -> Program:
         """`forward`, traced."""
-        graph = Graph(CacheShape(spec.num_layers, spec.num_kv_heads, spec.head_dim), spec.vocab_size)
+        num_cached = spec.num_layers - len(spec.stateful_layers)
+        graph = Graph(CacheShape(num_cached, spec.num_kv_heads, spec.head_dim), spec.vocab_size)
         self.forward(graph, spec)
         return graph.program()

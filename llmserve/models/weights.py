@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from llmserve.models.spec import Combine, DecoderSpec, Pairs, Param, Shard
+from llmserve.models.spec import Combine, DecoderSpec, Pairs, Param, Shard, Shares
 
 EMBED_SOURCE = "model.embed_tokens.weight"
 HEAD_SOURCE = "lm_head.weight"
@@ -42,17 +42,22 @@ def norm(spec: DecoderSpec, name: str, module: str, *, bias: bool = False) -> li
     return [weight, copied(f"{name}.bias", f"{module}.bias", shape)] if bias else [weight]
 
 
-def qkv(spec: DecoderSpec, layer: int, *, fused: str = "", bias: bool = False, rotary_dim: int = 0) -> list[Param]:
+def qkv(
+    spec: DecoderSpec, layer: int, *, fused: str = "", bias: bool = False, rotary_dim: int = 0, gated: bool = False
+) -> list[Param]:
     """`fused`: the module that has q, k and v as its rows, in this order; empty: there is one module for each.
 
     `rotary_dim`: so many elements of each head are stored as pairs that turn together.
+    `gated`: the rows of each query's gate are stored behind those of the query.
     """
-    widths = {"q_proj": spec.q_width, "k_proj": spec.kv_width, "v_proj": spec.kv_width}
+    widths = {"q_proj": spec.q_width * (1 + gated), "k_proj": spec.kv_width, "v_proj": spec.kv_width}
     if fused:
         widths = {fused: sum(widths.values())}
     rows = {f"{layer_source(layer)}.self_attn.{module}": width for module, width in widths.items()}
     pairs = Pairs(spec.head_dim, rotary_dim) if rotary_dim else None
     found = linear(f"layers.{layer}.attn.qkv", rows, spec.hidden_size, Shard.QKV, bias=bias)
+    if gated:
+        return [replace(param, orders=(Shares((spec.head_dim,) * 2), None, None)) for param in found]
     return [replace(param, orders=(pairs, pairs, None)) for param in found] if pairs else found
 
 

@@ -25,12 +25,16 @@ from tests.oracle import load_oracle, oracle_logits, reference_logits, relative_
 
 DEMO = Path(__file__).resolve().parents[2] / "build" / "checkpoints" / "baichuan2-tiny-docsum"
 TOLERANCE = 1e-5  # the engines are allowed 1e-4; the reference must be better than what it judges
+# transformers computes them in chunks of 64 tokens here. Its own two ways, by chunks and by tokens, differ by 3e-5.
+TOLERANCE_OF_STATES = 1e-4
 PROMPT = tuple(int(i) for i in np.random.default_rng(7).integers(3, 320, size=90))
 
 
 def assert_parity(path: Path) -> None:
     found = reference_logits(path)(PROMPT)
-    assert relative_error(found, oracle_logits(load_oracle(path), PROMPT)) < TOLERANCE
+    has_states = "linear_num_key_heads" in json.loads((path / "config.json").read_text())
+    tolerance = TOLERANCE_OF_STATES if has_states else TOLERANCE
+    assert relative_error(found, oracle_logits(load_oracle(path), PROMPT)) < tolerance
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -191,6 +195,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "solar-open-moe",
         {"n_routed_experts": 12, "n_group": 6, "topk_group": 1, "num_experts_per_tok": 2},
     ),
+    "qwen3-next without experts": ("qwen3-next-moe", {"num_experts": 0, "attention_bias": True}),
+    "qwen3-next by layer type": (
+        "qwen3-next-moe",
+        {"layer_types": ["full_attention", "linear_attention", "linear_attention"], "linear_conv_kernel_dim": 2},
+    ),
+    "qwen3-next with a head for each key": ("qwen3-next-moe", {"linear_num_value_heads": 2, "norm_topk_prob": False}),
+    "qwen3-next that turns whole heads": ("qwen3-next-moe", {"partial_rotary_factor": 1.0, "linear_key_head_dim": 17}),
+    "qwen3-next of wide values": ("qwen3-next-moe", {"linear_value_head_dim": 70, "num_key_value_heads": 1}),
+    "qwen3.5 untied": ("qwen3.5", {"tie_word_embeddings": False, "full_attention_interval": 3}),
+    "qwen3.5 of many layers": ("qwen3.5", {"num_hidden_layers": 4, "layer_types": None, "linear_num_key_heads": 1}),
+    "qwen3.5 with yarn": ("qwen3.5", {"rope_parameters": None, "rope_scaling": YARN, "attention_bias": True}),
+    "qwen3.5 of one linear layer": (
+        "qwen3.5",
+        {"layer_types": ["full_attention", "linear_attention", "full_attention"], "linear_conv_kernel_dim": 7},
+    ),
+    "qwen3.5 of narrow heads": ("qwen3.5", {"linear_key_head_dim": 4, "linear_value_head_dim": 3, "head_dim": 8}),
+    "qwen3.5-moe of one expert": ("qwen3.5-moe", {"num_experts_per_tok": 1, "tie_word_embeddings": True}),
+    "qwen3.5-moe of all experts": ("qwen3.5-moe", {"num_experts_per_tok": 7, "linear_num_value_heads": 2}),
+    "qwen3.5-moe of more layers": ("qwen3.5-moe", {"num_hidden_layers": 4, "attention_bias": True}),
+    "qwen3.5-moe by layer type": ("qwen3.5-moe", {"layer_types": ["full_attention", "linear_attention"]}),
+    "qwen3.5-moe with short convolutions": ("qwen3.5-moe", {"linear_conv_kernel_dim": 3, "linear_key_head_dim": 20}),
     "one key/value head": ("llama", {"num_key_value_heads": 1}),
     "baichuan1 13B": ("baichuan2-13b", {"norm_head": False}),
 }

@@ -60,6 +60,40 @@ def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
     assert f"tensor {name} [64, 112] is missing" in message
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("A_log", [6]),
+        ("conv1d.weight", [168, 1, 4]),
+        ("in_proj_ba.weight", [12, 64]),
+    ],
+)
+def test_a_tensor_of_a_delta_net_that_is_missing_is_named(name: str, shape: list[int], tmp_path: Path) -> None:
+    name = f"model.layers.2.linear_attn.{name}"
+    message = problems_of(edited(tmp_path, "qwen3-next-moe", lambda tensors: tensors.pop(name)))
+    assert f"tensor {name} {shape} is missing" in message
+
+
+def test_experts_may_be_in_one_tensor_or_in_one_each(tmp_path: Path) -> None:
+    """And a layer that drafts tokens is known, and not wanted."""
+
+    def split(tensors: Tensors) -> None:
+        for name in [name for name in tensors if ".experts." in name]:
+            for expert, matrix in enumerate(tensors.pop(name)):
+                prefix = f"{name.rpartition('.')[0]}.{expert}"
+                parts = {"down_proj": matrix}
+                if name.endswith("gate_up_proj"):
+                    parts = dict(zip(("gate_proj", "up_proj"), np.split(matrix, 2), strict=True))
+                tensors |= {f"{prefix}.{part}.weight": np.ascontiguousarray(rows) for part, rows in parts.items()}
+        tensors["mtp.fc.weight"] = np.ones((2, 2), np.float32)
+
+    together = plan_for(make_checkpoint(tmp_path / "together", "qwen3.5-moe", with_tokenizer=False))
+    apart = plan_for(edited(tmp_path / "apart", "qwen3.5-moe", split))
+    for part in ("gate_up", "down"):
+        name = f"layers.1.mlp.experts.{part}"
+        assert np.array_equal(together.load(name, "float32"), apart.load(name, "float32"))
+
+
 def test_combining(tmp_path: Path) -> None:
     tensors = random_tensors(KINDS["qwen2"], dtype="float32", seed=0)
     plan = plan_for(make_checkpoint(tmp_path, "qwen2", with_tokenizer=False))

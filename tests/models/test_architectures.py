@@ -57,7 +57,7 @@ def test_matrix_products_and_only_those_may_be_quantized(kind: str) -> None:
     spec = spec_of(kind)
     ops = architecture.program(spec).ops
     products = {name for op in ops for name in op.weights[: MATRICES.get(op.kind, 0)]}
-    chooses = {name for name in products if name.endswith((".router", "mlp.gate"))}
+    chooses = {name for name in products if name.endswith((".router", "mlp.gate", "attn.gates"))}
     products -= chooses
     assert {param.name for param in architecture.params(spec) if param.quantizable} == products
 
@@ -114,6 +114,12 @@ def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
         ("starcoder2", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported; supported: 'gelu', 'gelu_new'"),
         ("cohere2", {"use_parallel_block": False}, "use_parallel_block False is not supported"),
         ("llama4-moe", {"layer_types": ["chunked_attention"]}, "layer_types must be a list of num_hidden_layers (3)"),
+        ("qwen3.5", {"linear_num_value_heads": 3}, "(3) must be a multiple of linear_num_key_heads (2)"),
+        ("qwen3.5", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim must be an integer from 2 to"),
+        ("qwen3.5", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: 'silu', 'swish'"),
+        ("qwen3.5", {"layer_types": ["mamba", "conv", "full_attention"]}, "layer types 'conv', 'mamba' are not supp"),
+        ("qwen3.5", {"layer_types": ["linear_attention"] * 3}, "layer_types must have a layer of full_attention"),
+        ("qwen3-next-moe", {"layer_types": ["full_attention"]}, "layer_types must be a list of num_hidden_layers (3)"),
         ("llama4-moe", {"attention_chunk_size": None}, "attention_chunk_size must be an integer"),
         ("llama4-moe", {"moe_layers": ["1"]}, "moe_layers must be a list of integers, got ['1']"),
         ("phimoe", {"num_experts_per_tok": 4}, "num_experts_per_tok 4 is not supported; supported: 2"),

@@ -21,7 +21,7 @@ from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.selftest import prompt_logits
 from llmserve.engine.open import open_engine
 from llmserve.evaluation.judging.parity import ROUNDING_MARGIN
-from tests.checkpoints import KINDS, MIXTURES, make_checkpoint
+from tests.checkpoints import KINDS, MIXTURES, WITH_STATES, make_checkpoint
 from tests.e2e.conftest import CHECKPOINT
 from tests.oracle import load_oracle, oracle_logits, relative_error
 
@@ -139,9 +139,11 @@ def test_quantized_logits_are_those_of_the_same_network(
     """Root mean square error relative to the oracle's logits, whose weights are not rounded.
 
     These networks are as narrow as a group of int4, so its errors are large; those of another network are above one.
-    So are those of a position whose choice of experts rounding changes.
+    So are those of a position whose choice of experts rounding changes. Heads of a delta net are divided by their
+    length, however small it is, and with it what rounding has changed.
     """
-    bound = max(bound, 0.25) if kind in MIXTURES else bound
+    bound = max(bound, 0.25) if kind in (*MIXTURES, *WITH_STATES) else bound
+    bound = max(bound, 0.9) if kind in WITH_STATES and quantization == "int4" else bound
     checkpoint = make_checkpoint(tmp_path / "checkpoint", kind)
     engine = engine_of(checkpoint, tmp_path / "engine", "float32", quantization)
     runner = CpuRunner.open(EngineDirectory.open(engine).engine_file, num_blocks=16)

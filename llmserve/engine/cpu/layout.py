@@ -96,6 +96,7 @@ class EngineHeader:
     head_dim: int
     activation_bytes: int  # working memory of one engine, besides weights and cache
     program: str  # the traced network, printed
+    state_bytes: int = 0  # of a sequence, however long; 0: its keys and values are all
 
     @property
     def kv_bytes_per_block(self) -> int:
@@ -210,7 +211,10 @@ def encode_metadata(
     experts_per_token: int = 0,
 ) -> Metadata:
     """`ops`: records of dtype OP. `buffers`: bytes per row of each activation buffer."""
-    text = json.dumps({**asdict(header), "tensors": [tensor.name for tensor in tensors]}, sort_keys=True).encode()
+    named = {**asdict(header), "tensors": [tensor.name for tensor in tensors]}
+    if not header.state_bytes:  # engines of networks without are as they were
+        del named["state_bytes"]
+    text = json.dumps(named, sort_keys=True).encode()
     ops_offset = HEADER.itemsize
     tensors_offset = ops_offset + ops.nbytes
     buffers_offset = tensors_offset + len(tensors) * TENSOR.itemsize

@@ -36,6 +36,8 @@ class OpCode(IntEnum):
     GELU_TANH = 25
     RELU_SQUARED = 26
     SCALE_BY_POSITION = 27
+    CONVOLUTION = 28
+    DELTA_RULE = 29
 
 
 class Blocks(IntEnum):

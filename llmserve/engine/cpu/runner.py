@@ -28,7 +28,15 @@ class CpuRunner:
     """An opened engine file with its KV pool and threads. One step at a time."""
 
     def __init__(
-        self, handle: int, header: EngineHeader, *, num_blocks: int, threads: int, isa: str, weight_bytes: int = 0
+        self,
+        handle: int,
+        header: EngineHeader,
+        *,
+        num_blocks: int,
+        threads: int,
+        isa: str,
+        weight_bytes: int = 0,
+        num_states: int = 0,
     ) -> None:
         self._handle = handle
         self._library = load_library()
@@ -49,11 +57,17 @@ class CpuRunner:
             max_seq_len=header.max_seq_len,
             weight_bytes=weight_bytes,
             block_bytes=header.kv_bytes_per_block,
+            num_states=num_states,
+            state_bytes=header.state_bytes,
         )
 
     @classmethod
-    def open(cls, path: Path, *, num_blocks: int, threads: int = 0, isa: str = "") -> CpuRunner:
+    def open(
+        cls, path: Path, *, num_blocks: int, threads: int = 0, isa: str = "", num_states: int | None = None
+    ) -> CpuRunner:
         """Map the engine file `path` and allocate a pool of `num_blocks` KV blocks.
+
+        num_states: of sequences, where the network has states; None: for the largest batch.
 
         threads: 0 takes every core that this process may use. isa: "" takes LLMSERVE_ISA or the fastest.
         Raises EngineFileError (corrupt or foreign file), ResourceExhausted (memory), Unsupported (ISA, library),
@@ -63,11 +77,15 @@ class CpuRunner:
             raise InvalidArgument(f"num_blocks must be at least 1, got {num_blocks}")
         threads = num_threads(threads)
         header = read_header(path)
-        _check_memory(header, num_blocks)
+        if num_states is None or not header.state_bytes:
+            num_states = header.max_batch_size if header.state_bytes else 0
+        _check_memory(header, num_blocks, num_states)
         isa = chosen_isa(isa)
-        handle = load_library().open(path, isa=isa, num_blocks=num_blocks, threads=threads)
+        handle = load_library().open(path, isa=isa, num_blocks=num_blocks, threads=threads, num_states=num_states)
         size = path.stat().st_size
-        runner = cls(handle, header, num_blocks=num_blocks, threads=threads, isa=isa, weight_bytes=size)
+        runner = cls(
+            handle, header, num_blocks=num_blocks, threads=threads, isa=isa, weight_bytes=size, num_states=num_states
+        )
         runner.set_tactics(tactic_table(path, this_machine(isa)))
         return runner
 
@@ -109,13 +127,14 @@ class CpuRunner:
         self._close()
 
 
-def _check_memory(header: EngineHeader, num_blocks: int) -> None:
+def _check_memory(header: EngineHeader, num_blocks: int, num_states: int) -> None:
     """Refuse now what the kernel would only notice when the pages are touched."""
-    cache = num_blocks * header.kv_bytes_per_block
+    cache = num_blocks * header.kv_bytes_per_block + num_states * header.state_bytes
     wanted, available = cache + header.activation_bytes, available_memory_bytes()
     if wanted > available:
         raise ResourceExhausted(
-            f"the engine needs {wanted} bytes ({cache} for {num_blocks} KV blocks of {header.block_size} tokens, "
+            f"the engine needs {wanted} bytes ({cache} for {num_blocks} KV blocks of {header.block_size} tokens"
+            f"{f' and {num_states} states' if num_states else ''}, "
             f"{header.activation_bytes} for activations) and {available} bytes are available; "
             "lower the number of KV blocks, or build with a smaller max_num_tokens"
         )

@@ -20,7 +20,7 @@ from llmserve.engine.native.library import chosen_isa, load_library
 from llmserve.engine.runtime import Needs, Runtime, Tactics
 from llmserve.engine.settings import EngineSettings
 from llmserve.engine.tactics import TacticCache
-from llmserve.errors import LlmserveError
+from llmserve.errors import LlmserveError, ResourceExhausted
 from llmserve.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class CpuRuntime:
     def problems_here(self, directory: EngineDirectory) -> list[str]:
         """The kernels, the engine file's version, and memory for the weights and one sequence."""
         found = []
-        for ask in (load_library, lambda: pool_blocks(directory, EngineSettings())):
+        for ask in (load_library, lambda: pool_sizes(directory, EngineSettings())):
             try:
                 ask()
             except LlmserveError as error:
@@ -47,12 +47,16 @@ class CpuRuntime:
         from llmserve.engine.inflight import InflightEngine  # asyncio: inspect and doctor do without
         from llmserve.engine.kv_files.block_files import block_files
 
-        for text in settings.gpu.without_effect(HONOURED, AS_IT_IS):
+        num_blocks, num_states = pool_sizes(directory, settings)
+        for text in settings.gpu.without_effect(() if num_states else HONOURED, AS_IT_IS):
             logger.warning("%s", text)
-        num_blocks = pool_blocks(directory, settings)
-        runner = CpuRunner.open(directory.engine_file, num_blocks=num_blocks, threads=settings.threads)
+        if num_states and settings.scheduler.speculation:
+            logger.info("speculation is off: the network has states, which cannot take a drafted token back")
+        runner = CpuRunner.open(
+            directory.engine_file, num_blocks=num_blocks, threads=settings.threads, num_states=num_states
+        )
         info = replace(directory.info(), kernels=runner.isa)
-        files = block_files(settings.gpu, info, runner.info.block_bytes)
+        files = None if num_states else block_files(settings.gpu, info, runner.info.block_bytes)
         return InflightEngine(runner, info, settings.scheduler, files=files)
 
     def kernels(self) -> str:
@@ -85,14 +89,34 @@ class CpuRuntime:
         return ()
 
 
-def pool_blocks(directory: EngineDirectory, settings: EngineSettings) -> int:
-    """Of the KV pool: weights are mapped, and all memory is the machine's."""
-    header, file = read_header(directory.engine_file), directory.engine_file
+def pool_sizes(directory: EngineDirectory, settings: EngineSettings) -> tuple[int, int]:
+    """Blocks of the KV pool, and slots for states: weights are mapped, and all memory is the machine's.
+
+    Each running sequence has a slot, unless that takes more than half of the memory. There are as many slots more, for
+    states that other sequences may start from, as take the memory of the blocks.
+    """
+    header, file, info = read_header(directory.engine_file), directory.engine_file, directory.info()
     taken_bytes = file.stat().st_size + header.activation_bytes + settings.reserved_bytes
-    return num_kv_blocks(
-        directory.info(), settings, block_size=header.block_size, block_bytes=kv_bytes_per_block(header),
-        free_bytes=available_memory_bytes() - taken_bytes,
+    free_bytes, block_bytes = available_memory_bytes() - taken_bytes, kv_bytes_per_block(header)
+    if not (state_bytes := header.state_bytes):
+        num_blocks = num_kv_blocks(
+            info, settings, block_size=header.block_size, block_bytes=block_bytes, free_bytes=free_bytes
+        )
+        return num_blocks, 0
+    if state_bytes > settings.kv_cache_fraction * free_bytes:
+        raise ResourceExhausted(
+            f"there is no memory for a state of a sequence, which needs {state_bytes:,} bytes: the KV cache may have "
+            f"{max(0, int(settings.kv_cache_fraction * free_bytes)):,}; raise --kv-cache-fraction, or free some memory"
+        )
+    fitting = int(settings.kv_cache_fraction * free_bytes) // (2 * state_bytes)
+    num_running = max(1, min(info.max_batch_size, info.max_num_tokens, fitting))
+    between = -(-state_bytes // block_bytes) if settings.scheduler.reuses_blocks else 0
+    num_blocks = num_kv_blocks(
+        info, settings, block_size=header.block_size,
+        block_bytes=block_bytes + (-(-state_bytes // between) if between else 0),
+        free_bytes=free_bytes - num_running * state_bytes,
     )  # fmt: skip
+    return num_blocks, num_running + (num_blocks // between if between else 0)
 
 
 RUNTIME: Runtime = CpuRuntime()

@@ -20,7 +20,7 @@ from llmserve.errors import (
     Unsupported,
 )
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 LIBRARY_NAME = "libllmserve_cpu.so"
 ISA_VARIABLE = "LLMSERVE_ISA"
 TEXT_BYTES = 1024
@@ -50,7 +50,7 @@ class Library:
         self._declare("llmserve_variants", None, ctypes.c_char_p, ctypes.c_size_t)
         self._declare(
             "llmserve_open", ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32,
-            ctypes.POINTER(ctypes.c_int), ctypes.c_char_p, ctypes.c_size_t,
+            ctypes.c_uint32, ctypes.POINTER(ctypes.c_int), ctypes.c_char_p, ctypes.c_size_t,
         )  # fmt: skip
         self._declare("llmserve_close", None, ctypes.c_void_p)
         self._declare(
@@ -94,11 +94,11 @@ class Library:
         self._library.llmserve_variants(text, TEXT_BYTES)
         return text.value.decode().split(",")
 
-    def open(self, path: Path, *, isa: str, num_blocks: int, threads: int) -> int:
+    def open(self, path: Path, *, isa: str, num_blocks: int, threads: int, num_states: int = 0) -> int:
         text = ctypes.create_string_buffer(TEXT_BYTES)
         status = ctypes.c_int()
         handle: int | None = self._library.llmserve_open(
-            os.fsencode(path), isa.encode(), num_blocks, threads, ctypes.byref(status), text, TEXT_BYTES
+            os.fsencode(path), isa.encode(), num_blocks, num_states, threads, ctypes.byref(status), text, TEXT_BYTES
         )
         if handle is None:
             raise ERRORS[status.value](f"{path}: {text.value.decode(errors='replace')}")

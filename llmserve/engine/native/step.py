@@ -194,9 +194,8 @@ class FlatStep:
     def _add(self, chunk: Chunk, num_samples: int) -> None:
         """The chunk's tokens, blocks, record, and the token rows whose logits it wants: samples need the last ones."""
         first, num_rows = len(self._token_ids), len(self._rows)
-        self._chunks.frombytes(
-            PACK_CHUNK.pack(first, len(chunk.token_ids), chunk.start, len(self._blocks), len(chunk.block_table))
-        )
+        table = len(self._blocks), len(chunk.block_table)
+        self._chunks.frombytes(PACK_CHUNK.pack(first, len(chunk.token_ids), chunk.start, *table, *chunk.states))
         self._token_ids.extend(chunk.token_ids)
         self._blocks.extend(chunk.block_table)
         end = len(self._token_ids)

@@ -21,11 +21,11 @@ from llmserve.builder.targets.cuda.tiles import tiles_for
 from llmserve.engine.cpu.layout import DType
 from llmserve.models.graph import Program
 from llmserve.models.registry import architecture_for
-from tests.checkpoints import KINDS, MIXTURES
+from tests.checkpoints import KINDS, MIXTURES, WITH_STATES
 
 OPTIONS = BuildOptions(dtype="float16", max_batch_size=4, max_num_tokens=32, max_seq_len=96, tokens_per_block=16)
 QUANTIZATIONS = ("", "int8", "int4")
-REFUSED_BY_CUDA = {*MIXTURES, "cohere2", "hunyuan", "ministral3", "nemotron", "stablelm", "starcoder2"}
+REFUSED_BY_CUDA = {*MIXTURES, *WITH_STATES, "cohere2", "hunyuan", "ministral3", "nemotron", "stablelm", "starcoder2"}
 DIGESTS = {  # kind: program, cpu, cuda
     "baichuan1-7b": ("6e7b3a1923862566", "820f22f95f632681", "23b9d5d23d2765b8"),
     "baichuan2-13b": ("0b6ff4295a627d2b", "aebc0930f8a7f6fe", "3c497554a1737d29"),
@@ -70,6 +70,9 @@ DIGESTS = {  # kind: program, cpu, cuda
     "qwen2-moe": ("56984a5984bf5b0d", "0fa23908f9367176", "4f53cda18c2baa0c"),
     "qwen3": ("a3480f5838cc2db6", "e236df87432651bb", "7af599ee8cacb974"),
     "qwen3-moe": ("9b5ad49ebd26681f", "9a6066f1b520b33a", "4f53cda18c2baa0c"),
+    "qwen3-next-moe": ("a1eb240287b08299", "b50095d6e421b341", "4f53cda18c2baa0c"),
+    "qwen3.5": ("c574a611eaacdc47", "b2c4d1dc9ce58f51", "4f53cda18c2baa0c"),
+    "qwen3.5-moe": ("a9aa6bf81aa11a69", "46f0866aef2a2144", "4f53cda18c2baa0c"),
     "seed-oss": ("0d6e8f67eaa82bd7", "2a9d4ef7097e1b3f", "037bdcba87d1fb94"),
     "smollm3": ("4d92117f3ee2382f", "f34c6d8e6f744cd4", "28049e084ab2a182"),
     "solar-open-moe": ("cdcd346c8448d0b5", "e6dc10071520e5ba", "4f53cda18c2baa0c"),

@@ -20,6 +20,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "peculiar": lambda: odd_network(peculiar=True),
     "plain": lambda: odd_network(plain=True),
     "routers": lambda: odd_network(plain=True, experts=True),
+    "states": lambda: odd_network(states=True),
 }
 EngineFile = Callable[..., Path]
 OpenRunner = Callable[..., CpuRunner | OtherRunner]

@@ -38,6 +38,7 @@ AnyRunner = CpuRunner | OtherRunner
 class Sequence:
     ids: list[int]
     blocks: list[int]
+    state: int = 0
     logits: list[NDArray[np.float32]] = dataclasses.field(default_factory=list)  # one array per chunk
 
     @property
@@ -46,27 +47,34 @@ class Sequence:
 
 
 def random_steps(sequences: list[Sequence], rng: random.Random, budget: int) -> Iterator[list[tuple[int, Chunk]]]:
-    """Steps of (sequence index, chunk) until every token is computed: who takes part, and how far, is chance."""
+    """Steps of (sequence index, chunk) until every token is computed: who takes part, and how far, is chance.
+
+    A sequence has its state in another slot after each step.
+    """
+    free_states = list(range(len(sequences), 2 * len(sequences)))
     while waiting := [i for i, s in enumerate(sequences) if s.num_computed < len(s.ids)]:
-        step, left = [], budget
+        step, left, left_behind = [], budget, list[int]()
         for i in rng.sample(waiting, rng.randint(1, len(waiting))):
             s = sequences[i]
             count = min(left, rng.choice([1, 1, 2, 3, 5, 8, 13, 40]), len(s.ids) - s.num_computed)
             if count:
                 ids = s.ids[s.num_computed : s.num_computed + count]
-                step.append((i, Chunk(i, ids, s.num_computed, s.blocks, return_logits=True)))
+                before, s.state = s.state, free_states.pop(rng.randrange(len(free_states)))
+                step.append((i, Chunk(i, ids, s.num_computed, s.blocks, return_logits=True, states=(before, s.state))))
+                left_behind.append(before)
                 left -= count
         yield step
+        free_states += left_behind
 
 
 def run_randomly(runner: Stepper, prompts: list[list[int]], rng: random.Random) -> list[NDArray[np.float32]]:
     """Logits of every prompt, computed together in random steps, over blocks strewn about the pool."""
     pool = list(range(runner.info.num_blocks))
     rng.shuffle(pool)
-    sequences = []
+    sequences: list[Sequence] = []
     for ids in prompts:
         needed = -(-len(ids) // runner.info.block_size)
-        sequences.append(Sequence(ids, pool[:needed]))
+        sequences.append(Sequence(ids, pool[:needed], len(sequences)))
         del pool[:needed]
     for step in random_steps(sequences, rng, runner.info.max_num_tokens):
         result = runner.step(StepPlan(tuple(chunk for _, chunk in step)))

@@ -130,6 +130,7 @@ def odd_network(
     head_norms: bool = True,
     experts: bool = False,
     plain: bool = False,
+    states: bool = False,
     layers: int = 3,
     seed: int = 0,
 ) -> Network:
@@ -137,7 +138,8 @@ def odd_network(
     embedding that is the head, too.
     `experts`: with mixtures of them, beside a gated MLP.
     `plain`: with layer norms, MLPs without a gate, one beside the attention, queries that grow, windows that are
-    stretches, heads of one length and a bias of the head; with `experts` other routers, too."""
+    stretches, heads of one length and a bias of the head; with `experts` other routers, too.
+    `states`: with a gated delta net or a convolution beside each attention, whose output is gated, too."""
     rng = np.random.default_rng(seed)
     hidden, heads, kv_heads, head_dim, inner, vocab = 64 if experts else 42, 6, 2, 10, 37, 83
     arrays: dict[str, NDArray[np.float32]] = {}
@@ -156,6 +158,20 @@ def odd_network(
             return g.layer_norm(x, param(name, x.width, near=1.0), eps=eps, groups=groups, **biases)
         width = x.width // groups
         return g.rms_norm(x, param(name, width, near=1.0 - offset), eps=eps, groups=groups, offset=offset)
+
+    def delta_net(h: Value, i: int) -> Value:
+        """The values of a head take a vector and a part of one, or four and a part."""
+        net_heads, key_heads, key_dim, value_dim = ((6, 2, 9, 20), (0, 0, 0, 0), (2, 1, 19, 70))[i]
+        width = 2 * key_heads * key_dim + net_heads * value_dim
+        qkv = g.linear(h, param(f"{i}.net", width, hidden), width)
+        qkv = g.convolution(qkv, param(f"{i}.conv", width, 4), taps=4, silu=True)
+        gates = g.linear(h, param(f"{i}.net_gates", 2 * net_heads, hidden), 2 * net_heads)
+        heads_of = {"num_heads": net_heads, "num_key_heads": key_heads, "key_dim": key_dim}
+        y = g.delta_rule(qkv, gates, param(f"{i}.decay", net_heads), param(f"{i}.decay_bias", net_heads), **heads_of)
+        return g.linear(y, param(f"{i}.net_out", hidden, y.width), hidden)
+
+    def short_convolution(h: Value, i: int) -> Value:
+        return g.convolution(h, param(f"{i}.conv", hidden, 3), taps=3, bias=param(f"{i}.conv_bias", hidden))
 
     g = Graph(CacheShape(layers, kv_heads, head_dim), vocab)
     x = g.embed(param("embed", vocab, hidden), hidden, scale=1.7 if peculiar else 1.0)
@@ -185,7 +201,11 @@ def odd_network(
             sinks=param(f"{i}.sinks", heads) if experts else None, chunked=plain and i == 1,
             alibi_slopes=tuple(2.0 ** -(j + 1) for j in range(heads)) if alibi else (),
         )  # fmt: skip
+        if states:
+            a = g.sigmoid_gate(a, g.linear(h, param(f"{i}.out_gate", a.width, hidden), a.width), silu=i == 1)
         y = g.linear(a, param(f"{i}.out", hidden, heads * head_dim), hidden)
+        if states:
+            y = g.add(y, (delta_net if i != 1 else short_convolution)(h, i))
         x = g.add(x, norm(y, f"{i}.post_norm") if peculiar else y)
         if not (plain and i == 1):
             h = norm(x, f"{i}.mlp_norm")
@@ -224,7 +244,7 @@ def odd_network(
     arrays["head"] = arrays["embed"] if peculiar else arrays[param("head", vocab, hidden)]
     head_bias = param("head_bias", vocab) if plain else None
     g.logits(x, "head", bias=head_bias, scale=0.8 if peculiar else 1.0, soft_cap=2.0 if peculiar else 0.0)
-    kept = frozenset(name for name in arrays if name.endswith((".gate", ".router")))
+    kept = frozenset(name for name in arrays if name.endswith((".gate", ".router", ".conv", ".net_gates")))
     return Network(g.program(), arrays, kept)
 
 

@@ -40,6 +40,7 @@ class OtherRunner:
 
     def __init__(self, program: Sequence[str], path: Path, *, isa: str, num_blocks: int, threads: int) -> None:
         header = read_header(path)
+        num_states = header.max_batch_size
         self.isa = isa
         self.info = RunnerInfo(
             vocab_size=header.vocab_size,
@@ -48,9 +49,10 @@ class OtherRunner:
             max_num_tokens=header.max_num_tokens,
             max_batch_size=header.max_batch_size,
             max_seq_len=header.max_seq_len,
+            num_states=num_states if header.state_bytes else 0,
         )
         self._memory = StepMemory()
-        arguments = (str(path), isa, str(num_blocks), str(threads), str(header.vocab_size))
+        arguments = (str(path), isa, str(num_blocks), str(threads), str(header.vocab_size), str(num_states))
         self._process = subprocess.Popen([*program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._reply()
 

@@ -36,7 +36,8 @@ class RecordingRunner(CpuRunner):
 
 
 def open_engine(path: Path, settings: SchedulerSettings, *, num_blocks: int, threads: int) -> InflightEngine:
-    runner = RecordingRunner.open(path, num_blocks=num_blocks, threads=threads)
+    """With slots for checkpoints, where the network has states."""
+    runner = RecordingRunner.open(path, num_blocks=num_blocks, threads=threads, num_states=13)
     assert isinstance(runner, RecordingRunner)
     runner.begun = Counter()
     return InflightEngine(runner, INFO, settings)
@@ -63,10 +64,14 @@ async def answer(engine: InflightEngine, request: GenerateRequest, *, delay: flo
         return [pair async for event in stream for pair in zip(event.token_ids, event.log_probs, strict=True)]
 
 
-@pytest.mark.parametrize("quantization", ["", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("network", "quantization"), [("rope", ""), ("rope", "int8"), ("rope", "int4"), ("states", ""), ("states", "int8")]
+)
 @pytest.mark.parametrize("policy", Policy)
-async def test_answers_do_not_depend_on_the_load(policy: Policy, quantization: str, engine_file: EngineFile) -> None:
-    path = engine_file("rope", "float16", quantization)
+async def test_answers_do_not_depend_on_the_load(
+    policy: Policy, network: str, quantization: str, engine_file: EngineFile
+) -> None:
+    path = engine_file(network, "float16", quantization)
     rng = random.Random(len(quantization))
     wanted = requests(rng)
     idle = open_engine(path, SchedulerSettings(enable_block_reuse=False), num_blocks=64, threads=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from llmserve.builder.options import BuildOptions
 from llmserve.engine.cpu import runtime
 from llmserve.engine.cpu.runner import read_header
 from llmserve.engine.directory.artifact import EngineDirectory
-from llmserve.engine.settings import EngineSettings
+from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import ResourceExhausted
+from llmserve.scheduler.settings import SchedulerSettings
 from tests.checkpoints import make_checkpoint
 
 
@@ -28,6 +30,58 @@ def test_weights_activations_and_what_belongs_to_others_are_taken_off(
     wanted, beside = 5, 100 * block_bytes
     monkeypatch.setattr(runtime, "available_memory_bytes", lambda: taken + beside + wanted * block_bytes)
     settings = EngineSettings(kv_cache_fraction=1.0, max_kv_tokens=wanted * header.block_size, reserved_bytes=beside)
-    assert runtime.pool_blocks(directory, settings) == wanted
+    assert runtime.pool_sizes(directory, settings) == (wanted, 0)
     with pytest.raises(ResourceExhausted, match="belong to the engine beside it"):
-        runtime.pool_blocks(directory, replace(settings, reserved_bytes=beside + 1))
+        runtime.pool_sizes(directory, replace(settings, reserved_bytes=beside + 1))
+
+
+def state_sizes(directory: EngineDirectory) -> tuple[int, int, int]:
+    """Bytes of a state and of a block, and how many blocks take as much as a state."""
+    header = read_header(directory.engine_file)
+    state_bytes, block_bytes = header.state_bytes, header.kv_bytes_per_block
+    return state_bytes, block_bytes, -(-state_bytes // block_bytes)
+
+
+@pytest.fixture(scope="module")
+def with_states(tmp_path_factory: pytest.TempPathFactory) -> EngineDirectory:
+    path = tmp_path_factory.mktemp("states")
+    options = BuildOptions(max_num_tokens=64, max_batch_size=4, tokens_per_block=8)
+    build_engine(make_checkpoint(path / "c", "qwen3.5"), path / "e", options)
+    return EngineDirectory.open(path / "e")
+
+
+def test_states_take_memory_of_the_cache(with_states: EngineDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each running sequence, and one for as many blocks as take its memory."""
+    state_bytes, block_bytes, between = state_sizes(with_states)
+    header = read_header(with_states.engine_file)
+    taken = with_states.engine_file.stat().st_size + header.activation_bytes
+    memory = 4 * state_bytes + 3 * between * block_bytes + 3 * state_bytes
+    monkeypatch.setattr(runtime, "available_memory_bytes", lambda: taken + memory)
+    settings = EngineSettings(kv_cache_fraction=1.0, max_kv_tokens=2 * between * 8)
+    assert runtime.pool_sizes(with_states, settings) == (2 * between, 4 + 2)
+    alone = replace(settings, scheduler=SchedulerSettings(enable_block_reuse=False))
+    assert runtime.pool_sizes(with_states, alone) == (2 * between, 4)
+    monkeypatch.setattr(runtime, "available_memory_bytes", lambda: taken + 5 * state_bytes)
+    num_blocks, num_states = runtime.pool_sizes(with_states, replace(settings, max_kv_tokens=8))
+    assert (num_blocks, num_states) == (1, 2), "running sequences leave half of it to blocks"
+
+
+def test_a_state_that_does_not_fit_is_refused(with_states: EngineDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    state_bytes, _, _ = state_sizes(with_states)
+    header = read_header(with_states.engine_file)
+    taken = with_states.engine_file.stat().st_size + header.activation_bytes
+    monkeypatch.setattr(runtime, "available_memory_bytes", lambda: taken + state_bytes)
+    with pytest.raises(ResourceExhausted, match="a state of a sequence, which needs"):
+        runtime.pool_sizes(with_states, EngineSettings())
+
+
+def test_what_cannot_be_done_with_states_is_said(
+    with_states: EngineDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = EngineSettings(max_kv_tokens=2048, gpu=GpuSettings(kv_cache_dir=str(tmp_path / "kv")))
+    with caplog.at_level(logging.INFO):
+        runtime.RUNTIME.open(with_states, settings).close()
+    assert "kv_cache_dir" in caplog.text
+    assert "has no effect on this engine" in caplog.text
+    assert "speculation is off: the network has states" in caplog.text
+    assert not (tmp_path / "kv").exists()

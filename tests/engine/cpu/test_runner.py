@@ -234,6 +234,34 @@ def test_plans_outside_of_the_engine_are_refused_and_leave_it_usable(
     assert (all_logits(opened, [1, 2, 3]) == wanted).all()
 
 
+def test_states_outside_of_the_pool_are_refused(engine_file: EngineFile, open_runner: OpenRunner) -> None:
+    opened = open_runner(engine_file("states", "float32", ""), num_blocks=20)
+    wanted = all_logits(opened, [1, 2, 3])
+    assert opened.info.num_states == LIMITS.max_batch_size
+    for states in ((0, 8), (8, 0)):
+        with pytest.raises(InternalError, match="a state is outside of the 8 that there are"):
+            opened.step(StepPlan((Chunk(0, [1], 3, [0], states=states),)))
+    assert (all_logits(opened, [1, 2, 3]) == wanted).all()
+
+
+def test_a_network_with_states_needs_some(engine_file: EngineFile) -> None:
+    with pytest.raises(InvalidArgument, match="number of states must be at least 1"):
+        CpuRunner.open(engine_file("states", "float32", ""), num_blocks=20, num_states=0)
+
+
+def test_a_state_goes_on_in_another_slot(engine_file: EngineFile, open_runner: OpenRunner) -> None:
+    """The one that it came from stays what it was: two sequences may go on from it."""
+    opened = open_runner(engine_file("states", "float32", ""), num_blocks=40)
+    common, tails = random_ids(83, 16), [random_ids(83, 9, seed) for seed in (1, 2)]
+    wanted = [all_logits(opened, common + tail)[16:] for tail in tails]
+    opened.step(StepPlan((Chunk(0, common, 0, [9, 8, 7, 6], states=(0, 5)),)))
+    tables = ([9, 8, 7, 6, 20, 21, 22], [9, 8, 7, 6, 30, 31, 32])
+    chunks = (Chunk(i, tails[i], 16, tables[i], return_logits=True, states=(5, i)) for i in range(2))
+    result = opened.step(StepPlan(tuple(chunks)))
+    for i in range(2):
+        np.testing.assert_array_equal(result.logits[i], wanted[i])
+
+
 def test_more_chunks_or_tokens_than_the_engine_takes(path: Path, open_runner: OpenRunner) -> None:
     opened = open_runner(path)
     with pytest.raises(AssertionError):

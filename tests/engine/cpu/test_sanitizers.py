@@ -52,8 +52,8 @@ def programs() -> tuple[str, ...]:
 
 def test_kernels_and_damaged_files_under_sanitizers(programs: tuple[str, ...], tmp_path: Path) -> None:
     options = dataclasses.replace(LIMITS, quantization="int4", dtype="float16", tokens_per_block=2, max_num_tokens=16)
-    networks = odd_network(peculiar=True), odd_network(experts=True), odd_network(plain=True, experts=True)
-    engines = [network.compile(tmp_path / f"{i}.engine", options) for i, network in enumerate(networks)]
+    parts = ({"peculiar": True}, {"experts": True}, {"plain": True, "experts": True}, {"states": True})
+    engines = [odd_network(**own).compile(tmp_path / f"{i}.engine", options) for i, own in enumerate(parts)]
     tests: tuple[str | Path, ...] = (*programs[:-1], Path(programs[-1]).with_name("kernel_tests"))
     output = run(*tests, tmp_path / "damaged.engine", *engines, ASAN_OPTIONS=LEAKS)
     assert [line.split()[0] for line in output.splitlines() if line.endswith("done")] == variants(programs)

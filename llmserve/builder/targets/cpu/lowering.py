@@ -219,7 +219,22 @@ class Lowering(FileLowering):
 
     def _sigmoid_gate(self, op: Op) -> None:
         x, gate = (self._buffers[name] for name in op.inputs)
-        self._emit(OpCode.SIGMOID_GATE, op, self._buffers.over(op.output, op.inputs[0]), inputs=(x, gate))
+        fields = {"groups": int(op.number("silu"))}
+        output = self._buffers.over(op.output, op.inputs[0])
+        self._emit(OpCode.SIGMOID_GATE, op, output, inputs=(x, gate), fields=fields)
+
+    def _convolution(self, op: Op) -> None:
+        source, output = self._buffers[op.inputs[0]], self._buffers.new(op.output, op.width)
+        fields = {"window": int(op.number("taps")), "groups": int(op.number("silu"))}
+        tensors = tuple(map(self._vector, op.weights))
+        self._emit(OpCode.CONVOLUTION, op, output, inputs=(source,), tensors=tensors, fields=fields)
+
+    def _delta_rule(self, op: Op) -> None:
+        inputs = tuple(self._buffers[name] for name in op.inputs)
+        names = {"num_heads": "num_heads", "groups": "num_key_heads", "head_dim": "key_dim"}
+        fields = {field: int(op.number(name)) for field, name in names.items()}
+        output, tensors = self._buffers.new(op.output, op.width), tuple(map(self._vector, op.weights))
+        self._emit(OpCode.DELTA_RULE, op, output, inputs=inputs, tensors=tensors, fields=fields)
 
     def _experts(self, op: Op) -> None:
         """Rows in the order of their experts, through two products by expert, and back as sums."""
@@ -316,7 +331,9 @@ class Lowering(FileLowering):
             ),
         ),
         OpKind.EXPERTS: Rule(_experts, ("experts_per_token", "num_experts", "activation", "biased", "scales_inputs")),
-        OpKind.SIGMOID_GATE: Rule(_sigmoid_gate),
+        OpKind.SIGMOID_GATE: Rule(_sigmoid_gate, ("silu",)),
+        OpKind.CONVOLUTION: Rule(_convolution, ("taps", "silu", "biased")),
+        OpKind.DELTA_RULE: Rule(_delta_rule, ("num_heads", "num_key_heads", "key_dim")),
         OpKind.SELECT_ROWS: Rule(_select_rows),
         OpKind.LOGITS: Rule(_logits, ("scale", "soft_cap", "biased")),
     }

@@ -52,6 +52,7 @@ from llmserve.progress import Progress
 
 MAX_WIDTH = 1 << 24
 MAX_BLOCK = 1 << 16
+MAX_TAPS, MAX_KEY_DIM = 32, 4096  # as `kernels/format.h`
 
 
 class CpuTarget:
@@ -144,6 +145,7 @@ class CpuTarget:
             head_dim=program.cache.head_dim,
             activation_bytes=sum(lowered.buffers) * options.max_num_tokens + logits_bytes,
             program=str(program),
+            state_bytes=program.state_bytes,
         )
         per_token = next((int(op.number("experts_per_token")) for op in program.ops if op.kind is OpKind.EXPERTS), 0)
         records = lowered.op_records()
@@ -221,6 +223,10 @@ def _program_problems(program: Program, params: Sequence[Param]) -> list[str]:
         if op.attrs.get("activation", "") not in ("", *activations):
             known = ", ".join(map(repr, activations))
             found.append(f"the cpu target has no activation {op.attrs['activation']!r}, only {known}")
+        if op.kind is OpKind.CONVOLUTION and _int(op.attrs["taps"]) > MAX_TAPS:
+            found.append(f"the cpu target has convolutions of at most {MAX_TAPS} tokens, not {op.attrs['taps']}")
+        if op.kind is OpKind.DELTA_RULE and _int(op.attrs["key_dim"]) > MAX_KEY_DIM:
+            found.append(f"the cpu target has keys of at most {MAX_KEY_DIM} numbers, not {op.attrs['key_dim']}")
         if op.kind is OpKind.ATTENTION and int(_int(op.attrs["num_heads"])) % program.cache.num_kv_heads:
             found.append(f"layer {op.attrs['layer']}: the number of heads is not a multiple of the number of KV heads")
         if op.kind is OpKind.ROPE and op.attrs["head_dim"] != program.cache.head_dim:

@@ -18,7 +18,8 @@ bool multiply(size_t a, size_t b, size_t* out) { return !__builtin_mul_overflow(
 
 }  // namespace
 
-Error Engine::open(const std::string& path, const KernelTable& kernels, uint32_t num_blocks, unsigned num_threads) {
+Error Engine::open(const std::string& path, const KernelTable& kernels, uint32_t num_blocks, uint32_t num_states,
+                   unsigned num_threads) {
   if (Error error = file_.open(path)) return error;
   const uint32_t most_blocks = std::numeric_limits<int32_t>::max() / file_.header().block_size;
   if (num_blocks == 0 || num_blocks > most_blocks) {
@@ -26,9 +27,11 @@ Error Engine::open(const std::string& path, const KernelTable& kernels, uint32_t
   }
   kernels_ = &kernels;
   num_blocks_ = num_blocks;
+  num_states_ = num_states;
   try {
     threads_ = std::make_unique<ThreadPool>(num_threads);
     choose_default_tactics();
+    if (Error error = allocate_states()) return error;
     return allocate();
   } catch (const std::bad_alloc&) {
     return out_of_memory("not enough memory for the working buffers");
@@ -81,6 +84,23 @@ Error Engine::allocate() {
   dispatch_.tokens.resize(size_t{h.max_num_tokens} * h.experts_per_token);
   dispatch_.rows.resize(dispatch_.tokens.size());
   return {};
+}
+
+Error Engine::allocate_states() {
+  for (const OpRecord& op : file_.ops()) {
+    state_offsets_.push_back(state_floats_);
+    state_floats_ += state_floats(op);
+  }
+  if (state_floats_ == 0) {
+    num_states_ = 0;
+    return {};
+  }
+  size_t num_bytes = 0;
+  if (num_states_ == 0) return invalid("the number of states must be at least 1");
+  if (multiply(sizeof(float) * num_states_, state_floats_, &num_bytes)) states_ = Mapping::anonymous(num_bytes);
+  if (states_.data()) return {};
+  return out_of_memory("not enough memory for " + std::to_string(num_states_) + " states of " +
+                       std::to_string(sizeof(float) * state_floats_) + " bytes; lower their number");
 }
 
 // Empty for an operation that has no tactics.
@@ -143,7 +163,7 @@ Error Engine::write_block(uint32_t block, std::span<const std::byte> data) {
 }
 
 Error Engine::step(const StepRecord& step) {
-  if (Error error = check_step(step, file_.header(), num_blocks_)) return error;
+  if (Error error = check_step(step, file_.header(), num_blocks_, num_states_)) return error;
   try {
     prepare(step);
   } catch (const std::bad_alloc&) {

@@ -42,7 +42,9 @@ struct Dispatch {
 
 class Engine {
  public:
-  Error open(const std::string& path, const KernelTable& kernels, uint32_t num_blocks, unsigned num_threads);
+  // `num_states`: slots for states of sequences; of a network that has none, any number.
+  Error open(const std::string& path, const KernelTable& kernels, uint32_t num_blocks, uint32_t num_states,
+             unsigned num_threads);
   Error step(const StepRecord& step);
 
   // One per operation and row bucket; entries of other operations than linear layers are ignored.
@@ -56,6 +58,7 @@ class Engine {
   friend class Executor;
 
   Error allocate();
+  Error allocate_states();
   Error check_block(uint32_t block, size_t num_bytes) const;
   void choose_default_tactics();
   std::span<const LinearTactic> tactics_of(const OpRecord& op) const;
@@ -73,6 +76,10 @@ class Engine {
   CacheShape cache_shape_ = {};
   Mapping cache_;  // [layer][keys, values] planes
   size_t cache_plane_bytes_ = 0;
+  uint32_t num_states_ = 0;
+  size_t state_floats_ = 0;            // of a slot
+  std::vector<size_t> state_offsets_;  // in a slot, per op
+  Mapping states_;                     // [num_states_][state_floats_]
   Mapping logits_;   // [logits_rows_, vocab_size]
   uint32_t logits_rows_ = 0;
   size_t head_ = 0;  // the first op that writes logits: from there on, rows are worked off in pieces of logits_rows_

@@ -52,6 +52,12 @@ bool in_range(uint32_t value, uint32_t low, uint32_t high) { return value >= low
 
 }  // namespace
 
+uint64_t state_floats(const OpRecord& op) {
+  if (op.kind == static_cast<uint32_t>(OpKind::kConvolution)) return uint64_t{op.out.width} * (op.window - 1);
+  if (op.kind == static_cast<uint32_t>(OpKind::kDeltaRule)) return uint64_t{op.out.width} * op.head_dim;
+  return 0;
+}
+
 uint64_t tensor_bytes(const TensorRecord& tensor) {
   uint64_t rows = tensor.rows, cols = tensor.cols;
   if (tensor.layout == static_cast<uint32_t>(Layout::kPanels)) {

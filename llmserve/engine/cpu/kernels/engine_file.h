@@ -51,6 +51,9 @@ class EngineFile {
   const std::byte* metadata_ = nullptr;  // of the mapping, until there is the copy
 };
 
+// Float32 numbers that an operation keeps of a sequence.
+uint64_t state_floats(const OpRecord& op);
+
 // Of a tensor in the file, with what fills up its panels.
 uint64_t tensor_bytes(const TensorRecord& tensor);
 

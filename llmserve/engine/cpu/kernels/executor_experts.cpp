@@ -71,7 +71,8 @@ void Executor::combine(const OpRecord& op, size_t begin, size_t end) {
 void Executor::sigmoid_gate(const OpRecord& op, size_t begin, size_t end) {
   const auto x = view<const float>(op.in[0], first_row(op) + begin);
   const auto gate = view<const float>(op.in[1], first_row(op) + begin);
-  engine_.kernels_->sigmoid_gate(x, gate, op.out.width, end - begin, view<float>(op.out, begin));
+  const bool is_wide = op.in[1].width > 1;
+  engine_.kernels_->sigmoid_gate(x, gate, is_wide, op.groups != 0, op.out.width, end - begin, view<float>(op.out, begin));
 }
 
 }  // namespace llmserve

@@ -183,14 +183,15 @@ void combine(View<const float> x, const uint32_t* places, const float* weights, 
   for_lanes(width, [&](size_t i) { sum(i, kLanes); }, sum);
 }
 
-void sigmoid_gate(View<const float> x, View<const float> gate, size_t width, size_t num_rows, View<float> y) {
+void sigmoid_gate(View<const float> x, View<const float> gate, bool is_wide, bool silu, size_t width, size_t num_rows,
+                  View<float> y) {
   for (size_t r = 0; r < num_rows; ++r) {
-    const float* source = x.row(r);
-    float* target = y.row(r);
-    const F32x16 divisor = broadcast(1.0f) + exp(zero() - broadcast(gate.row(r)[0]));
-    for_lanes(
-        width, [&](size_t i) { store(target + i, load(source + i) / divisor); },
-        [&](size_t i, size_t n) { store_partial(target + i, load_partial(source + i, n) / divisor, n); });
+    const auto gated = [&](size_t i, size_t n) {
+      const F32x16 g = is_wide ? load_lanes(gate.row(r) + i, n) : broadcast(gate.row(r)[0]);
+      const F32x16 found = load_lanes(x.row(r) + i, n) / (broadcast(1.0f) + exp(zero() - g));
+      store_lanes(y.row(r) + i, silu ? found * g : found, n);
+    };
+    for_lanes(width, [&](size_t i) { gated(i, kLanes); }, gated);
   }
 }
 

@@ -35,6 +35,7 @@ inline constexpr uint64_t kPageBytes = 4096;
 inline constexpr uint32_t kMaxHeadDim = 4096;
 inline constexpr uint32_t kMaxExperts = 1u << 16;
 inline constexpr uint32_t kMaxExpertGroups = 64;
+inline constexpr uint32_t kMaxTaps = 32;
 
 enum class Layout : uint32_t { kRows, kPanels };
 
@@ -72,7 +73,7 @@ enum class OpKind : uint32_t {
   kRoute,
   kDispatch,     // routes; groups = experts: which rows of kChosen are whose, for the operations up to the next one
   kCombine,      // rows of kChosen, routes -> f32; groups = 1: without weights
-  kSigmoidGate,  // x, gate of one column -> f32
+  kSigmoidGate,  // x, gate of one column or as many -> f32; groups = 1: times the gate, too
   kGatedClamped,  // as kGatedSilu
   kRope,          // x, rope table -> f32; heads of head_dim
   kLinearBlocks,  // as kLinearInt8; weight i4, i5 or i6, and u8 instead of group scales; groups = Blocks
@@ -82,6 +83,9 @@ enum class OpKind : uint32_t {
   kReluSquared,
   // x -> f32, times 1 + scalar * log(1 + floor((position + window) / groups))
   kScaleByPosition,
+  kConvolution,  // x -> f32; weight of all columns, window numbers each, bias?; groups = 1: and then SiLU. Has a state
+  kDeltaRule,    // q, k and v side by side, gates -> f32; decay, its bias; num_heads, groups = key heads, head_dim of keys.
+                 // Has a state
 };
 
 inline constexpr uint32_t kRouteToOne = 1;    // the weights of a row have a sum of one

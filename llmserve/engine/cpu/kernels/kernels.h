@@ -129,6 +129,38 @@ struct RouteArgs {
   size_t chosen_groups = 0;
 };
 
+// Rows of one sequence, and the state that it has before them and after. States that are one are changed in place.
+struct ConvolutionArgs {
+  View<const float> x;  // [num_rows, width]
+  size_t num_rows;
+  size_t width;
+  const float* weight;  // [width, taps]
+  const float* bias;    // [width] or null
+  size_t taps;
+  bool silu;
+  const float* before;  // [taps - 1, width], the rows before x; null: zeros
+  float* after;
+  View<float> y;  // not x
+};
+
+struct DeltaRuleArgs {
+  View<const float> qkv;    // [num_rows, 2 * num_key_heads * key_dim + num_heads * value_dim]
+  View<const float> gates;  // [num_rows, 2 * num_heads]
+  size_t num_rows;
+  size_t num_heads;
+  size_t num_key_heads;
+  size_t key_dim;
+  size_t value_dim;
+  const float* decay;   // [num_heads]
+  const float* bias;    // [num_heads]
+  // Of each head its matrix [key_dim, value_dim], in panels of kStateColumns columns one after the other; null: zeros.
+  const float* before;
+  float* after;
+  View<float> y;  // [num_rows, num_heads * value_dim]
+};
+
+inline constexpr size_t kStateColumns = 64;  // of a state, for one task: a panel of 128 rows fits the nearest cache
+
 inline constexpr size_t kVocabularyBlock = 64;
 
 struct Softmax {
@@ -176,8 +208,13 @@ struct KernelTable {
   void (*route)(const RouteArgs& args, size_t num_rows, View<float> y);
   // y = sum of weights[i] * row places[i] of x, in this order; without weights, of these rows
   void (*combine)(View<const float> x, const uint32_t* places, const float* weights, size_t count, size_t width, float* y);
-  // y = sigmoid(the row's gate) * x; y may be x
-  void (*sigmoid_gate)(View<const float> x, View<const float> gate, size_t width, size_t num_rows, View<float> y);
+  // y = sigmoid(gate) * x, and times the gate with `silu`; the gate has one column or as many as x; y may be x
+  void (*sigmoid_gate)(View<const float> x, View<const float> gate, bool is_wide, bool silu, size_t width, size_t num_rows,
+                       View<float> y);
+  // Columns [begin, end); `begin` is a multiple of sixteen.
+  void (*convolution)(const ConvolutionArgs& args, size_t begin, size_t end);
+  // Columns [begin, end) of the values of a head: a panel.
+  void (*delta_rule)(const DeltaRuleArgs& args, size_t head, size_t begin, size_t end);
   void (*add)(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
 
   // Over logits; NaN counts as minus infinity, plus infinity as the largest float. A weight is

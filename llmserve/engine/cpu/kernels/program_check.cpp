@@ -139,7 +139,16 @@ class OpCheck {
       case OpKind::kSigmoidGate:
         same_width();
         operand(op_.in[1], 4);
-        require(op_.in[1].width == 1);
+        require((op_.in[1].width == 1 || op_.in[1].width == op_.out.width) && op_.groups <= 1);
+        return true;
+      case OpKind::kConvolution:
+        same_width();
+        require(has(RowsOf::kTokens) && op_.in[0].buffer != op_.out.buffer && op_.window > 1 && op_.window <= kMaxTaps);
+        vector(op_.tensors[0], DType::kF32, uint64_t{op_.out.width} * op_.window);
+        optional_vector(op_.tensors[1], DType::kF32, op_.out.width);
+        return true;
+      case OpKind::kDeltaRule:
+        delta_rule();
         return true;
       case OpKind::kRope:
         same_width();
@@ -226,6 +235,19 @@ class OpCheck {
     const TensorRecord* t = tensor(op_.tensors[0]);
     require(t && in_panels(*t));
     optional_vector(op_.tensors[1], DType::kF32, stacked(op_.out.width));
+  }
+
+  void delta_rule() {
+    for (const Operand& input : {std::ref(op_.in[0]), std::ref(op_.in[1])}) {
+      operand(input, 4);
+      require(input.buffer != op_.out.buffer);
+    }
+    output(4);
+    require(has(RowsOf::kTokens) && op_.num_heads > 0 && op_.groups > 0 && op_.num_heads % op_.groups == 0 &&
+            op_.out.width % op_.num_heads == 0 && op_.in[1].width == uint64_t{2} * op_.num_heads);
+    require(op_.head_dim > 0 && op_.head_dim <= kMaxHeadDim &&
+            op_.in[0].width == uint64_t{2} * op_.groups * op_.head_dim + op_.out.width);
+    for (const int32_t of_heads : {op_.tensors[0], op_.tensors[1]}) vector(of_heads, DType::kF32, op_.num_heads);
   }
 
   // How many times as wide as what is quantized the input is; 0 for a number that names nothing to do before.

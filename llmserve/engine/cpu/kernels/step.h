@@ -16,6 +16,8 @@ struct ChunkRecord {
   uint32_t start;        // position of the first token
   uint32_t first_block;  // index into block_ids
   uint32_t num_blocks;
+  uint32_t state_before;  // slot of the state that the sequence has before its first token here; of no one at its start
+  uint32_t state_after;   // and after its last: perhaps the same slot
 };
 
 constexpr uint32_t kNoMask = UINT32_MAX;
@@ -51,7 +53,7 @@ struct ScoreRecord {
   uint32_t num_top;
   uint32_t first_top;
 };
-static_assert(sizeof(ChunkRecord) == 20 && sizeof(SampleRecord) == 96 && sizeof(ScoreRecord) == 16);
+static_assert(sizeof(ChunkRecord) == 28 && sizeof(SampleRecord) == 96 && sizeof(ScoreRecord) == 16);
 
 struct StepRecord {
   const int32_t* token_ids;
@@ -88,6 +90,6 @@ static_assert(sizeof(StepRecord) == 176);
 Error check_requests(const StepRecord& step, uint32_t vocab_size);
 
 // Whether the step stays inside the engine's limits and memory.
-Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_blocks);
+Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_blocks, uint32_t num_states);
 
 }  // namespace llmserve

@@ -30,7 +30,10 @@ void scale(View<float> y, float factor, size_t width, size_t num_rows);
 void soft_cap(View<float> y, float cap, size_t width, size_t num_rows);
 void route(const RouteArgs& args, size_t num_rows, View<float> y);
 void combine(View<const float> x, const uint32_t* places, const float* weights, size_t count, size_t width, float* y);
-void sigmoid_gate(View<const float> x, View<const float> gate, size_t width, size_t num_rows, View<float> y);
+void sigmoid_gate(View<const float> x, View<const float> gate, bool is_wide, bool silu, size_t width, size_t num_rows,
+                  View<float> y);
+void convolution(const ConvolutionArgs& args, size_t begin, size_t end);
+void delta_rule(const DeltaRuleArgs& args, size_t head, size_t begin, size_t end);
 void add(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
 void block_peaks(const float* x, size_t count, float* peaks);
 void block_weights(const float* x, size_t count, Softmax softmax, double* sums);

@@ -61,6 +61,8 @@ const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
       .route = variant::route,
       .combine = variant::combine,
       .sigmoid_gate = variant::sigmoid_gate,
+      .convolution = variant::convolution,
+      .delta_rule = variant::delta_rule,
       .add = variant::add,
       .block_peaks = variant::block_peaks,
       .block_weights = variant::block_weights,

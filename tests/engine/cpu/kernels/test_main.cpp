@@ -187,8 +187,12 @@ void test_experts(const KernelTable& k, Random& random) {
     k.combine({x.data(), width}, places, nullptr, rows, width, y.data());
     for (size_t i = 0; i < width; ++i) equal = equal && near(y[i], 2.0 * x[2 * width + i] + x[i]);
     expect(equal, k.name, "combine", width);
-    k.sigmoid_gate({x.data(), width}, {weights.data(), 1}, width, rows, {y.data(), width});
-    for (size_t i = 0; i < rows * width; ++i) equal = equal && near(y[i], x[i] / (1.0 + std::exp(-double{weights[i / width]})));
+    const auto sigmoid = [](float gate) { return 1.0 / (1.0 + std::exp(-double{gate})); };
+    k.sigmoid_gate({x.data(), width}, {weights.data(), 1}, false, false, width, rows, {y.data(), width});
+    for (size_t i = 0; i < rows * width; ++i) equal = equal && near(y[i], x[i] * sigmoid(weights[i / width]));
+    const std::vector<float> gates = random.numbers(rows * width);
+    k.sigmoid_gate({x.data(), width}, {gates.data(), width}, true, true, width, rows, {y.data(), width});
+    for (size_t i = 0; i < rows * width; ++i) equal = equal && near(y[i], x[i] * sigmoid(gates[i]) * gates[i]);
     expect(equal, k.name, "sigmoid_gate", width);
   }
 }
@@ -284,7 +288,7 @@ void write(const std::string& path, const std::vector<char>& bytes, size_t count
 // Opens a file that may be damaged; when it is accepted all the same, a step over it must be safe too.
 bool open_and_run(const std::string& path, const KernelTable& kernels, unsigned threads) {
   Engine engine;
-  if (engine.open(path, kernels, 8, threads)) return false;
+  if (engine.open(path, kernels, 8, 4, threads)) return false;
   return !run_step(engine);
 }
 
@@ -332,6 +336,7 @@ int run(const std::vector<std::string>& engines, const std::string& scratch) {
     test_expert_groups(*kernels, random);
     test_sparse_mixer(*kernels);
     test_routes_of_no_numbers(*kernels);
+    test_states(*kernels, random);
     test_attention(*kernels, random);
     test_sampling(*kernels, random);
     test_choosing(*kernels, random);

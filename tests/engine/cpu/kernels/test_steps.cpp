@@ -86,8 +86,8 @@ int run(char** arguments) {
   char text[1024] = "";
   int status = 0;
   const auto number = [](const char* digits) { return static_cast<uint32_t>(std::strtoul(digits, nullptr, 10)); };
-  Engine* engine =
-      llmserve_open(arguments[1], arguments[2], number(arguments[3]), number(arguments[4]), &status, text, sizeof(text));
+  Engine* engine = llmserve_open(arguments[1], arguments[2], number(arguments[3]), number(arguments[6]),
+                                 number(arguments[4]), &status, text, sizeof(text));
   reply(status, text);
   std::fflush(stdout);
   for (Request request; engine && std::fread(&request, sizeof(request), 1, stdin) == 1;) {
@@ -102,7 +102,7 @@ int run(char** arguments) {
 }  // namespace llmserve
 
 int main(int argc, char** argv) {
-  if (argc == 6) return llmserve::run(argv);
+  if (argc == 7) return llmserve::run(argv);
   char names[1024];
   llmserve_variants(names, sizeof(names));
   std::puts(names);

@@ -144,6 +144,7 @@ inline std::vector<uint8_t> packed_nibbles(const std::vector<int>& rows, size_t 
 void test_threads();
 void test_linear_layers(const KernelTable& kernels, Random& random);
 void test_attention(const KernelTable& k, Random& random);
+void test_states(const KernelTable& k, Random& random);
 void test_sampling(const KernelTable& k, Random& random);
 void test_choosing(const KernelTable& k, Random& random);
 

@@ -1,0 +1,118 @@
+"""Gated delta nets: in place of attention, a layer has a matrix for each head, which every token changes a little.
+
+A short convolution goes before it. Both keep a state of a sequence that does not grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from llmserve.models import blocks, weights
+from llmserve.models.config import MAX_COUNT, ConfigReader
+from llmserve.models.graph import Graph, Value
+from llmserve.models.spec import DecoderSpec, Param, Shard, Shares
+from llmserve.models.windows import FULL
+
+LINEAR = "linear_attention"
+DEFAULTS = {  # transformers'
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "full_attention_interval": 4,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int  # of the convolution
+    joined: bool  # the checkpoint has queries, keys, values and gates side by side, key head by key head
+
+    @property
+    def key_width(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        return self.num_heads * self.value_dim
+
+
+def read_delta_net(reader: ConfigReader, *, joined: bool) -> DeltaNet:
+    """The config has `DEFAULTS` where it says nothing."""
+    num_heads = reader.integer("linear_num_value_heads", maximum=MAX_COUNT)
+    num_key_heads = reader.integer("linear_num_key_heads", maximum=MAX_COUNT)
+    if num_heads % num_key_heads:
+        reader.problems.append(
+            f"linear_num_value_heads ({num_heads}) must be a multiple of linear_num_key_heads ({num_key_heads})"
+        )
+    return DeltaNet(
+        num_heads=num_heads,
+        num_key_heads=num_key_heads,
+        key_dim=reader.integer("linear_key_head_dim", maximum=MAX_COUNT),
+        value_dim=reader.integer("linear_value_head_dim", maximum=MAX_COUNT),
+        taps=reader.integer("linear_conv_kernel_dim", minimum=2, maximum=MAX_COUNT),
+        joined=joined,
+    )
+
+
+def read_stateful_layers(reader: ConfigReader, num_layers: int, *, stateful: str = LINEAR) -> Sequence[int]:
+    """By `layer_types`, or all but each `full_attention_interval`th."""
+    interval = reader.integer("full_attention_interval", 4)
+    types = reader.get("layer_types", [FULL if (i + 1) % interval == 0 else stateful for i in range(num_layers)])
+    if not isinstance(types, list) or len(types) != num_layers:
+        reader.problems.append(f"layer_types must be a list of num_hidden_layers ({num_layers}) names, got {types!r}")
+        return ()
+    if unknown := sorted({repr(kind) for kind in types if kind not in (FULL, stateful)}):
+        reader.problems.append(f"layer types {', '.join(unknown)} are not supported; supported: {FULL!r}, {stateful!r}")
+    elif FULL not in types:
+        reader.problems.append(f"layer_types must have a layer of {FULL}")
+    return tuple(layer for layer, kind in enumerate(types) if kind == stateful)
+
+
+def params(spec: DecoderSpec, net: DeltaNet, layer: int) -> list[Param]:
+    """What makes gates is not rounded: it is small, and each number changes all that follows."""
+    source, name = f"{weights.layer_source(layer)}.linear_attn", f"layers.{layer}.attn"
+    heads, width = (net.num_heads,), 2 * net.key_width + net.value_width
+    return [
+        *_projections(spec, net, source, name),
+        Param(f"{name}.conv", (width, net.taps), (f"{source}.conv1d.weight",), ((width, 1, net.taps),)),
+        Param(f"{name}.decay", heads, (f"{source}.A_log",), (heads,), is_exact=True),
+        Param(f"{name}.decay_bias", heads, (f"{source}.dt_bias",), (heads,), is_exact=True),
+        weights.copied(f"{name}.head_norm", f"{source}.norm.weight", (net.value_dim,)),
+        *weights.linear(
+            f"{name}.output", {f"{source}.out_proj": spec.hidden_size}, net.value_width, Shard.COLUMNS, bias=False
+        ),
+    ]
+
+
+def _projections(spec: DecoderSpec, net: DeltaNet, source: str, name: str) -> list[Param]:
+    width, served = 2 * net.key_width + net.value_width, net.num_heads // net.num_key_heads
+    if net.joined:
+        rows, gate_rows = {"in_proj_qkvz": width + net.value_width}, {"in_proj_ba": 2 * net.num_heads}
+    else:
+        rows = {"in_proj_qkv": width, "in_proj_z": net.value_width}
+        gate_rows = {"in_proj_b": net.num_heads, "in_proj_a": net.num_heads}
+    found = []
+    values = served * net.value_dim
+    sizes = {"qkvz": (net.key_dim, net.key_dim, values, values), "gates": (served, served)}
+    for part, modules in {"qkvz": rows, "gates": gate_rows}.items():
+        named = {f"{source}.{module}": count for module, count in modules.items()}
+        [matrix] = weights.linear(f"{name}.{part}", named, spec.hidden_size, Shard.NONE, bias=False)
+        orders = (Shares(sizes[part]),) if net.joined else ()
+        found.append(replace(matrix, orders=orders, quantizable=part == "qkvz"))
+    return found
+
+
+def delta_net(g: Graph, spec: DecoderSpec, net: DeltaNet, x: Value, layer: int) -> Value:
+    name, width = f"layers.{layer}.attn", 2 * net.key_width + net.value_width
+    joined = g.linear(x, f"{name}.qkvz", width + net.value_width)
+    gates = g.linear(x, f"{name}.gates", 2 * net.num_heads)
+    qkv = g.convolution(g.slice(joined, 0, width), f"{name}.conv", taps=net.taps, silu=True)
+    y = g.delta_rule(
+        qkv, gates, f"{name}.decay", f"{name}.decay_bias", num_heads=net.num_heads, num_key_heads=net.num_key_heads,
+        key_dim=net.key_dim,
+    )  # fmt: skip
+    y = g.rms_norm(y, f"{name}.head_norm", eps=spec.norm_eps, groups=net.num_heads)
+    return blocks.output(g, spec, g.sigmoid_gate(y, g.slice(joined, width, net.value_width), silu=True), layer)

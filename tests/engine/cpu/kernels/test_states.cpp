@@ -1,0 +1,107 @@
+// Ops with a state against plain loops, in one run of rows and in two, with the state in one place and in two.
+#include "test_support.h"
+
+namespace llmserve {
+namespace {
+
+constexpr size_t kRows = 5, kFirst = 2;  // of them, in the first of two runs
+
+double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+void test_convolution(const KernelTable& k, Random& random, size_t width) {
+  for (const size_t taps : {2, 4, 9}) {
+    const auto x = random.numbers(kRows * width), weight = random.numbers(width * taps), bias = random.numbers(width);
+    std::vector<float> y(kRows * width), states((taps - 1) * width), others(states.size());
+    for (const bool silu : {false, true}) {
+      const float* added = silu ? nullptr : bias.data();
+      const auto run = [&](size_t first, size_t count, const float* before, float* after) {
+        const ConvolutionArgs args = {{x.data() + first * width, width}, count, width, weight.data(), added, taps, silu,
+                                      before, after, {y.data() + first * width, width}};
+        const size_t half = width / 2 / 16 * 16;
+        k.convolution(args, half, width);
+        k.convolution(args, 0, half);
+      };
+      for (const bool in_place : {true, false}) {
+        run(0, kFirst, nullptr, states.data());
+        run(kFirst, kRows - kFirst, states.data(), in_place ? states.data() : others.data());
+        bool equal = true;
+        for (size_t r = 0; r < kRows; ++r) {
+          for (size_t c = 0; c < width; ++c) {
+            double sum = added ? added[c] : 0.0f;
+            for (size_t tap = 0; tap < taps; ++tap) {
+              if (r + tap + 1 >= taps) sum += double{weight[c * taps + tap]} * x[(r + tap + 1 - taps) * width + c];
+            }
+            equal = equal && near(y[r * width + c], silu ? sum * sigmoid(sum) : sum);
+          }
+        }
+        const float* last = (in_place ? states : others).data() + (taps - 2) * width;
+        equal = equal && std::memcmp(last, x.data() + (kRows - 1) * width, width * sizeof(float)) == 0;
+        expect(equal, k.name, "convolution", width);
+      }
+    }
+  }
+}
+
+// Of two heads that share a key head.
+void test_delta_rule(const KernelTable& k, Random& random, size_t key_dim, size_t value_dim) {
+  const size_t heads = 2, width = 2 * key_dim + heads * value_dim, out = heads * value_dim;
+  const auto x = random.numbers(kRows * width), gates = random.numbers(kRows * 2 * heads);
+  const auto decay = random.numbers(heads), bias = random.numbers(heads);
+  std::vector<float> y(kRows * out), states(out * key_dim), others(states.size());
+  const auto run = [&](size_t first, size_t count, const float* before, float* after) {
+    const DeltaRuleArgs args = {{x.data() + first * width, width}, {gates.data() + first * 2 * heads, 2 * heads}, count,
+                                heads, 1, key_dim, value_dim, decay.data(), bias.data(), before, after,
+                                {y.data() + first * out, out}};
+    for (size_t head = 0; head < heads; ++head) {
+      for (size_t begin = 0; begin < value_dim; begin += kStateColumns) {
+        k.delta_rule(args, head, begin, begin + kStateColumns < value_dim ? begin + kStateColumns : value_dim);
+      }
+    }
+  };
+  for (const bool in_place : {true, false}) {
+    run(0, kFirst, nullptr, states.data());
+    run(kFirst, kRows - kFirst, states.data(), in_place ? states.data() : others.data());
+    bool equal = true;
+    for (size_t head = 0; head < heads; ++head) {
+      std::vector<double> state(key_dim * value_dim), key(key_dim), query(key_dim);
+      for (size_t r = 0; r < kRows; ++r) {
+        const float *row = x.data() + r * width, *value = row + 2 * key_dim + head * value_dim;
+        double of_query = 1e-6, of_key = 1e-6;
+        for (size_t i = 0; i < key_dim; ++i) {
+          of_query += double{row[i]} * row[i];
+          of_key += double{row[key_dim + i]} * row[key_dim + i];
+        }
+        for (size_t i = 0; i < key_dim; ++i) {
+          query[i] = row[i] / std::sqrt(of_query * static_cast<double>(key_dim));
+          key[i] = row[key_dim + i] / std::sqrt(of_key);
+        }
+        const float* gate = gates.data() + r * 2 * heads;
+        const double kept = std::exp(-std::exp(double{decay[head]}) * std::log1p(std::exp(double{gate[heads + head]} + bias[head])));
+        for (size_t v = 0; v < value_dim; ++v) {
+          double found = 0.0, sum = 0.0;
+          for (size_t i = 0; i < key_dim; ++i) found += key[i] * (state[i * value_dim + v] *= kept);
+          for (size_t i = 0; i < key_dim; ++i) {
+            sum += query[i] * (state[i * value_dim + v] += key[i] * (value[v] - found) * sigmoid(gate[head]));
+          }
+          equal = equal && near(y[r * out + head * value_dim + v], sum);
+        }
+      }
+      const float* last = (in_place ? states : others).data() + head * key_dim * value_dim;
+      for (size_t i = 0; i < state.size(); ++i) {  // by panels
+        const size_t row = i / value_dim, begin = i % value_dim / kStateColumns * kStateColumns;
+        const size_t columns = begin + kStateColumns < value_dim ? kStateColumns : value_dim - begin;
+        equal = equal && near(last[begin * key_dim + row * columns + i % value_dim - begin], state[i]);
+      }
+    }
+    expect(equal, k.name, "delta_rule", value_dim);
+  }
+}
+
+}  // namespace
+
+void test_states(const KernelTable& k, Random& random) {
+  for (size_t width : kSizes) test_convolution(k, random, width);
+  for (size_t value_dim : {1, 15, 16, 33, 64, 81, 130}) test_delta_rule(k, random, value_dim % 7 + 5, value_dim);
+}
+
+}  // namespace llmserve
