@@ -486,11 +486,43 @@ KINDS |= {
         "rope_parameters": MROPE | {"partial_rotary_factor": 0.25},
     },
 }
+LFM2: dict[str, Any] = QWEN | {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "norm_eps": 1e-3,  # so that it is seen
+}
+KINDS |= {
+    "lfm2": LFM2
+    | {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "block_ff_dim": 176,
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": True,
+        "tie_word_embeddings": True,
+    },
+    "lfm2-moe": LFM2
+    | {
+        "architectures": ["Lfm2MoeForCausalLM"],
+        "model_type": "lfm2_moe",
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "num_dense_layers": 1,
+        "norm_topk_prob": True,
+        "use_expert_bias": True,
+        "routed_scaling_factor": 1.5,
+    },
+}
 KINDS["granite4"] = KINDS["granite4-moe"] | {"num_local_experts": 0, "position_embedding_type": "nope"}
 MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2", "gpt-oss")))
-WITH_STATES = ("qwen3-next-moe", "qwen3.5", "qwen3.5-moe")
+WITH_STATES = ("lfm2", "lfm2-moe", "qwen3-next-moe", "qwen3.5", "qwen3.5-moe")
 W1_NAMES = ("block_sparse_moe", "w1", "w3", "w2")
-EXPERT_NAMES = {"mixtral": W1_NAMES, "minimax_m2": W1_NAMES, "phimoe": W1_NAMES}  # else "mlp" and the names of an MLP
+EXPERT_NAMES = dict.fromkeys(("mixtral", "minimax_m2", "phimoe"), W1_NAMES)  # else "mlp" and the names of an MLP
+EXPERT_NAMES["lfm2_moe"] = ("feed_forward", *W1_NAMES[1:])
 
 
 def make_checkpoint(
@@ -572,7 +604,7 @@ def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> di
     module, gate, up, down = EXPERT_NAMES.get(model_type, ("mlp", "gate_proj", "up_proj", "down_proj"))
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
-        layer, _, rest = name.partition(".mlp.")
+        layer, _, rest = name.partition(".feed_forward." if model_type == "lfm2_moe" else ".mlp.")
         if rest == "experts.gate_up_proj":
             parts, rows = [gate, up], shape[1] // 2
         elif rest == "experts.down_proj":

@@ -292,6 +292,10 @@ def _add(op: Op, a: Matrix, b: Matrix) -> Matrix:
     return a + b
 
 
+def _multiply(op: Op, a: Matrix, b: Matrix) -> Matrix:
+    return a * b
+
+
 def _route(op: Op, logits: Matrix, bias: Matrix | None = None) -> Matrix:
     scores = softmax(logits)
     if op.number("sigmoid"):
@@ -354,6 +358,7 @@ OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and pr
     OpKind.GATED_ACTIVATION: gated_activation,
     OpKind.ACTIVATION: activation,
     OpKind.ADD: _add,
+    OpKind.MULTIPLY: _multiply,
     OpKind.ROUTE: _route,
     OpKind.SIGMOID_GATE: _sigmoid_gate,
     OpKind.CONVOLUTION: convolution,

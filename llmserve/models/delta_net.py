@@ -31,12 +31,56 @@ class DeltaNet:
     joined: bool  # the checkpoint has queries, keys, values and gates side by side, key head by key head
 
     @property
-    def key_width(self) -> int:
-        return self.num_key_heads * self.key_dim
-
-    @property
     def value_width(self) -> int:
         return self.num_heads * self.value_dim
+
+    @property
+    def width(self) -> int:
+        """Of queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_dim + self.value_width
+
+    def params(self, spec: DecoderSpec, layer: int) -> list[Param]:
+        """What makes gates is not rounded: it is small, and each number changes all that follows."""
+        source, name = f"{weights.layer_source(layer)}.linear_attn", f"layers.{layer}.attn"
+        heads, taps, rows = (self.num_heads,), self.taps, {f"{source}.out_proj": spec.hidden_size}
+        return [
+            *self._projections(spec, source, name),
+            Param(f"{name}.conv", (self.width, taps), (f"{source}.conv1d.weight",), ((self.width, 1, taps),)),
+            Param(f"{name}.decay", heads, (f"{source}.A_log",), (heads,), is_exact=True),
+            Param(f"{name}.decay_bias", heads, (f"{source}.dt_bias",), (heads,), is_exact=True),
+            weights.copied(f"{name}.head_norm", f"{source}.norm.weight", (self.value_dim,)),
+            *weights.linear(f"{name}.output", rows, self.value_width, Shard.COLUMNS, bias=False),
+        ]
+
+    def _projections(self, spec: DecoderSpec, source: str, name: str) -> list[Param]:
+        served = self.num_heads // self.num_key_heads
+        if self.joined:
+            rows, gate_rows = {"in_proj_qkvz": self.width + self.value_width}, {"in_proj_ba": 2 * self.num_heads}
+        else:
+            rows = {"in_proj_qkv": self.width, "in_proj_z": self.value_width}
+            gate_rows = {"in_proj_b": self.num_heads, "in_proj_a": self.num_heads}
+        found = []
+        values = served * self.value_dim
+        sizes = {"qkvz": (self.key_dim, self.key_dim, values, values), "gates": (served, served)}
+        for part, modules in {"qkvz": rows, "gates": gate_rows}.items():
+            named = {f"{source}.{module}": count for module, count in modules.items()}
+            [matrix] = weights.linear(f"{name}.{part}", named, spec.hidden_size, Shard.NONE, bias=False)
+            orders = (Shares(sizes[part]),) if self.joined else ()
+            found.append(replace(matrix, orders=orders, quantizable=part == "qkvz"))
+        return found
+
+    def mix(self, g: Graph, spec: DecoderSpec, x: Value, layer: int) -> Value:
+        name = f"layers.{layer}.attn"
+        joined = g.linear(x, f"{name}.qkvz", self.width + self.value_width)
+        gates = g.linear(x, f"{name}.gates", 2 * self.num_heads)
+        qkv = g.convolution(g.slice(joined, 0, self.width), f"{name}.conv", taps=self.taps, silu=True)
+        y = g.delta_rule(
+            qkv, gates, f"{name}.decay", f"{name}.decay_bias", num_heads=self.num_heads,
+            num_key_heads=self.num_key_heads, key_dim=self.key_dim,
+        )  # fmt: skip
+        y = g.rms_norm(y, f"{name}.head_norm", eps=spec.norm_eps, groups=self.num_heads)
+        y = g.sigmoid_gate(y, g.slice(joined, self.width, self.value_width), silu=True)
+        return blocks.output(g, spec, y, layer)
 
 
 def read_delta_net(reader: ConfigReader, *, joined: bool) -> DeltaNet:
@@ -69,50 +113,3 @@ def read_stateful_layers(reader: ConfigReader, num_layers: int, *, stateful: str
     elif FULL not in types:
         reader.problems.append(f"layer_types must have a layer of {FULL}")
     return tuple(layer for layer, kind in enumerate(types) if kind == stateful)
-
-
-def params(spec: DecoderSpec, net: DeltaNet, layer: int) -> list[Param]:
-    """What makes gates is not rounded: it is small, and each number changes all that follows."""
-    source, name = f"{weights.layer_source(layer)}.linear_attn", f"layers.{layer}.attn"
-    heads, width = (net.num_heads,), 2 * net.key_width + net.value_width
-    return [
-        *_projections(spec, net, source, name),
-        Param(f"{name}.conv", (width, net.taps), (f"{source}.conv1d.weight",), ((width, 1, net.taps),)),
-        Param(f"{name}.decay", heads, (f"{source}.A_log",), (heads,), is_exact=True),
-        Param(f"{name}.decay_bias", heads, (f"{source}.dt_bias",), (heads,), is_exact=True),
-        weights.copied(f"{name}.head_norm", f"{source}.norm.weight", (net.value_dim,)),
-        *weights.linear(
-            f"{name}.output", {f"{source}.out_proj": spec.hidden_size}, net.value_width, Shard.COLUMNS, bias=False
-        ),
-    ]
-
-
-def _projections(spec: DecoderSpec, net: DeltaNet, source: str, name: str) -> list[Param]:
-    width, served = 2 * net.key_width + net.value_width, net.num_heads // net.num_key_heads
-    if net.joined:
-        rows, gate_rows = {"in_proj_qkvz": width + net.value_width}, {"in_proj_ba": 2 * net.num_heads}
-    else:
-        rows = {"in_proj_qkv": width, "in_proj_z": net.value_width}
-        gate_rows = {"in_proj_b": net.num_heads, "in_proj_a": net.num_heads}
-    found = []
-    values = served * net.value_dim
-    sizes = {"qkvz": (net.key_dim, net.key_dim, values, values), "gates": (served, served)}
-    for part, modules in {"qkvz": rows, "gates": gate_rows}.items():
-        named = {f"{source}.{module}": count for module, count in modules.items()}
-        [matrix] = weights.linear(f"{name}.{part}", named, spec.hidden_size, Shard.NONE, bias=False)
-        orders = (Shares(sizes[part]),) if net.joined else ()
-        found.append(replace(matrix, orders=orders, quantizable=part == "qkvz"))
-    return found
-
-
-def delta_net(g: Graph, spec: DecoderSpec, net: DeltaNet, x: Value, layer: int) -> Value:
-    name, width = f"layers.{layer}.attn", 2 * net.key_width + net.value_width
-    joined = g.linear(x, f"{name}.qkvz", width + net.value_width)
-    gates = g.linear(x, f"{name}.gates", 2 * net.num_heads)
-    qkv = g.convolution(g.slice(joined, 0, width), f"{name}.conv", taps=net.taps, silu=True)
-    y = g.delta_rule(
-        qkv, gates, f"{name}.decay", f"{name}.decay_bias", num_heads=net.num_heads, num_key_heads=net.num_key_heads,
-        key_dim=net.key_dim,
-    )  # fmt: skip
-    y = g.rms_norm(y, f"{name}.head_norm", eps=spec.norm_eps, groups=net.num_heads)
-    return blocks.output(g, spec, g.sigmoid_gate(y, g.slice(joined, width, net.value_width), silu=True), layer)

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
-from llmserve.models import blocks, delta_net, experts, weights
+from llmserve.models import blocks, experts, weights
 from llmserve.models.config import ConfigReader, read_decoder
-from llmserve.models.delta_net import DeltaNet
 from llmserve.models.experts import Mixture
 from llmserve.models.graph import Graph, Value
 from llmserve.models.rope import STORED_FREQUENCIES, read_rope, scaled_positions
-from llmserve.models.spec import Architecture, DecoderSpec, HfConfig, Param, PositionScale, Rope
+from llmserve.models.spec import Architecture, DecoderSpec, HfConfig, Mixer, Param, PositionScale, Rope
 
 # transformers' names of what we have
 ACTIVATIONS = {
@@ -86,7 +85,7 @@ class FamilySpec(DecoderSpec):
     normalized_head: bool = False  # the rows of the head are divided by their L2 norm
     sinks: bool = False  # each head has a score for a position without a value
     gated_heads: bool = False  # what a head gives is multiplied with a sigmoid, of numbers beside its query
-    delta_net: DeltaNet | None = None  # in the layers with a state
+    mixer: Mixer | None = None  # of the layers with a state
     mixture: Mixture | None = None
 
     def rope_of(self, layer: int) -> Rope | None:
@@ -176,8 +175,8 @@ def _rotary_dim(spec: FamilySpec, layer: int) -> int:
 
 
 def _attention_params(spec: FamilySpec, layer: int) -> list[Param]:
-    if spec.delta_net is not None and layer in spec.stateful_layers:
-        return delta_net.params(spec, spec.delta_net, layer)
+    if spec.mixer is not None and layer in spec.stateful_layers:
+        return spec.mixer.params(spec, layer)
     sinks = f"{weights.layer_source(layer)}.self_attn.sinks"
     return [
         *weights.qkv(
@@ -213,8 +212,8 @@ def _mlp_params(spec: FamilySpec, layer: int) -> list[Param]:
 
 
 def _attention(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
-    if spec.delta_net is not None and layer in spec.stateful_layers:
-        return delta_net.delta_net(g, spec, spec.delta_net, x, layer)
+    if spec.mixer is not None and layer in spec.stateful_layers:
+        return spec.mixer.mix(g, spec, x, layer)
     q, k, v, *gates = blocks.qkv(g, spec, x, layer, bias=spec.qkv_bias, gated=spec.gated_heads)
     rope, grown = spec.rope_of(layer), spec.position_scale
     if grown is not None and (grown.layers is None or layer in grown.layers):

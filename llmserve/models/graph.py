@@ -30,6 +30,7 @@ class OpKind(Enum):
     GATED_ACTIVATION = "gated_activation"  # gate_up [T,2I]; ; activation: see ACTIVATIONS, gate is columns 0..I-1
     ACTIVATION = "activation"  # x; ; activation: see PLAIN_ACTIVATIONS
     ADD = "add"  # a, b
+    MULTIPLY = "multiply"  # a, b
     ROUTE = "route"  # logits [T,E]; correction bias? [E]; see Graph.route
     EXPERTS = "experts"  # x, routes; [E*2I,H], [E*H,I], two biases?; see Graph.experts
     SIGMOID_GATE = "sigmoid_gate"  # x, gate [T,1] or as wide; silu?: y = sigmoid(gate) * x, or silu(gate) * x
@@ -233,6 +234,10 @@ class Graph:
     def add(self, a: Value, b: Value) -> Value:
         assert a.width == b.width
         return self._record(OpKind.ADD, (a, b), a.width)
+
+    def multiply(self, a: Value, b: Value) -> Value:
+        assert a.width == b.width
+        return self._record(OpKind.MULTIPLY, (a, b), a.width)
 
     def route(
         self,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from llmserve.models import family
 from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, read_family
-from llmserve.models.spec import HeadGroups, HfConfig, Param
+from llmserve.models.spec import HeadGroups, HfConfig, Param, renamed
 
 NAMES = {  # modules that `weights.py` names as Llama does
     "model.embed_tokens": "model.tok_embeddings",
@@ -36,12 +36,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
 def params(spec: FamilySpec) -> list[Param]:
     groups = HeadGroups(spec.head_dim, spec.num_kv_heads)
     return [
-        replace(
-            param,
-            sources=tuple(map(_published, param.sources)),
-            duplicates=tuple(map(_published, param.duplicates)),
-            orders=(groups,) if ".attn.qkv" in param.name else (),
-        )
+        replace(renamed(param, _published), orders=(groups,) if ".attn.qkv" in param.name else ())
         for param in family.params(spec)
     ]
 

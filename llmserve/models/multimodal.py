@@ -8,7 +8,7 @@ from dataclasses import replace
 from llmserve.errors import CheckpointError
 from llmserve.models import family
 from llmserve.models.family import FamilySpec
-from llmserve.models.spec import Architecture, HfConfig, Param
+from llmserve.models.spec import Architecture, HfConfig, Param, renamed
 
 PREFIX = "language_model."
 OUTSIDE = ("tie_word_embeddings", "quantization_config")  # keys that are not the language model's own
@@ -26,16 +26,8 @@ def language_model(
 
     `published`: the name of a tensor that the language model alone would have."""
 
-    def renamed(param: Param) -> Param:
-        return replace(
-            param,
-            sources=tuple(map(published, param.sources)),
-            duplicates=tuple(map(published, param.duplicates)),
-            otherwise=param.otherwise and renamed(param.otherwise),
-        )
-
     def params(spec: FamilySpec) -> list[Param]:
-        return list(map(renamed, family.params(spec)))
+        return [renamed(param, published) for param in family.params(spec)]
 
     def from_hf(config: HfConfig) -> FamilySpec:
         text = config.get("text_config")

@@ -44,7 +44,7 @@ def read(reader: ConfigReader, architecture: str, *, joined: bool) -> FamilySpec
     bias = reader.flag("attention_bias")
     layers = read_stateful_layers(reader, spec.num_layers)
     return replace(
-        spec, stateful_layers=layers, delta_net=read_delta_net(reader, joined=joined), gated_heads=True,
+        spec, stateful_layers=layers, mixer=read_delta_net(reader, joined=joined), gated_heads=True,
         head_norm=HeadNorm.HEADS, norm_offset=1.0, qkv_bias=bias, output_bias=bias,
     )  # fmt: skip
 

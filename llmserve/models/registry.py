@@ -36,6 +36,8 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "hunyuan_moe",
     "internlm2",
     "internlm3",
+    "lfm2",
+    "lfm2_moe",
     "llama",
     "llama4",
     "llama4_text",

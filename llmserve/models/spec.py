@@ -6,11 +6,11 @@ Sizes (`DecoderSpec`) and where each parameter comes from (`Param`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any, Generic, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
-from llmserve.models.graph import CacheShape, Graph, Program
+from llmserve.models.graph import CacheShape, Graph, Program, Value
 
 HfConfig: TypeAlias = Mapping[str, Any]
 
@@ -93,6 +93,16 @@ class Param:
         return count
 
 
+def renamed(param: Param, published: Callable[[str], str]) -> Param:
+    """Of tensors with other names: `published` of those that it has."""
+    return replace(
+        param,
+        sources=tuple(map(published, param.sources)),
+        duplicates=tuple(map(published, param.duplicates)),
+        otherwise=param.otherwise and renamed(param.otherwise, published),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Rope:
     """A rotary embedding, resolved."""
@@ -166,6 +176,14 @@ class DecoderSpec:
     def notes(self, max_seq_len: int) -> list[str]:
         """What the user should know about an engine for sequences up to this length."""
         return []
+
+
+class Mixer(Protocol):
+    """What a layer has in place of attention."""
+
+    def params(self, spec: DecoderSpec, layer: int) -> list[Param]: ...
+
+    def mix(self, g: Graph, spec: DecoderSpec, x: Value, layer: int) -> Value: ...
 
 
 Spec = TypeVar("Spec", bound=DecoderSpec)

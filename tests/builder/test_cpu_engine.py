@@ -50,6 +50,18 @@ def test_every_architecture_computes_the_references_logits(tmp_path: Path, kind:
     assert result.max_error < 1e-4
 
 
+@pytest.mark.parametrize("kind", WITH_STATES)
+def test_the_plan_and_the_engine_say_how_large_a_state_is(tmp_path: Path, kind: str) -> None:
+    checkpoint = make_checkpoint(tmp_path / kind, kind)
+    plan = plan_build(checkpoint, OPTIONS)
+    size = plan.program.state_bytes
+    rows = dict(plan.rows())
+    assert rows["states"].startswith(f"{size / 2**20:,.1f} MiB per sequence")
+    assert plan.sequences_that_fit[256] < plan.kv_pool_tokens // 256
+    directory = build(tmp_path, kind)
+    assert directory.manifest.device["state_bytes"] == read_header(directory.engine_file).state_bytes == size
+
+
 @pytest.mark.parametrize("kind", ["baichuan2-7b", "baichuan2-13b", "llama-tied", "qwen3", *MIXTURES])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rounded_engines_stay_well_within_the_tolerance(tmp_path: Path, kind: str, dtype: str) -> None:

@@ -216,6 +216,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5-moe of more layers": ("qwen3.5-moe", {"num_hidden_layers": 4, "attention_bias": True}),
     "qwen3.5-moe by layer type": ("qwen3.5-moe", {"layer_types": ["full_attention", "linear_attention"]}),
     "qwen3.5-moe with short convolutions": ("qwen3.5-moe", {"linear_conv_kernel_dim": 3, "linear_key_head_dim": 20}),
+    "lfm2 by numbers of layers": ("lfm2", {"layer_types": None, "full_attn_idxs": [0, 2]}),
+    "lfm2 with biases": ("lfm2", {"conv_bias": True, "tie_word_embeddings": False}),
+    "lfm2 with an MLP as it is": ("lfm2", {"block_auto_adjust_ff_dim": False, "conv_L_cache": 5}),
+    "lfm2 with a wider MLP": ("lfm2", {"block_ffn_dim_multiplier": 1.4, "num_key_value_heads": 1}),
+    "lfm2 of attention only": ("lfm2", {"layer_types": ["full_attention"] * 3}),
+    "lfm2-moe without a correction": ("lfm2-moe", {"use_expert_bias": False, "norm_topk_prob": False}),
+    "lfm2-moe in every layer": ("lfm2-moe", {"num_dense_layers": 0, "num_experts_per_tok": 1, "conv_bias": True}),
     "one key/value head": ("llama", {"num_key_value_heads": 1}),
     "baichuan1 13B": ("baichuan2-13b", {"norm_head": False}),
 }

@@ -38,6 +38,7 @@ class OpCode(IntEnum):
     SCALE_BY_POSITION = 27
     CONVOLUTION = 28
     DELTA_RULE = 29
+    MULTIPLY = 30
 
 
 class Blocks(IntEnum):

@@ -19,7 +19,7 @@ from llmserve.engine.directory.manifest import Manifest
 from llmserve.engine.directory.verify import verify_engine
 from llmserve.errors import RecipeError
 from tests.builder.contents import contents
-from tests.checkpoints import KINDS, MIXTURES, make_checkpoint, random_tensors, write_tensors
+from tests.checkpoints import KINDS, MIXTURES, WITH_STATES, make_checkpoint, random_tensors, write_tensors
 from tests.engine.cpu.networks import random_ids
 from tests.gguf_files import make_gguf
 
@@ -64,7 +64,7 @@ def test_every_architecture_can_be_calibrated(tmp_path: Path, kind: str) -> None
     result = verify_engine(EngineDirectory.open(tmp_path / "e"))
     assert result is not None
     assert result.passed
-    assert result.tolerance < 0.3
+    assert result.tolerance < (0.6 if kind in WITH_STATES else 0.3)
 
 
 @pytest.mark.parametrize("kind", ["olmoe", "qwen2-moe", "gpt-oss", "llama4-moe"])

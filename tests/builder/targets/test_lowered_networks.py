@@ -51,6 +51,8 @@ DIGESTS = {  # kind: program, cpu, cuda
     "hunyuan": ("1efed54179ccbbf9", "9bad7de0b0d85846", "4f53cda18c2baa0c"),
     "hunyuan-moe": ("6b132b9068dc0345", "9d4b771adb3af05b", "4f53cda18c2baa0c"),
     "internlm3": ("59bc3530c19a0cea", "0f68b3abdc0ae5bd", "7aa9c7fe5c4fad35"),
+    "lfm2": ("327dd0e8c1d901ba", "1f717f29d9519535", "4f53cda18c2baa0c"),
+    "lfm2-moe": ("e99be2931bc04383", "9b825b4f44a9e06e", "4f53cda18c2baa0c"),
     "llama": ("6517767b23d599e1", "fd928de15f6d1ce1", "3645a02510282f8e"),
     "llama-tied": ("6517767b23d599e1", "e20425b86f88a9c3", "893c631d1dc96969"),
     "llama3-rope": ("0b612295e34fe5d0", "fd928de15f6d1ce1", "3645a02510282f8e"),

@@ -75,6 +75,7 @@ def test_queries_that_grow_are_refused_by_name(name: str) -> None:
     ("kind", "texts"),
     [
         ("llama4-moe", ("chunked of attention: True", "op scale_by_position", "op experts")),
+        ("lfm2", ("op convolution", "op multiply")),
         ("qwen3.5", ("op convolution", "op delta_rule", "op sigmoid_gate")),
         ("phimoe", ("biased of logits: True", "op layer_norm", "op route")),
     ],

@@ -171,7 +171,10 @@ def odd_network(
         return g.linear(y, param(f"{i}.net_out", hidden, y.width), hidden)
 
     def short_convolution(h: Value, i: int) -> Value:
-        return g.convolution(h, param(f"{i}.conv", hidden, 3), taps=3, bias=param(f"{i}.conv_bias", hidden))
+        y = g.multiply(h, g.linear(h, param(f"{i}.net_gate", hidden, hidden), hidden))
+        return g.multiply(
+            g.convolution(y, param(f"{i}.conv", hidden, 3), taps=3, bias=param(f"{i}.conv_bias", hidden)), h
+        )
 
     g = Graph(CacheShape(layers, kv_heads, head_dim), vocab)
     x = g.embed(param("embed", vocab, hidden), hidden, scale=1.7 if peculiar else 1.0)

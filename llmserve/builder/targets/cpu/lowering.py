@@ -137,7 +137,8 @@ class Lowering(FileLowering):
 
     def _add(self, op: Op) -> None:
         left, right = (self._buffers[name] for name in op.inputs)
-        self._emit(OpCode.ADD, op, self._buffers.over(op.output, op.inputs[0]), inputs=(left, right))
+        code = OpCode.ADD if op.kind is OpKind.ADD else OpCode.MULTIPLY
+        self._emit(code, op, self._buffers.over(op.output, op.inputs[0]), inputs=(left, right))
 
     def _select_rows(self, op: Op) -> None:
         source = self._buffers[op.inputs[0]]
@@ -317,6 +318,7 @@ class Lowering(FileLowering):
         OpKind.GATED_ACTIVATION: Rule(_activation, ("activation",)),
         OpKind.ACTIVATION: Rule(_activation, ("activation",)),
         OpKind.ADD: Rule(_add),
+        OpKind.MULTIPLY: Rule(_add),
         OpKind.ROUTE: Rule(
             _route,
             (

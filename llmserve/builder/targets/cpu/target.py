@@ -114,6 +114,7 @@ class CpuTarget:
             "format_version": FORMAT_VERSION,
             "operations": dict(Counter(op.code.name.lower() for op in lowered.ops)),
             "quantized_params": lowered.num_quantized,
+            **({"state_bytes": state_bytes} if (state_bytes := job.program.state_bytes) else {}),
         }
 
     def compile_kernels(self, network: Network, output: Path, progress: Progress, threads: int) -> str:

@@ -73,7 +73,9 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
     case OpKind::kRope:
       return over_rows(&Executor::rope);
     case OpKind::kAdd:
-      return over_rows(&Executor::add);
+      return over_rows(&Executor::pairwise, kernels.add);
+    case OpKind::kMultiply:
+      return over_rows(&Executor::pairwise, kernels.multiply);
     case OpKind::kRoute:
       return over_rows(&Executor::route);
     case OpKind::kDispatch:
@@ -122,10 +124,10 @@ void Executor::activate(const OpRecord& op, size_t begin, size_t end, decltype(K
   kernel(view<const float>(op.in[0], first_row(op) + begin), op.out.width, end - begin, view<float>(op.out, begin));
 }
 
-void Executor::add(const OpRecord& op, size_t begin, size_t end) {
+void Executor::pairwise(const OpRecord& op, size_t begin, size_t end, decltype(KernelTable::add) kernel) {
   const auto a = view<const float>(op.in[0], first_row(op) + begin);
   const auto b = view<const float>(op.in[1], first_row(op) + begin);
-  engine_.kernels_->add(a, b, op.out.width, end - begin, view<float>(op.out, begin));
+  kernel(a, b, op.out.width, end - begin, view<float>(op.out, begin));
 }
 
 // One row at a time, so that what happens before stays in the nearest cache.

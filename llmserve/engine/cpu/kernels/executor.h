@@ -30,7 +30,7 @@ class Executor {
   LayerNormArgs layer_norm_args(const OpRecord& op, size_t groups) const;
   void layer_norm(const OpRecord& op, size_t begin, size_t end);
   void activate(const OpRecord& op, size_t begin, size_t end, decltype(KernelTable::gelu) kernel);
-  void add(const OpRecord& op, size_t begin, size_t end);
+  void pairwise(const OpRecord& op, size_t begin, size_t end, decltype(KernelTable::add) kernel);
   void route(const OpRecord& op, size_t begin, size_t end);
   void dispatch(const OpRecord& op);
   float weight_of(const Operand& routes, size_t row) const;

@@ -86,6 +86,7 @@ enum class OpKind : uint32_t {
   kConvolution,  // x -> f32; weight of all columns, window numbers each, bias?; groups = 1: and then SiLU. Has a state
   kDeltaRule,    // q, k and v side by side, gates -> f32; decay, its bias; num_heads, groups = key heads, head_dim of keys.
                  // Has a state
+  kMultiply,     // as kAdd
 };
 
 inline constexpr uint32_t kRouteToOne = 1;    // the weights of a row have a sum of one

@@ -216,6 +216,7 @@ struct KernelTable {
   // Columns [begin, end) of the values of a head: a panel.
   void (*delta_rule)(const DeltaRuleArgs& args, size_t head, size_t begin, size_t end);
   void (*add)(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
+  void (*multiply)(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
 
   // Over logits; NaN counts as minus infinity, plus infinity as the largest float. A weight is
   // exp((x - peak) / temperature), and not quite 0 for minus infinity.

@@ -75,8 +75,7 @@ class OpCheck {
         vector(op_.tensors[0], DType::kF32, op_.head_dim / 2);
         return true;
       case OpKind::kCacheWrite:
-        operand(op_.in[0], 4);
-        operand(op_.in[1], 4);
+        for (const Operand& kept : {std::ref(op_.in[0]), std::ref(op_.in[1])}) operand(kept, 4);
         require(op_.in[0].width == kv_width() && op_.in[1].width == kv_width());
         rope_table(op_.in[2]);
         require(op_.layer < header_.num_layers && has(RowsOf::kTokens));
@@ -94,6 +93,7 @@ class OpCheck {
         for_experts_ = true;
         return true;
       case OpKind::kAdd:
+      case OpKind::kMultiply:
         same_width();
         operand(op_.in[1], 4);
         require(op_.in[1].width == op_.out.width);

@@ -342,4 +342,10 @@ void add(View<const float> a, View<const float> b, size_t width, size_t num_rows
   }
 }
 
+void multiply(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y) {
+  for (size_t r = 0; r < num_rows; ++r) {
+    for (size_t i = 0; i < width; ++i) y.row(r)[i] = a.row(r)[i] * b.row(r)[i];
+  }
+}
+
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -35,6 +35,7 @@ void sigmoid_gate(View<const float> x, View<const float> gate, bool is_wide, boo
 void convolution(const ConvolutionArgs& args, size_t begin, size_t end);
 void delta_rule(const DeltaRuleArgs& args, size_t head, size_t begin, size_t end);
 void add(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
+void multiply(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
 void block_peaks(const float* x, size_t count, float* peaks);
 void block_weights(const float* x, size_t count, Softmax softmax, double* sums);
 void weights(const float* x, size_t count, Softmax softmax, float* y);

@@ -64,6 +64,7 @@ const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
       .convolution = variant::convolution,
       .delta_rule = variant::delta_rule,
       .add = variant::add,
+      .multiply = variant::multiply,
       .block_peaks = variant::block_peaks,
       .block_weights = variant::block_weights,
       .weights = variant::weights,

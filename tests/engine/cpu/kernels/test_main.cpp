@@ -117,7 +117,9 @@ void test_rowwise(const KernelTable& k, Random& random) {
 
     k.add({x.data(), width}, {weight.data(), 0}, width, rows, {y.data(), width});
     for (size_t i = 0; i < rows * width; ++i) equal = equal && y[i] == x[i] + weight[i % width];
-    expect(equal, k.name, "add", width);
+    k.multiply({x.data(), width}, {weight.data(), 0}, width, rows, {y.data(), width});
+    for (size_t i = 0; i < rows * width; ++i) equal = equal && y[i] == x[i] * weight[i % width];
+    expect(equal, k.name, "add, multiply", width);
 
     for (DType type : kTypes) {
       const Typed vocabulary(random, 40 * width, type);
