@@ -206,6 +206,8 @@ class GenerateRequest:
     tenant: Tenant = EVERYBODY
     speculation: bool = True  # whether tokens may be drafted; no answer depends on it
     draft_ids: tuple[int, ...] = ()  # what the client thinks that the answer will be; no answer depends on it
+    pooled: bool = False  # no tokens, but the logits of one event: what the network makes of the whole prompt
+    second_segment: int = 0  # position from which on the prompt is a second text; 0: there is one
 
     @property
     def num_answers(self) -> int:
@@ -219,7 +221,7 @@ class GenerateRequest:
 
     def max_new_tokens(self, max_seq_len: int) -> int:
         """Of each answer: as many as it asks for, and as there is room for behind the prompt."""
-        return min(self.sampling.max_tokens, max_seq_len - len(self.prompt_ids))
+        return 1 if self.pooled else min(self.sampling.max_tokens, max_seq_len - len(self.prompt_ids))
 
     def length_warning(self, max_seq_len: int) -> str:
         """That the answer asked for is longer than there is room; empty when it is not."""

@@ -60,4 +60,5 @@ ACTIVATIONS: Mapping[str, Callable[[Matrix], Matrix]] = {
     "gelu_tanh": _gelu_tanh,
     "gelu": _gelu,
     "relu2": _relu2,
+    "tanh": np.tanh,
 }

@@ -58,6 +58,8 @@ def _attend(op: Op, q: Matrix, k: Matrix, sinks: Matrix | None, weigh: Callable[
     num_heads, num_kv_heads = int(op.number("num_heads")), int(op.number("num_kv_heads"))
     q_NTD, k_GTD = _heads(q, num_heads), _heads(k, num_kv_heads)
     mask, distance = _causal(len(q), window=int(op.number("window")), chunked=bool(op.number("chunked")))
+    if op.number("bidirectional"):
+        mask[:] = True
     slopes = op.attrs["alibi_slopes"]
     y_NTD = np.empty_like(q_NTD)
     for head in range(num_heads):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from llmserve import __version__
@@ -22,12 +23,12 @@ def engine_config(
     network = network_config(spec, options, tp_size=tp_size, pp_size=pp_size)
     return {
         "version": __version__,
-        "pretrained_config": {**network, **_computation(program, options)},
+        "pretrained_config": {**network, **_computation(program, options), **_pooled(spec, program)},
         "build_config": {
             "max_batch_size": options.max_batch_size,
             "max_num_tokens": options.max_num_tokens,
             "max_seq_len": options.max_seq_len,
-            "max_input_len": options.max_seq_len - 1,  # one token of the sequence is output
+            "max_input_len": options.max_seq_len - (not program.pools),  # one token of the sequence is output
             "max_beam_width": max_beam_width,
             "kv_cache_type": "PAGED",
             "plugin_config": {
@@ -54,13 +55,26 @@ def network_config(spec: DecoderSpec, options: BuildOptions, *, tp_size: int, pp
         "num_key_value_heads": spec.num_kv_heads,
         "head_size": spec.head_dim,
         "norm_epsilon": spec.norm_eps,
-        "position_embedding_type": "rope_gpt_neox" if spec.rope else "alibi",
+        "position_embedding_type": _positions(spec),
         "mapping": {
             "world_size": tp_size * pp_size,
             "tp_size": tp_size,
             "pp_size": pp_size,
         },
     }
+
+
+def _positions(spec: DecoderSpec) -> str:
+    if spec.rope:
+        return "rope_gpt_neox"
+    return "alibi" if spec.pooling is None else "learned_absolute"
+
+
+def _pooled(spec: DecoderSpec, program: Program) -> dict[str, Any]:
+    """What comes out instead of tokens; our own key."""
+    if spec.pooling is None:
+        return {}
+    return {"pooling": {**asdict(spec.pooling), "width": program.output_width}}
 
 
 def _computation(program: Program, options: BuildOptions) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class Run:
     token_ids: Sequence[int]
     rounds: bool = True
     exact_weights: bool = False
+    second_segment: int = 0  # position from which on tokens belong to a second text; 0: there is one
 
 
 class ReferenceModel:
@@ -233,6 +234,8 @@ class ReferenceModel:
             q, *kept = inputs
             dtype = FLOATS[self._cache.name].values
             inputs = (q, *(x.astype(dtype).astype(np.float32) for x in kept))
+        if op.kind in POSITIONAL:
+            return weights[0][POSITIONAL[op.kind](op, run, weights[0])]
         y: Matrix = OPERATIONS[op.kind](op, *inputs, *weights)
         return y
 
@@ -348,6 +351,35 @@ def _select_rows(op: Op, x: Matrix) -> Matrix:
     return x  # the reference wants the logits of every token
 
 
+def _pool(op: Op, x: Matrix) -> Matrix:
+    y = POOLED[str(op.attrs["mode"])](x)
+    if op.number("normalize"):
+        y = y / max(np.sqrt(np.square(y, dtype=np.float64).sum()), SMALLEST_NORM)
+    return y.astype(np.float32)
+
+
+def _positions(op: Op, run: Run, table: Matrix) -> NDArray[np.int64]:
+    return int(op.number("begin")) + np.arange(len(run.token_ids))
+
+
+def _segments(op: Op, run: Run, table: Matrix) -> NDArray[np.int64]:
+    is_second = np.arange(len(run.token_ids)) >= (run.second_segment or len(run.token_ids))
+    return np.minimum(is_second, len(table) - 1).astype(np.int64)
+
+
+POSITIONAL: Mapping[OpKind, Callable[[Op, Run, Matrix], NDArray[np.int64]]] = {  # rows of a table
+    OpKind.EMBED_POSITION: _positions,
+    OpKind.EMBED_SEGMENT: _segments,
+}
+SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize's guard
+POOLED: Mapping[str, Callable[[Matrix], Matrix]] = {
+    "first": lambda x: x[:1],
+    "last": lambda x: x[-1:],
+    "mean": lambda x: x.mean(axis=0, keepdims=True),
+    "max": lambda x: x.max(axis=0, keepdims=True),
+}
+
+
 OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and products
     OpKind.RMS_NORM: _rms_norm,
     OpKind.LAYER_NORM: _layer_norm,
@@ -364,4 +396,5 @@ OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and pr
     OpKind.CONVOLUTION: convolution,
     OpKind.DELTA_RULE: delta_rule,
     OpKind.SELECT_ROWS: _select_rows,
+    OpKind.POOL: _pool,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -22,13 +23,14 @@ from llmserve.builder.quantization import (
 )
 from llmserve.builder.targets.base import Network, Target
 from llmserve.builder.targets.registry import TARGETS
-from llmserve.checkpoint.plan import WeightPlan, plan_weights
+from llmserve.checkpoint.plan import WeightPlan, named_as_stored, plan_weights
 from llmserve.checkpoint.reader import Checkpoint, read_config
+from llmserve.checkpoint.sentence_transformers import read_pooling
 from llmserve.errors import CheckpointError, RecipeError, raise_problems
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.number_formats import ROUNDED
 from llmserve.models.registry import architecture_for
-from llmserve.models.spec import DecoderSpec, HfConfig, Param
+from llmserve.models.spec import DecoderSpec, HfConfig, Param, Pooling
 from llmserve.stages.tokenizer_code import TokenizerCode, find_tokenizer_code
 
 
@@ -71,7 +73,8 @@ class ResolvedBuild:
     @property
     def passage(self) -> Ids:
         """What the loss of rounding weights is measured on; nothing where none are, or no tokenizer is there."""
-        return passage_ids(self.encoder, self.options.max_seq_len) if self.options.quantization else ()
+        is_measured = self.options.quantization and not self.program.pools
+        return passage_ids(self.encoder, self.options.max_seq_len) if is_measured else ()
 
     @property
     def notes(self) -> list[str]:
@@ -116,9 +119,14 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     Raise `Unsupported` for an unknown architecture or config value; `CheckpointError` when the tensors are wrong;
     `RecipeError` when only the options are, or the calibration data. The message lists every problem found.
     """
-    spec, (program, params, options), target, problems = _network(checkpoint.config, options, target)
+    architecture = architecture_for(checkpoint.config)
+    spec, (program, params, options), target, problems = _network(
+        checkpoint.config, options, target, read_pooling(checkpoint)
+    )
     try:
-        weights = plan_weights(checkpoint, params, (*architecture_for(checkpoint.config).ignored, *spec.ignored))
+        unread = [re.escape(name) for name in _unread_sources(architecture.params(spec), params)]
+        params = named_as_stored(params, architecture.prefix, checkpoint.tensors)
+        weights = plan_weights(checkpoint, params, (*architecture.ignored, *spec.ignored, *unread))
     except CheckpointError as error:
         if problems:
             raise CheckpointError("\n".join([str(error), "and the build options are wrong:", *problems])) from error
@@ -157,15 +165,19 @@ def longest_sequence(checkpoint: Path) -> int:
 
 
 def _network(
-    config: HfConfig, options: BuildOptions, target: Target | None
+    config: HfConfig, options: BuildOptions, target: Target | None, pooling: Pooling | None = None
 ) -> tuple[DecoderSpec, Network, Target | None, list[str]]:
     """And all that is wrong; the target is known where nothing is that comes before it."""
     architecture = architecture_for(config)
     spec = architecture.from_hf(config)
-    params = architecture.params(spec)
+    if pooling is not None and not (spec.pooling and spec.pooling.scores):
+        spec = replace(spec, pooling=pooling)
     problems = options.problems() + _length_problems(spec, options)
     options = replace(options, max_seq_len=options.max_seq_len or spec.usual_seq_len)
     program = architecture.program(spec.for_sequences(options.max_seq_len))
+    read = {name for op in program.ops for name in op.weights}
+    params = [param for param in architecture.params(spec) if param.name in read]
+    problems += _step_problems(program, options)
     if not problems:
         target = target or target_for(options.target, spec, config)
         problems += target.problems(program, params, options)
@@ -202,6 +214,22 @@ def _quantized(
 
 def _kept(quantized: Mapping[str, Sequence[WeightPart]], weights: WeightPlan, dtype: str) -> list[str]:
     return [name for name, parts in quantized.items() if keeps_integers(parts, weights.rows(name, dtype))]
+
+
+def _unread_sources(listed: Sequence[Param], read: Sequence[Param]) -> set[str]:
+    """Tensors of parameters that the program is without: of the head, where a text is pooled."""
+    sources, kept = ({name for param in params for name in param.sources} for params in (listed, read))
+    return sources - kept
+
+
+def _step_problems(program: Program, options: BuildOptions) -> list[str]:
+    most, longest = options.max_num_tokens, options.max_seq_len
+    if program.needs_whole and most < longest:
+        return [
+            f"max_num_tokens is {most}, but this network reads a whole text, of up to {longest} tokens, in one step: "
+            f"raise it to {longest}, or lower max_seq_len to {most}"
+        ]
+    return []
 
 
 def _length_problems(spec: DecoderSpec, options: BuildOptions) -> list[str]:

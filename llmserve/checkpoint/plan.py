@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -190,6 +190,21 @@ def plan_weights(checkpoint: Checkpoint, params: Sequence[Param], ignored: Seque
 def _as_stored(param: Param, tensors: Collection[str]) -> Param:
     other = param.otherwise
     return param if other is None or param.sources[0] in tensors or other.sources[0] not in tensors else other
+
+
+def named_as_stored(params: Sequence[Param], prefix: str, tensors: Collection[str]) -> list[Param]:
+    """Their sources without `prefix`, where no tensor has it: so is a network saved without its head."""
+    found = any(param.sources[0].removeprefix(prefix) in tensors for param in params)
+    if not found or any(name.startswith(prefix) for name in tensors):
+        return list(params)
+    return [
+        replace(
+            param,
+            sources=tuple(name.removeprefix(prefix) for name in param.sources),
+            duplicates=tuple(name.removeprefix(prefix) for name in param.duplicates),
+        )
+        for param in params
+    ]
 
 
 def _source_problems(checkpoint: Checkpoint, source: str, shape: tuple[int, ...]) -> list[str]:

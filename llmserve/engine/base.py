@@ -14,6 +14,8 @@ from typing import Protocol, runtime_checkable
 from llmserve.core import Allowance, GenerateRequest, Logits, Tenant, TokenEvent
 from llmserve.scheduler.plan import ChunkScores, StepPlan
 
+EMBEDDINGS, SCORES = "embeddings", "scores"
+
 
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
@@ -31,6 +33,8 @@ class RunnerInfo:
     state_bytes: int = 0  # of each
     gpu_bytes: int = 0  # allocated for good on a GPU
     pinned_bytes: int = 0  # and of the host, that it copies from and to
+    output_width: int = 0  # of what it makes of whole sequences; 0: it chooses tokens
+    needs_whole: bool = False  # all tokens of a sequence must be in one step
 
     @property
     def checkpoint_blocks(self) -> int:
@@ -103,6 +107,9 @@ class EngineInfo:
     max_batch_size: int
     max_num_tokens: int
     max_beam_width: int = 1
+    pooling: str = ""  # EMBEDDINGS or SCORES, which it makes of whole texts; empty: it makes tokens
+    output_width: int = 0  # of such
+    scores_with_sigmoid: bool = False
     kernels: str = ""  # that compute here; with the same ones equal requests get equal tokens. Empty: no such promise
 
 

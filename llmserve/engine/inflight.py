@@ -84,6 +84,8 @@ class InflightEngine:
         limits, settings = runner.info, settings or SchedulerSettings()
         if isinstance(runner, PipelinedRunner):  # the next step begins before tokens are known
             settings = replace(settings, speculation=Speculation.OFF)
+        if limits.needs_whole:  # keys and values depend on what comes later
+            settings, files = replace(settings, enable_block_reuse=False), None
         self._info = info
         self._runner = runner
         self._limits = limits
@@ -94,6 +96,7 @@ class InflightEngine:
                 max_num_tokens=limits.max_num_tokens,
                 max_batch_size=limits.max_batch_size,
                 max_seq_len=limits.max_seq_len,
+                needs_whole=limits.needs_whole,
                 settings=settings,
                 num_states=limits.num_states,
                 checkpoint_blocks=limits.checkpoint_blocks,
@@ -130,7 +133,9 @@ class InflightEngine:
         """See `Engine.submit`. A request whose answer can never fit is `InvalidArgument` too."""
         self._end.check()
         limits = self._limits
-        check_request(request, vocab_size=limits.vocab_size, max_seq_len=limits.max_seq_len)
+        check_request(
+            request, vocab_size=limits.vocab_size, max_seq_len=limits.max_seq_len, pools=limits.output_width > 0
+        )
         check_pool(request, max_seq_len=limits.max_seq_len, num_pool_tokens=limits.num_blocks * limits.block_size)
         self._scheduler.config.check_fits(request.num_sequences)
         return self._stream(request)

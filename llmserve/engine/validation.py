@@ -17,9 +17,15 @@ MAX_WORD_LENGTH = 64
 MAX_WORD_TOKENS = 16384  # of all words of a list together: they are indexed, and looked up after every token
 
 
-def check_request(request: GenerateRequest, *, vocab_size: int, max_seq_len: int, max_beam_width: int = 1) -> None:
-    """Raise `InvalidArgument` unless the request is one that an engine with these limits can answer."""
+def check_request(
+    request: GenerateRequest, *, vocab_size: int, max_seq_len: int, max_beam_width: int = 1, pools: bool = False
+) -> None:
+    """Raise `InvalidArgument` unless the request is one that an engine with these limits can answer.
+
+    `pools`: it makes embeddings or scores, and no tokens.
+    """
     problems = [
+        *_kind_problems(request, pools),
         *_prompt_problems(request, vocab_size, max_seq_len),
         *request.sampling.problems(),
         *_limit_problems(request),
@@ -31,8 +37,13 @@ def check_request(request: GenerateRequest, *, vocab_size: int, max_seq_len: int
         *_ban_problems(request, vocab_size),
         *_bias_problems(request, vocab_size),
     ]
-    error = prompt_error(len(request.prompt_ids), limit=max_seq_len - 1)
+    error = prompt_error(len(request.prompt_ids), limit=longest_prompt(request, max_seq_len))
     raise_problems(error, f"request {request.request_id!r} is not valid", problems)
+
+
+def longest_prompt(request: GenerateRequest, max_seq_len: int) -> int:
+    """One token is left for an answer of tokens."""
+    return max_seq_len if request.pooled else max_seq_len - 1
 
 
 def prompt_error(num_tokens: int, *, limit: int) -> Callable[[str], InvalidArgument]:
@@ -55,12 +66,23 @@ def _prompt_problems(request: GenerateRequest, vocab_size: int, max_seq_len: int
     num_prompt = len(request.prompt_ids)
     if num_prompt == 0:
         yield "the prompt is empty; give at least one token"
-    if num_prompt >= max_seq_len:
+    if request.pooled and num_prompt > max_seq_len:
+        yield f"the text has {num_prompt} tokens, but this engine takes at most {max_seq_len}; shorten it"
+    elif num_prompt >= max_seq_len and not request.pooled:
         yield (
             f"the prompt has {num_prompt} tokens, but this engine takes at most {max_seq_len - 1} "
             f"(max_seq_len {max_seq_len}, one left for the answer)"
         )
     yield from _id_problems("prompt_ids", request.prompt_ids, vocab_size)
+
+
+def _kind_problems(request: GenerateRequest, pools: bool) -> Iterator[str]:
+    if pools and not request.pooled:
+        yield "this engine makes embeddings or scores of texts, and no tokens"
+    if request.pooled and not pools:
+        yield "this engine makes tokens, and neither embeddings nor scores"
+    if not 0 <= request.second_segment <= max(0, len(request.prompt_ids) - 1):
+        yield f"second_segment must be a position of the prompt, got {request.second_segment}"
 
 
 def _draft_problems(request: GenerateRequest, vocab_size: int, max_seq_len: int) -> Iterator[str]:

@@ -77,6 +77,7 @@ def attention(
     alibi_slopes: tuple[float, ...] = (),
     sinks: str | None = None,
     chunked: bool = False,
+    bidirectional: bool = False,
 ) -> Value:
     """Over the layer's window. `scale` None: one over the root of the head size."""
     q, k, v = qkv
@@ -94,6 +95,7 @@ def attention(
         alibi_slopes=alibi_slopes,
         sinks=sinks,
         chunked=chunked and spec.window(layer) > 0,
+        bidirectional=bidirectional,
     )
 
 

@@ -9,7 +9,7 @@ matrix [T, width] (or [S, width] after `select_rows`) of real numbers; precision
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeAlias
 
@@ -20,6 +20,8 @@ class OpKind(Enum):
     """op: inputs; weights; attrs. `y` is the output."""
 
     EMBED = "embed"  # (); [V,H]; scale?: y[t] = scale * weight[token_ids[t]]
+    EMBED_POSITION = "embed_position"  # (); [P,H]; begin: y[t] = weight[begin + position of t]
+    EMBED_SEGMENT = "embed_segment"  # (); [S,H]; y[t] = weight[0], or of a second text's tokens weight[1] where it is
     RMS_NORM = "rms_norm"  # x; [N]?; eps, groups, offset?: y = x / rms(x) * (offset + weight), per group of N columns
     LAYER_NORM = "layer_norm"  # x; [N], optional bias [N]; see Graph.layer_norm
     LINEAR = "linear"  # x; [N,K], optional bias [N]; y = x @ weight.T + bias
@@ -37,6 +39,7 @@ class OpKind(Enum):
     CONVOLUTION = "convolution"  # x; [N,K], bias? [N]; taps, silu?, biased?; see Graph.convolution
     DELTA_RULE = "delta_rule"  # q, k and v side by side, gates; [heads], [heads]; see Graph.delta_rule
     SELECT_ROWS = "select_rows"  # x; keeps the S rows whose logits are wanted
+    POOL = "pool"  # x; ; mode: see POOLINGS, normalize?: a row for each sequence, of all its rows
     LOGITS = (
         "logits"  # x [S,H]; [V,H], bias? [V]; scale?, soft_cap?: soft_cap(scale * (x @ weight.T + bias)) in float32
     )
@@ -46,14 +49,16 @@ class OpKind(Enum):
 # g * sigmoid(1.702 g) * (u + 1), of g = min(gate, 7) and u = up within +-7.
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clamped")
 # Without a gate. relu2 is the square of max(x, 0).
-PLAIN_ACTIVATIONS = ("gelu", "gelu_tanh", "relu2")
+PLAIN_ACTIVATIONS = ("gelu", "gelu_tanh", "relu2", "tanh")
+# The first row, the last one, the mean of all, or the largest of each column.
+POOLINGS = ("first", "last", "mean", "max")
 # Attributes that an op has only where they are not these: no embedding scale, no soft cap and so on.
 UNLESS_GIVEN: Mapping[OpKind, Mapping[str, float]] = {
     OpKind.EMBED: {"scale": 1.0},
     OpKind.RMS_NORM: {"offset": 0.0},
     OpKind.LAYER_NORM: {"groups": 1, "offset": 0.0},
     OpKind.SCALE_BY_POSITION: {"shift": 0},
-    OpKind.ATTENTION: {"soft_cap": 0.0, "sinks": False, "chunked": False},
+    OpKind.ATTENTION: {"soft_cap": 0.0, "sinks": False, "chunked": False, "bidirectional": False},
     OpKind.ROUTE: {
         "sigmoid": False,
         "biased": False,
@@ -65,6 +70,7 @@ UNLESS_GIVEN: Mapping[OpKind, Mapping[str, float]] = {
     OpKind.EXPERTS: {"biased": False, "scales_inputs": False},
     OpKind.SIGMOID_GATE: {"silu": False},
     OpKind.CONVOLUTION: {"silu": False, "biased": False},
+    OpKind.POOL: {"normalize": False},
     OpKind.LOGITS: {"scale": 1.0, "soft_cap": 0.0, "biased": False},
 }
 
@@ -116,7 +122,7 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The traced network. The last op is LOGITS."""
+    """The traced network. The last op is LOGITS, or POOL."""
 
     ops: tuple[Op, ...]
     cache: CacheShape
@@ -126,6 +132,33 @@ class Program:
     def state_bytes(self) -> int:
         """Of each sequence, however long it is; 0 where keys and values are all that is kept."""
         return 4 * sum(op.state_floats for op in self.ops)
+
+    @property
+    def output_width(self) -> int:
+        """Numbers of each row that comes out."""
+        return self.ops[-1].width
+
+    @property
+    def pools(self) -> bool:
+        """Whether what comes out is of whole sequences, and says nothing of a next token."""
+        return any(op.kind is OpKind.POOL for op in self.ops)
+
+    @property
+    def needs_whole(self) -> bool:
+        """Whether all tokens of a sequence must be in one step."""
+        looks_back = {"bidirectional": False, "mode": "last"}
+        return any(op.attrs.get(name, usual) != usual for op in self.ops for name, usual in looks_back.items())
+
+    def pooled(self, mode: str, *, normalize: bool) -> Program:
+        """What the network makes of each sequence before its head, whose parameters it is without."""
+        (selection,) = (op for op in self.ops if op.kind is OpKind.SELECT_ROWS)
+        *ops, head = (
+            replace(op, inputs=tuple(selection.inputs[0] if x == selection.output else x for x in op.inputs))
+            for op in self.ops
+            if op is not selection
+        )
+        own = {"mode": mode} | ({"normalize": True} if normalize else {})
+        return replace(self, ops=(*ops, Op(OpKind.POOL, head.inputs, head.output, ops[-1].width, attrs=own)))
 
     def __str__(self) -> str:
         return "\n".join(str(op) for op in self.ops)
@@ -149,6 +182,12 @@ class Graph:
 
     def embed(self, weight: str, width: int, *, scale: float = 1.0) -> Value:
         return self._record(OpKind.EMBED, (), width, (weight,), scale=scale)
+
+    def embed_position(self, weight: str, width: int, *, begin: int = 0) -> Value:
+        return self._record(OpKind.EMBED_POSITION, (), width, (weight,), begin=begin)
+
+    def embed_segment(self, weight: str, width: int) -> Value:
+        return self._record(OpKind.EMBED_SEGMENT, (), width, (weight,))
 
     def rms_norm(self, x: Value, weight: str | None, *, eps: float, groups: int = 1, offset: float = 0.0) -> Value:
         """Normalize each of `groups` column groups of `x`, with one shared weight (width / groups long) or none."""
@@ -203,8 +242,9 @@ class Graph:
         alibi_slopes: tuple[float, ...] = (),
         sinks: str | None = None,
         chunked: bool = False,
+        bidirectional: bool = False,
     ) -> Value:
-        """Causal attention of each token over its sequence's cache.
+        """Causal attention of each token over its sequence's cache; `bidirectional`: over the whole sequence.
 
         score(i, j) = scale * q_i . k_j + slope * (j - i); `soft_cap` > 0 makes the product soft_cap * tanh(product /
         soft_cap) first; `window` > 0 keeps only the last `window` positions (i - j < window, transformers' rule), or,
@@ -219,7 +259,7 @@ class Graph:
         return self._record(
             OpKind.ATTENTION, (q, k, v), q.width, () if sinks is None else (sinks,), layer=layer, num_heads=num_heads,
             num_kv_heads=num_kv_heads, head_dim=head_dim, scale=scale, window=window, soft_cap=soft_cap,
-            alibi_slopes=alibi_slopes, sinks=sinks is not None, chunked=chunked,
+            alibi_slopes=alibi_slopes, sinks=sinks is not None, chunked=chunked, bidirectional=bidirectional,
         )  # fmt: skip
 
     def gated_activation(self, gate_up: Value, *, activation: str = "silu") -> Value:
@@ -326,17 +366,31 @@ class Graph:
     def select_rows(self, x: Value) -> Value:
         return self._record(OpKind.SELECT_ROWS, (x,), x.width)
 
+    def pool(self, x: Value, mode: str, *, normalize: bool = False) -> Value:
+        """`normalize`: each row divided by its L2 norm."""
+        assert mode in POOLINGS
+        return self._record(OpKind.POOL, (x,), x.width, mode=mode, normalize=normalize)
+
     def logits(
-        self, x: Value, weight: str, *, bias: str | None = None, scale: float = 1.0, soft_cap: float = 0.0
+        self,
+        x: Value,
+        weight: str,
+        *,
+        bias: str | None = None,
+        scale: float = 1.0,
+        soft_cap: float = 0.0,
+        width: int | None = None,
     ) -> Value:
+        """Of every token of the vocabulary, or of `width` classes."""
         weights = (weight,) if bias is None else (weight, bias)
         return self._record(
-            OpKind.LOGITS, (x,), self._vocab_size, weights, scale=scale, soft_cap=soft_cap, biased=bias is not None
-        )
+            OpKind.LOGITS, (x,), width or self._vocab_size, weights, scale=scale, soft_cap=soft_cap,
+            biased=bias is not None,
+        )  # fmt: skip
 
     def program(self) -> Program:
         assert self._ops
-        assert self._ops[-1].kind is OpKind.LOGITS
+        assert self._ops[-1].kind in (OpKind.LOGITS, OpKind.POOL)
         return Program(tuple(self._ops), self._cache, self._vocab_size)
 
     def _record(

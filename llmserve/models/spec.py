@@ -112,6 +112,16 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class Pooling:
+    """What a network makes of a whole text, instead of tokens: an embedding, or a score of a pair of texts."""
+
+    mode: str  # of graph.POOLINGS
+    normalize: bool = False  # to a length of one
+    scores: bool = False
+    sigmoid: bool = False  # of scores
+
+
+@dataclass(frozen=True, slots=True)
 class PositionScale:
     """What queries are multiplied with, the more, the later; see Graph.scale_by_position."""
 
@@ -143,6 +153,7 @@ class DecoderSpec:
     stateful_layers: Collection[int] = ()  # that keep a state of a sequence, and no keys and values
     tied_embeddings: bool = False
     ignored: tuple[str, ...] = ()  # as `Architecture.ignored`, of this network
+    pooling: Pooling | None = None  # None: its answers are tokens
 
     @classmethod
     def extending(cls, spec: DecoderSpec, **own: Any) -> Self:
@@ -199,10 +210,14 @@ class Architecture(Generic[Spec]):
     params: Callable[[Spec], list[Param]]
     forward: Callable[[Graph, Spec], None]
     ignored: tuple[str, ...] = ()  # regular expressions of checkpoint tensors that are known and not wanted
+    prefix: str = "model."  # of tensors, which checkpoints of the network without its head are without
 
     def program(self, spec: Spec) -> Program:
         """`forward`, traced."""
         num_cached = spec.num_layers - len(spec.stateful_layers)
         graph = Graph(CacheShape(num_cached, spec.num_kv_heads, spec.head_dim), spec.vocab_size)
         self.forward(graph, spec)
-        return graph.program()
+        program, pooling = graph.program(), spec.pooling
+        if pooling is None or program.pools:
+            return program
+        return program.pooled(pooling.mode, normalize=pooling.normalize)

@@ -9,15 +9,21 @@ from llmserve.scheduler.sequence import Sequence
 class Outline:
     """Chunks of a step so far, whose they are, and how many more tokens there is room for."""
 
-    def __init__(self, max_num_tokens: int) -> None:
+    def __init__(self, max_num_tokens: int, *, needs_whole: bool = False) -> None:
+        """`needs_whole`: all tokens of a sequence must be in one step."""
         self.chunks: list[Chunk] = []
         self.sequences: list[Sequence] = []
         self.num_left = max_num_tokens
         self._max_num_tokens = max_num_tokens
+        self._needs_whole = needs_whole
 
     @property
     def num_tokens(self) -> int:
         return self._max_num_tokens - self.num_left
+
+    def has_room(self, sequence: Sequence) -> bool:
+        """For some of its tokens, or for all. An empty step has room for any sequence."""
+        return self.num_left >= (sequence.num_pending if self._needs_whole else 1)
 
     def take(self, sequence: Sequence, most: int) -> int:
         """How many tokens it took, at most so many."""

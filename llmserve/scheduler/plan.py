@@ -80,6 +80,8 @@ class Chunk:
     # Slots of its sequence's state before `start` and after the last token, where the network has states. The first one
     # is not read at the start of a sequence.
     states: tuple[int, int] = (0, 0)
+    pooled: bool = False  # what the network makes of the whole sequence, which ends here, comes back as logits
+    second_segment: int = 0  # position from which on tokens belong to a second text; 0: there is one
 
     def __post_init__(self) -> None:
         """Raises `Unsupported` for samples that no runner can draw: checked here only."""
@@ -115,13 +117,18 @@ class Chunk:
         """Tokens whose logits come back, counted from the end."""
         if self.return_logits:
             return len(self.token_ids)
+        if self.pooled:
+            return 1
         return self.num_samples if self.sample is not None and self.sample.logits else 0
 
     @property
     def wants_scores(self) -> bool:
         sample = self.sample
         return (
-            bool(self.targets) or self.return_logits or (sample is not None and (sample.num_top > 0 or sample.logits))
+            bool(self.targets)
+            or self.return_logits
+            or self.pooled
+            or (sample is not None and (sample.num_top > 0 or sample.logits))
         )
 
 

@@ -124,14 +124,14 @@ class Scheduler:
         go first, then running ones that miss more, then new ones. As no more than `max_num_tokens` sequences run, every
         decoding one gets its token in every step, whatever prompts arrive.
         """
-        outline = Outline(self.config.max_num_tokens)
+        outline = Outline(self.config.max_num_tokens, needs_whole=self.config.needs_whole)
         is_contested = self._fairness.is_contested
         if is_contested:
             self._admit_fairly()
         order = self._order()
         for sequence in sorted(self.running.values(), key=lambda s: (s.num_pending > 1, order(s))):
             # an earlier one may have preempted this one
-            is_wanted = outline.num_left and sequence.id in self.running and not sequence.is_complete
+            is_wanted = outline.has_room(sequence) and sequence.id in self.running and not sequence.is_complete
             if is_wanted and self._grow(sequence, order):
                 self._take(outline, sequence)
         if not is_contested:
@@ -183,8 +183,8 @@ class Scheduler:
                     self._advance(sequence, chunk.start, chunk.end)
                 sequence.score_prompt(chunk, found)
                 event = sequence.append(tokens[begin], log_probs[begin], now_ns, found) if end > begin else None
-                if event is not None:
-                    updates.append((sequence.id, event))
+                event = sequence.pool(found, now_ns) if chunk.pooled else event
+                updates += [] if event is None else [(sequence.id, event)]
                 self.num_generated += end - begin
             if sequence.finish_reason:
                 self._remove(sequence)
@@ -238,7 +238,7 @@ class Scheduler:
     def _start_waiting(self, outline: Outline) -> None:
         started = set()
         for sequence in self.waiting:
-            if not outline.num_left or len(self.running) == self.config.max_num_running:
+            if not outline.has_room(sequence) or len(self.running) == self.config.max_num_running:
                 break
             if self._waits_for_leader(sequence):
                 continue

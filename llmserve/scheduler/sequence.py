@@ -168,6 +168,15 @@ class Sequence:
         start = self.num_computed_tokens
         if self.scores_prompt:
             return self._scored_chunk(start, start + num_tokens)
+        if self.request.pooled:
+            return Chunk(
+                sequence_id=self.id,
+                token_ids=self.token_ids[start : start + num_tokens],
+                start=start,
+                block_table=self.block_table[:],
+                pooled=num_tokens == self.num_pending,
+                second_segment=self.request.second_segment,
+            )
         return Chunk(
             sequence_id=self.id,
             token_ids=self.token_ids[start : start + num_tokens],
@@ -260,6 +269,12 @@ class Sequence:
             return self._finish(FinishReason.END_ID if is_complete else FinishReason.LENGTH)
         num_ready = self.num_output - self.stop_words.num_begun(tail)
         return self._event(num_ready) if num_ready > self.num_emitted else None
+
+    def pool(self, scores: ChunkScores, now_ns: int) -> TokenEvent:
+        """Take what was made of the whole prompt."""
+        assert scores.logits is not None
+        self.first_token_ns = self.last_token_ns = now_ns
+        return replace(self._finish(FinishReason.LENGTH), logits=(scores.logits[0],))
 
     def _guided_end(self, matcher: Matcher, token: int) -> TokenEvent | None:
         """The last event, when `token` was drawn where nothing was allowed but an end, whatever `min_tokens` says."""

@@ -56,6 +56,7 @@ class SchedulerConfig:
     settings: SchedulerSettings = field(default_factory=SchedulerSettings)
     num_states: int = 0  # slots for states; 0: the network has none
     checkpoint_blocks: int = 1  # so many blocks lie between two states that are kept for other sequences
+    needs_whole: bool = False  # all tokens of a sequence must be in one step, and `max_num_tokens` has room for them
 
     @property
     def max_num_running(self) -> int:

@@ -13,7 +13,7 @@ from llmserve.scheduler.settings import Policy, SchedulerSettings
 from tests.scheduler.harness import GREEDY, INFO, Bench
 
 
-def opened(**limits: int) -> Bench:
+def opened(**limits: Any) -> Bench:
     return Bench(replace(INFO, **limits), foresees=True)
 
 

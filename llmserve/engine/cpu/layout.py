@@ -32,6 +32,11 @@ PACKING_CODE = 1
 PANEL_COLUMNS = 32
 PAGE_BYTES = 4096
 NO_TENSOR = -1
+LATER_FIELDS = (
+    "state_bytes",
+    "output_width",
+    "needs_whole",
+)  # of EngineHeader, where they say something
 
 
 class DType(IntEnum):
@@ -97,6 +102,8 @@ class EngineHeader:
     activation_bytes: int  # working memory of one engine, besides weights and cache
     program: str  # the traced network, printed
     state_bytes: int = 0  # of a sequence, however long; 0: its keys and values are all
+    output_width: int = 0  # as in RunnerInfo; the next one, too
+    needs_whole: bool = False
 
     @property
     def kv_bytes_per_block(self) -> int:
@@ -211,10 +218,8 @@ def encode_metadata(
     experts_per_token: int = 0,
 ) -> Metadata:
     """`ops`: records of dtype OP. `buffers`: bytes per row of each activation buffer."""
-    named = {**asdict(header), "tensors": [tensor.name for tensor in tensors]}
-    if not header.state_bytes:  # engines of networks without are as they were
-        del named["state_bytes"]
-    text = json.dumps(named, sort_keys=True).encode()
+    known = {name: value for name, value in asdict(header).items() if name not in LATER_FIELDS or value}
+    text = json.dumps({**known, "tensors": [tensor.name for tensor in tensors]}, sort_keys=True).encode()
     ops_offset = HEADER.itemsize
     tensors_offset = ops_offset + ops.nbytes
     buffers_offset = tensors_offset + len(tensors) * TENSOR.itemsize

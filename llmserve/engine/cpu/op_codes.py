@@ -39,6 +39,9 @@ class OpCode(IntEnum):
     CONVOLUTION = 28
     DELTA_RULE = 29
     MULTIPLY = 30
+    EMBED_POSITION = 31
+    EMBED_SEGMENT = 32
+    POOL = 33
 
 
 class Blocks(IntEnum):
@@ -74,4 +77,6 @@ class Before(IntEnum):
 
 
 ROUTE_TO_ONE, ROUTE_SIGMOID = 1, 2  # how experts are weighed
+IN_STRETCHES, BIDIRECTIONAL = 1, 2  # what attention sees
+NORMALIZED = 4  # what is pooled: added to the index of `graph.POOLINGS`
 LINEAR_CODES = (OpCode.LINEAR, OpCode.LINEAR_INT8, OpCode.LINEAR_INT4, OpCode.LINEAR_BLOCKS)

@@ -59,6 +59,8 @@ class CpuRunner:
             block_bytes=header.kv_bytes_per_block,
             num_states=num_states,
             state_bytes=header.state_bytes,
+            output_width=header.output_width,
+            needs_whole=header.needs_whole,
         )
 
     @classmethod
@@ -101,7 +103,7 @@ class CpuRunner:
         assert self._close.alive, "the runner is closed"
         assert 0 < len(plan.chunks) <= self._info.max_batch_size
         assert plan.num_tokens <= self._info.max_num_tokens
-        flat = FlatStep(plan, self._info.vocab_size, self._memory)
+        flat = FlatStep(plan, self._info.vocab_size, self._memory, self._info.output_width)
         masking = self._masks.begin(flat)
         started = time.perf_counter_ns()
         try:

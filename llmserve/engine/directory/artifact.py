@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmserve.engine.base import EngineInfo
+from llmserve.engine.base import EMBEDDINGS, SCORES, EngineInfo
 from llmserve.engine.directory.manifest import Manifest
 from llmserve.errors import EngineFileError, NotFound, raise_problems
 
@@ -94,7 +94,19 @@ class EngineDirectory:
             max_batch_size=limits["max_batch_size"],
             max_num_tokens=limits["max_num_tokens"],
             max_beam_width=limits.get("max_beam_width", 1),
+            **self._pooling(),
         )
+
+    def _pooling(self) -> dict[str, Any]:
+        """What `builder.config` says of an engine that makes no tokens."""
+        pooling = self.config["pretrained_config"].get("pooling")
+        if not isinstance(pooling, dict):
+            return {}
+        return {
+            "pooling": SCORES if pooling["scores"] else EMBEDDINGS,
+            "output_width": pooling["width"],
+            "scores_with_sigmoid": pooling["sigmoid"],
+        }
 
     def verify(self, progress: Callable[[int], None] = lambda num_bytes: None) -> None:
         """Hash every file again. `EngineFileError` names each one that differs from the manifest."""

@@ -103,9 +103,11 @@ def run_selftest(runner: Runner, selftest: SelfTest) -> SelfTestResult:
 
 
 def prompt_logits(runner: Runner, prompt: list[int], sequence_id: int) -> NDArray[np.float32]:
-    """Logits [tokens, V] of every position of one prompt."""
+    """Logits [tokens, V] of every position of one prompt, or the one row that is made of all of them."""
     block_table = list(range(-(-len(prompt) // runner.info.block_size)))
     parts = []
+    if runner.info.output_width:
+        return runner.step(StepPlan((Chunk(sequence_id, prompt, 0, block_table, pooled=True),))).logits[0]
     for start, end in _chunk_borders(len(prompt), runner.info.max_num_tokens):
         chunk = Chunk(sequence_id, prompt[start:end], start, block_table, return_logits=True)
         parts.append(runner.step(StepPlan((chunk,))).logits[0])

@@ -75,7 +75,8 @@ class FlatStep:
     the nearest that they can.
     """
 
-    def __init__(self, plan: StepPlan, vocab_size: int, memory: StepMemory) -> None:
+    def __init__(self, plan: StepPlan, vocab_size: int, memory: StepMemory, output_width: int = 0) -> None:
+        """`output_width`: of logits, where they are no token's each."""
         self._plan = plan
         self._vocab_size = vocab_size
         self._memory = memory
@@ -102,7 +103,7 @@ class FlatStep:
         self._samples = array("B", b"".join(samples))
         self._tokens = array("i", bytes(4 * len(samples)))
         self._log_probs = array("d", bytes(8 * len(samples)))
-        self._logits = np.empty((len(self._kept), vocab_size), np.float32) if self._kept else None
+        self._logits = np.empty((len(self._kept), output_width or vocab_size), np.float32) if self._kept else None
         self.record = self._make_record(len(samples), memory.fill(self._lists, self._num_sample_ids))
 
     @property
@@ -195,14 +196,15 @@ class FlatStep:
         """The chunk's tokens, blocks, record, and the token rows whose logits it wants: samples need the last ones."""
         first, num_rows = len(self._token_ids), len(self._rows)
         table = len(self._blocks), len(chunk.block_table)
-        self._chunks.frombytes(PACK_CHUNK.pack(first, len(chunk.token_ids), chunk.start, *table, *chunk.states))
+        place = first, len(chunk.token_ids), chunk.start, *table
+        self._chunks.frombytes(PACK_CHUNK.pack(*place, *chunk.states, chunk.second_segment))
         self._token_ids.extend(chunk.token_ids)
         self._blocks.extend(chunk.block_table)
         end = len(self._token_ids)
         if chunk.return_logits:
             self._rows.extend(range(first, end))
         else:
-            sampled = end - num_samples
+            sampled = end - (num_samples or chunk.pooled)
             if chunk.targets:
                 scored = first + len(chunk.targets)
                 self._rows.extend(range(first, scored))

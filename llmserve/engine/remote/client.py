@@ -106,8 +106,9 @@ class RemoteEngine:
         self._end.check()
         info = self._info
         check_request(
-            request, vocab_size=info.vocab_size, max_seq_len=info.max_seq_len, max_beam_width=info.max_beam_width
-        )
+            request, vocab_size=info.vocab_size, max_seq_len=info.max_seq_len, max_beam_width=info.max_beam_width,
+            pools=bool(info.pooling),
+        )  # fmt: skip
         if request.guide is not None:
             guide_source(request.guide)  # one that cannot travel is refused now
         return self._stream(request)

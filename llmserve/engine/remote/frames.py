@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
-VERSION = 5
+VERSION = 6
 MAGIC = b"llmseng"
 PREAMBLE = struct.Struct("=7sB")
 HEADER = struct.Struct("=B3xIIIQ")  # kind; bytes of JSON; integers; floats; bytes of the blob

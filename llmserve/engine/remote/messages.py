@@ -40,7 +40,8 @@ from llmserve.errors import InternalError, LlmserveError, Unsupported
 FINISH_REASONS = tuple(FinishReason)
 LIMITS = ("name", "weight", "max_answers", "tokens_per_minute")  # of a tenant, that travel; its counters stay
 PLAIN = ("request_id", "end_id", "num_sequences", "return_log_probs", "return_prompt_log_probs", "num_top_log_probs",
-         "return_context_logits", "return_generation_logits", "priority", "speculation")  # fmt: skip
+         "return_context_logits", "return_generation_logits", "priority", "speculation", "pooled",
+         "second_segment")  # fmt: skip
 WORDS = ("stop_ids", "bad_ids", "embedding_bias")
 Item: TypeAlias = TokenEvent | LlmserveError
 GuideSource: TypeAlias = tuple[str, str]  # its kind and its text

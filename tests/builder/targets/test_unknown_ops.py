@@ -11,7 +11,7 @@ import pytest
 
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import LINEAR_KINDS
-from llmserve.builder.reference import OPERATIONS
+from llmserve.builder.reference import OPERATIONS, POSITIONAL
 from llmserve.builder.resolve import resolve_network, target_for
 from llmserve.errors import RecipeError
 from llmserve.models.graph import Op, OpKind, Program
@@ -103,4 +103,4 @@ def test_the_ops_of_today_are_known(name: str) -> None:
 
 
 def test_the_reference_computes_every_kind() -> None:
-    assert {OpKind.EMBED, OpKind.EXPERTS, *LINEAR_KINDS, *OPERATIONS} == set(OpKind)
+    assert {OpKind.EMBED, OpKind.EXPERTS, *LINEAR_KINDS, *OPERATIONS, *POSITIONAL} == set(OpKind)

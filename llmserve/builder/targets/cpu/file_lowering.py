@@ -53,6 +53,13 @@ class FileLowering(OpLowering):
         self._keep(stored, Rows(stored, 0, rows))
         return self._tensor(stored, self._dtype, rows, cols, layout)
 
+    def _look_up(self, code: OpCode, op: Op, begin: int) -> None:
+        """Rows of a table from `begin` on."""
+        name, (rows, cols) = op.weights[0], self._params[op.weights[0]].shape
+        self._keep(name, Rows(name, begin, rows))
+        table = self._tensor(name, self._dtype, rows - begin, cols)
+        self._emit(code, op, self._buffers.new(op.output, op.width), tensors=(table,))
+
     def _grouped(self, weight: str, part: WeightPart) -> tuple[int, ...]:
         """The tensors of a quantized part: its values, and what its groups and its outputs have."""
         rows, cols = part.end - part.begin, self._params[weight].shape[1]
@@ -112,6 +119,6 @@ def _selected_values(program: Program) -> set[str]:
     """Those with a row for each selected row."""
     found: set[str] = set()
     for op in program.ops:
-        if op.kind is OpKind.SELECT_ROWS or not found.isdisjoint(op.inputs):
+        if op.kind in (OpKind.SELECT_ROWS, OpKind.POOL) or not found.isdisjoint(op.inputs):
             found.add(op.output)
     return found

@@ -26,6 +26,7 @@ PLAIN_ACTIVATIONS = {
     "gelu": (OpCode.GELU, Before.GELU),
     "gelu_tanh": (OpCode.GELU_TANH, Before.GELU_TANH),
     "relu2": (OpCode.RELU_SQUARED, Before.RELU_SQUARED),
+    "tanh": (OpCode.SOFT_CAP, Before.NOTHING),  # with a cap of one
 }
 ACTIVATIONS_OF: Mapping[OpKind, Mapping[str, tuple[OpCode, Before]]] = {
     OpKind.GATED_ACTIVATION: ACTIVATIONS,

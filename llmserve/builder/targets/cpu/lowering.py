@@ -16,8 +16,17 @@ from llmserve.builder.targets.cpu.file_lowering import FileLowering
 from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, ACTIVATIONS_OF, GROUPED, NORMS, DeviceOp, Lowered
 from llmserve.builder.targets.op_lowering import Rule
 from llmserve.engine.cpu.layout import NO_TENSOR, DType
-from llmserve.engine.cpu.op_codes import ROUTE_SIGMOID, ROUTE_TO_ONE, Before, OpCode, RowsOf
-from llmserve.models.graph import Op, OpKind, Program
+from llmserve.engine.cpu.op_codes import (
+    BIDIRECTIONAL,
+    IN_STRETCHES,
+    NORMALIZED,
+    ROUTE_SIGMOID,
+    ROUTE_TO_ONE,
+    Before,
+    OpCode,
+    RowsOf,
+)
+from llmserve.models.graph import POOLINGS, Op, OpKind, Program
 from llmserve.models.number_formats import INT8_ACTIVATIONS
 from llmserve.models.spec import Param
 
@@ -47,7 +56,9 @@ class Lowering(FileLowering):
     def _is_only_quantized(self, op: Op, following: Op) -> bool:
         """Whether nobody but the quantized linear layer `following` reads what `op` makes of each row."""
         is_norm = op.kind in NORMS and op.number("groups") == 1
-        by_row = is_norm or op.kind in (OpKind.GATED_ACTIVATION, OpKind.ACTIVATION)
+        activations = {} if op.kind is OpKind.EXPERTS else ACTIVATIONS_OF.get(op.kind, {})
+        activates = bool(activations) and activations[str(op.attrs["activation"])][1] is not Before.NOTHING
+        by_row = is_norm or activates
         reads = following.kind in LINEAR_KINDS and following.inputs[0] == op.output
         return by_row and reads and following.weights[0] in self._quantized and self._uses[op.output] == 1
 
@@ -125,14 +136,31 @@ class Lowering(FileLowering):
             "window": int(op.number("window")),
             "scalar": op.number("scale"),
             "soft_cap": op.number("soft_cap"),
-            "groups": int(op.number("chunked")),
+            "groups": BIDIRECTIONAL if op.number("bidirectional") else IN_STRETCHES if op.number("chunked") else 0,
         }
         output = self._buffers.new(op.output, op.width)
         self._emit(OpCode.ATTENTION, op, output, inputs=(q, q_table), tensors=tensors, fields=fields)
 
+    def _embed_position(self, op: Op) -> None:
+        self._look_up(OpCode.EMBED_POSITION, op, int(op.number("begin")))
+
+    def _embed_segment(self, op: Op) -> None:
+        self._look_up(OpCode.EMBED_SEGMENT, op, 0)
+
+    def _pool(self, op: Op) -> None:
+        kind = POOLINGS.index(str(op.attrs["mode"])) + NORMALIZED * bool(op.number("normalize"))
+        source, is_last = self._buffers[op.inputs[0]], op is self._program.ops[-1]
+        place = Place(LOGITS_BUFFER, 0, op.width, op.width) if is_last else self._buffers.new(op.output, op.width)
+        self._emit(OpCode.POOL, op, place, inputs=(source,), fields={"groups": kind})
+
     def _activation(self, op: Op) -> None:
         source = self._buffers[op.inputs[0]]
         code, _ = ACTIVATIONS_OF[op.kind][str(op.attrs["activation"])]
+        if code is OpCode.SOFT_CAP:
+            output = self._buffers.over(op.output, op.inputs[0])
+            assert output == source, "tanh is for a value that nobody else reads"
+            self._emit(code, op, output, fields={"scalar": 1.0})
+            return
         self._emit(code, op, self._buffers.new(op.output, op.width), inputs=(source,))
 
     def _add(self, op: Op) -> None:
@@ -148,8 +176,7 @@ class Lowering(FileLowering):
         self._product(op, lambda: self._buffers.new(op.output, op.width), NOWHERE)
 
     def _logits(self, op: Op) -> None:
-        vocab_size = self._program.vocab_size
-        place = Place(LOGITS_BUFFER, 0, vocab_size, vocab_size)
+        place = Place(LOGITS_BUFFER, 0, op.width, op.width)
         self._product(op, lambda: place, NOWHERE)
         self._in_place(OpCode.SCALE, op, place, op.number("scale"), unless=1.0)
         self._in_place(OpCode.SOFT_CAP, op, place, op.number("soft_cap"), unless=0.0)
@@ -294,6 +321,8 @@ class Lowering(FileLowering):
 
     RULES: ClassVar[Mapping[OpKind, Rule]] = {
         OpKind.EMBED: Rule(_embed, ("scale",)),
+        OpKind.EMBED_POSITION: Rule(_embed_position, ("begin",)),
+        OpKind.EMBED_SEGMENT: Rule(_embed_segment),
         OpKind.RMS_NORM: Rule(_norm, ("eps", "groups", "offset")),
         OpKind.LAYER_NORM: Rule(_norm, ("eps", "groups", "offset")),
         OpKind.LINEAR: Rule(_linear),
@@ -313,6 +342,7 @@ class Lowering(FileLowering):
                 "soft_cap",
                 "alibi_slopes",
                 "sinks",
+                "bidirectional",
             ),
         ),
         OpKind.GATED_ACTIVATION: Rule(_activation, ("activation",)),
@@ -337,6 +367,7 @@ class Lowering(FileLowering):
         OpKind.CONVOLUTION: Rule(_convolution, ("taps", "silu", "biased")),
         OpKind.DELTA_RULE: Rule(_delta_rule, ("num_heads", "num_key_heads", "key_dim")),
         OpKind.SELECT_ROWS: Rule(_select_rows),
+        OpKind.POOL: Rule(_pool, ("mode", "normalize")),
         OpKind.LOGITS: Rule(_logits, ("scale", "soft_cap", "biased")),
     }
 

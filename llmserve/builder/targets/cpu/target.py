@@ -129,7 +129,7 @@ class CpuTarget:
 
     def _plan(self, network: Network, quantized: Mapping[str, Sequence[WeightPart]]) -> tuple[Lowered, Metadata]:
         program, params, options = network
-        logits_bytes = 4 * options.max_batch_size * program.vocab_size
+        logits_bytes = 4 * options.max_batch_size * program.output_width
         lowered = lower(program, params, dtype=DType[options.dtype.upper()], quantized=quantized)
         header = EngineHeader(
             dtype=options.dtype,
@@ -147,6 +147,8 @@ class CpuTarget:
             activation_bytes=sum(lowered.buffers) * options.max_num_tokens + logits_bytes,
             program=str(program),
             state_bytes=program.state_bytes,
+            output_width=program.output_width if program.pools else 0,
+            needs_whole=program.needs_whole,
         )
         per_token = next((int(op.number("experts_per_token")) for op in program.ops if op.kind is OpKind.EXPERTS), 0)
         records = lowered.op_records()

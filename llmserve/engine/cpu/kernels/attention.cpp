@@ -1,8 +1,8 @@
-// Causal attention over a paged cache of floats, prefill and decode alike.
+// Attention over a paged cache of floats, prefill and decode alike.
 //
 // A tile of queries meets the positions in order, in two passes: all scores, then softmax and the weighted sum of values.
 // Both are products of a few rows with a matrix of the cache, and every score and every output is one chain, over the
-// dimensions or over the positions that its query sees. What a query computes depends on its own position only; the tile
+// dimensions or over the positions that its query sees. What a query computes depends on what it sees only; the tile
 // shares the loads of keys and values.
 #include "queries.h"
 #include "rows.h"
@@ -224,7 +224,7 @@ void attention_of(const AttentionArgs& args, size_t kv_head, size_t row_begin, s
   static constexpr auto kRuns = []<size_t... I>(std::index_sequence<I...>) {
     return std::array{&Tile<T>::template run<I + 1>...};
   }(std::make_index_sequence<kQueryTile>{});
-  const Tile<T> tile(args, kv_head, args.start + row_end, scratch);
+  const Tile<T> tile(args, kv_head, larger(args.end, args.start + row_end), scratch);
   for_tiles<kQueryTile>(args, kv_head, row_begin, row_end,
                         [&](const Query* queries, size_t count) { (tile.*kRuns[count - 1])(queries); });
 }

@@ -1,4 +1,4 @@
-// Causal attention over a paged cache of integers, prefill and decode alike: products of bytes, as in the linear layers.
+// Attention over a paged cache of integers, prefill and decode alike: products of bytes, as in the linear layers.
 //
 // Queries are mixed and rounded to eight bits as keys are, with a scale for every thirty-two dimensions. The weight of a
 // position times the scale of its value becomes a share of fourteen bits, two digits of seven; the shares of a chunk
@@ -341,7 +341,7 @@ void attention_int8(const AttentionArgs& args, size_t kv_head, size_t row_begin,
   static constexpr auto kRuns = []<size_t... I>(std::index_sequence<I...>) {
     return std::array{&ByteTile::run<I + 1>...};
   }(std::make_index_sequence<kByteQueryTile>{});
-  const ByteTile tile(args, kv_head, args.start + row_end, Scratch(scratch));
+  const ByteTile tile(args, kv_head, larger(args.end, args.start + row_end), Scratch(scratch));
   for_tiles<kByteQueryTile>(args, kv_head, row_begin, row_end,
                             [&](const Query* queries, size_t count) { (tile.*kRuns[count - 1])(queries); });
 }

@@ -49,7 +49,8 @@ Error Engine::allocate() {
   }
   activations_ = Mapping::anonymous(total);
   logits_rows_ = std::max(h.max_batch_size, std::min(h.max_num_tokens, kLogitsRows));  // memory only when used
-  logits_ = Mapping::anonymous(sizeof(float) * logits_rows_ * h.vocab_size);
+  output_width_ = file_.ops().back().out.width;
+  logits_ = Mapping::anonymous(sizeof(float) * logits_rows_ * output_width_);
   const auto writes_logits = [](const OpRecord& op) { return op.out.buffer == kLogitsBuffer; };
   head_ = static_cast<size_t>(std::ranges::find_if(file_.ops(), writes_logits) - file_.ops().begin());
   cache_shape_ = {static_cast<DType>(h.cache_dtype), h.block_size, h.num_kv_heads, h.head_dim};
@@ -57,6 +58,7 @@ Error Engine::allocate() {
                                                 : attention_scratch(h.max_seq_len, h.head_dim);
   for (const OpRecord& op : file_.ops()) {
     if (op.kind == static_cast<uint32_t>(OpKind::kDispatch)) dispatch_.ends.resize(op.groups);
+    if (op.kind == static_cast<uint32_t>(OpKind::kEmbedSegment)) num_segments_ = file_.record(op.tensors[0]).rows;
     if (op.before != 0) scratch_floats_ = std::max<size_t>(scratch_floats_, attention_row_floats(op.out.width));
   }
   scratch_ = Mapping::anonymous(sizeof(float) * scratch_floats_ * threads_->size());
@@ -79,6 +81,7 @@ Error Engine::allocate() {
   }
   counters_ = std::make_unique<TaskCounter[]>(num_counters(h.max_num_tokens));
   positions_.resize(h.max_num_tokens);
+  segments_.resize(h.max_num_tokens);
   slots_.resize(h.max_num_tokens);
   dispatch_.active.reserve(dispatch_.ends.size());
   dispatch_.tokens.resize(size_t{h.max_num_tokens} * h.experts_per_token);
@@ -164,6 +167,9 @@ Error Engine::write_block(uint32_t block, std::span<const std::byte> data) {
 
 Error Engine::step(const StepRecord& step) {
   if (Error error = check_step(step, file_.header(), num_blocks_, num_states_)) return error;
+  if (output_width_ != file_.header().vocab_size && step.num_samples + step.num_scores > 0) {
+    return invalid("a step wants tokens of an engine that pools");
+  }
   try {
     prepare(step);
   } catch (const std::bad_alloc&) {
@@ -189,6 +195,8 @@ void Engine::prepare(const StepRecord& step) {
       const uint32_t position = chunk.start + i;
       const auto block = static_cast<uint32_t>(blocks[position / h.block_size]);
       positions_[chunk.first_token + i] = static_cast<int32_t>(position);
+      const bool second = num_segments_ > 1 && chunk.second_segment > 0 && position >= chunk.second_segment;
+      segments_[chunk.first_token + i] = second ? 1 : 0;
       slots_[chunk.first_token + i] = static_cast<int32_t>(block * h.block_size + position % h.block_size);
     }
     for (uint32_t head = 0; head < h.num_kv_heads; ++head) {

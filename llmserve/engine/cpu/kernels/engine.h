@@ -80,7 +80,9 @@ class Engine {
   size_t state_floats_ = 0;            // of a slot
   std::vector<size_t> state_offsets_;  // in a slot, per op
   Mapping states_;                     // [num_states_][state_floats_]
-  Mapping logits_;   // [logits_rows_, vocab_size]
+  Mapping logits_;   // [logits_rows_, output_width_]
+  uint32_t output_width_ = 0;  // of the last operation: the vocabulary, unless it pools
+  uint32_t num_segments_ = 0;
   uint32_t logits_rows_ = 0;
   size_t head_ = 0;  // the first op that writes logits: from there on, rows are worked off in pieces of logits_rows_
   Mapping scratch_;  // of each thread: what attention needs, or a row that is about to be quantized
@@ -89,6 +91,7 @@ class Engine {
   std::unique_ptr<TaskCounter[]> counters_;  // in the order of use: see num_counters
   std::vector<uint8_t> tactics_;  // [op][row bucket]
   std::vector<int32_t> positions_;  // of each token of the step
+  std::vector<int32_t> segments_;   // likewise
   std::vector<int32_t> slots_;      // its row in the cache
   std::vector<AttentionTask> attention_tasks_;
   Dispatch dispatch_;

@@ -25,13 +25,19 @@ void Executor::run() {
 void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
   const size_t count = num_rows(op);
   const size_t grain = std::max<size_t>(1, count / (engine_.threads_->size() * 4));
-  const auto over_rows = [&](auto member, auto... kernel) {
-    tasks.for_pieces(count, grain, [&](size_t begin, size_t end) { (this->*member)(op, begin, end, kernel...); });
+  const auto over_rows = [&](auto member, auto... own) {
+    tasks.for_pieces(count, grain, [&](size_t begin, size_t end) { (this->*member)(op, begin, end, own...); });
   };
   const KernelTable& kernels = *engine_.kernels_;
   switch (static_cast<OpKind>(op.kind)) {  // without a default: the compiler names what is missing
     case OpKind::kEmbed:
-      return over_rows(&Executor::embed);
+      return over_rows(&Executor::embed, step_.token_ids);
+    case OpKind::kEmbedPosition:
+      return over_rows(&Executor::embed, engine_.positions_.data());
+    case OpKind::kEmbedSegment:
+      return over_rows(&Executor::embed, engine_.segments_.data());
+    case OpKind::kPool:
+      return over_rows(&Executor::pool);
     case OpKind::kRmsNorm:
       return over_rows(&Executor::rms_norm);
     case OpKind::kLayerNorm:
@@ -93,14 +99,6 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
     case OpKind::kSoftCap:
       return in_place(op, tasks, kernels.soft_cap);
   }
-}
-
-void Executor::embed(const OpRecord& op, size_t begin, size_t end) {
-  const TensorRecord& table = engine_.file_.record(op.tensors[0]);
-  const EmbedArgs args = {engine_.file_.tensor<void>(op.tensors[0]), static_cast<DType>(table.dtype),
-                          static_cast<Layout>(table.layout), op.out.width, engine_.file_.tensor<void>(op.tensors[1]),
-                          engine_.file_.tensor<float>(op.tensors[2]), static_cast<Blocks>(op.groups)};
-  engine_.kernels_->embed(args, step_.token_ids + begin, end - begin, view<float>(op.out, begin));
 }
 
 void Executor::rms_norm(const OpRecord& op, size_t begin, size_t end) {
@@ -336,31 +334,17 @@ void Executor::attention(const OpRecord& op, TaskCounter& tasks) {
         .soft_cap = op.soft_cap,
         .slopes = engine_.file_.tensor<float>(op.tensors[0]),
         .sinks = engine_.file_.tensor<float>(op.tensors[1]),
-        .in_chunks = op.groups != 0,
+        .in_chunks = op.groups == kInStretches,
+        .end = op.groups == kBidirectional ? size_t{chunk.start} + chunk.num_tokens : 0,
     };
     kernel(args, task.kv_head, task.row_begin, task.row_end, scratch());
   });
 }
 
-void Executor::select_rows(const OpRecord& op, size_t begin, size_t end) {
-  const auto x = view<const float>(op.in[0]);
-  const auto y = view<float>(op.out);
-  for (size_t r = begin; r < end; ++r) {
-    const bool chosen = rows_of(op) == RowsOf::kChosen;
-    const float* source = x.row(chosen ? engine_.dispatch_.tokens[r] : step_.selected_rows[first_row(op) + r]);
-    if (op.in[1].buffer == kNoBuffer) {
-      std::copy(source, source + op.out.width, y.row(r));
-    } else {
-      const float weight = weight_of(op.in[1], r);
-      for (size_t i = 0; i < op.out.width; ++i) y.row(r)[i] = source[i] * weight;
-    }
-  }
-}
-
 void Executor::use_logits(TaskCounter& tasks) {
   wait_for_masks(step_);
   const LogitsPiece piece = {reinterpret_cast<const float*>(engine_.logits_.data()), piece_begin_, piece_rows_,
-                             header_.vocab_size};
+                             engine_.output_width_};
   const Wanted wanted = wanted_of(step_, piece);
   tasks.for_pieces(wanted.size(), 1, [&](size_t i, size_t) {
     engine_.choosers_[thread_].answer(step_, piece, wanted, i);

@@ -25,7 +25,8 @@ class Executor {
   void rope_table(const OpRecord& op, size_t begin, size_t end);
   void attention(const OpRecord& op, TaskCounter& tasks);
   void select_rows(const OpRecord& op, size_t begin, size_t end);
-  void embed(const OpRecord& op, size_t begin, size_t end);
+  void embed(const OpRecord& op, size_t begin, size_t end, const int32_t* ids);
+  void pool(const OpRecord& op, size_t begin, size_t end);
   void rms_norm(const OpRecord& op, size_t begin, size_t end);
   LayerNormArgs layer_norm_args(const OpRecord& op, size_t groups) const;
   void layer_norm(const OpRecord& op, size_t begin, size_t end);

@@ -58,7 +58,7 @@ enum class OpKind : uint32_t {
   kRopeTable,     // -> f32, cos then sin; inv_freq; head_dim = turned elements of a head, scalar = scale of both
   kCacheWrite,    // k, v, rope table of k?; layer
   kAttention,     // q, rope table of q? -> f32; ALiBi slopes?, sinks?; layer, num_heads, window, scalar = scale, soft_cap,
-                  // groups = 1: windows are stretches that begin at their multiples
+                  // groups = 1: windows are stretches that begin at their multiples, 2: every token sees its whole chunk
   kGatedSilu,     // gate and up side by side -> f32
   kAdd,           // a, b -> f32
   kSelectRows,    // x, routes? -> f32; rows of kChosen are multiplied with the weights of routes
@@ -87,11 +87,21 @@ enum class OpKind : uint32_t {
   kDeltaRule,    // q, k and v side by side, gates -> f32; decay, its bias; num_heads, groups = key heads, head_dim of keys.
                  // Has a state
   kMultiply,     // as kAdd
+  kEmbedPosition,  // -> f32; table of floats, a row for each position
+  kEmbedSegment,   // -> f32; table of floats, a row for each segment
+  kPool,           // x of all tokens -> f32, a row for each chunk whose last token is selected;
+                   // groups = Pool, plus kNormalized: divided by its length
 };
 
 inline constexpr uint32_t kRouteToOne = 1;    // the weights of a row have a sum of one
 inline constexpr uint32_t kRouteSigmoid = 2;  // scores are sigmoids of the logits, not their softmax
 
+inline constexpr uint32_t kInStretches = 1;     // of attention: what `groups` says
+inline constexpr uint32_t kBidirectional = 2;
+
+// What becomes of a chunk's rows.
+enum class Pool : uint32_t { kFirst, kLast, kMean, kMax };
+inline constexpr uint32_t kNormalized = 4;
 
 // What thirty-two outputs have for blocks of inputs of a GGUF file, one after the other, after the codes: a weight is
 // scale * code - minimum. Halves are binary16, scales and minima of groups bytes.

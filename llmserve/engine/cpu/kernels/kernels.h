@@ -109,6 +109,7 @@ struct AttentionArgs {
   const float* slopes;  // ALiBi, [num_heads] or null
   const float* sinks;   // scores of a position without a value, [num_heads] or null
   bool in_chunks = false;  // a query sees what is before it in its own stretch of `window` positions
+  size_t end = 0;          // of what every query sees; 0: each sees up to its own position
 };
 
 // Of each row: the numbers of the `chosen` experts with the largest score + bias, of equal ones the first, in ascending

@@ -15,7 +15,7 @@ namespace {
 class OpCheck {
  public:
   OpCheck(const EngineFile& file, const OpRecord& op, uint32_t num_experts)
-      : file_(file), header_(file.header()), op_(op), num_experts_(num_experts) {}
+      : file_(file), header_(file.header()), op_(op), num_experts_(num_experts), output_width_(file.ops().back().out.width) {}
 
   bool run() {
     require(op_.rows <= static_cast<uint32_t>(RowsOf::kChosen) && std::isfinite(op_.scalar) && std::isfinite(op_.soft_cap) && op_.soft_cap >= 0.0f);
@@ -33,6 +33,16 @@ class OpCheck {
         output(4);
         table();
         require(has(RowsOf::kTokens));
+        return true;
+      case OpKind::kEmbedPosition:
+      case OpKind::kEmbedSegment:
+        output(4);
+        float_table(op_.kind == static_cast<uint32_t>(OpKind::kEmbedPosition) ? header_.max_seq_len : 1);
+        return true;
+      case OpKind::kPool:
+        operand(op_.in[0], 4, 1);
+        output(4);
+        require(op_.in[0].width == op_.out.width && has(RowsOf::kSelected) && op_.groups < 2 * kNormalized);
         return true;
       case OpKind::kRmsNorm:
         same_width();
@@ -189,8 +199,8 @@ class OpCheck {
   // The output, which may also be the logits.
   void output(uint64_t bytes) {
     if (op_.out.buffer != kLogitsBuffer) return operand(op_.out, bytes);
-    require(has(RowsOf::kSelected) && op_.out.offset == 0 && op_.out.width == header_.vocab_size &&
-            op_.out.stride == header_.vocab_size);
+    require(has(RowsOf::kSelected) && op_.out.offset == 0 && op_.out.width == output_width_ &&
+            op_.out.stride == output_width_);
   }
 
   void same_width() {
@@ -355,6 +365,13 @@ class OpCheck {
     integers(DType::kI8, indices, header_.vocab_size, op_.out.width);
   }
 
+  // Of at least so many rows, which are looked up by number.
+  void float_table(uint64_t least) {
+    const TensorRecord* t = tensor(op_.tensors[0]);
+    require(t && t->dtype <= static_cast<uint32_t>(DType::kBF16) && t->rows >= least && t->cols == op_.out.width &&
+            !in_panels(*t) && op_.tensors[1] == kNoTensor && has(RowsOf::kTokens));
+  }
+
   // Of heads, or of the first part of each; or none.
   void rope_table(const Operand& table) {
     if (table.buffer == kNoBuffer) return;
@@ -369,7 +386,8 @@ class OpCheck {
     require(op_.in[0].width == op_.out.width && op_.layer < header_.num_layers && has(RowsOf::kTokens));
     require(op_.num_heads > 0 && op_.num_heads % header_.num_kv_heads == 0 &&
             op_.out.width == uint64_t{op_.num_heads} * header_.head_dim);
-    require(op_.groups == 0 || op_.window > 0);
+    require(op_.groups == 0 || (op_.groups == kInStretches && op_.window > 0) ||
+            (op_.groups == kBidirectional && op_.window == 0 && op_.tensors[0] == kNoTensor));
     for (const int32_t of_heads : {op_.tensors[0], op_.tensors[1]}) optional_vector(of_heads, DType::kF32, op_.num_heads);
   }
 
@@ -377,6 +395,7 @@ class OpCheck {
   const FileHeader& header_;
   const OpRecord& op_;
   const uint32_t num_experts_;  // of every mixture
+  const uint32_t output_width_;  // of the logits, or of what is pooled
   bool for_experts_ = false;  // whether this kind of op, with these operands, works on rows of experts
   bool used_[3] = {};  // which inputs this kind of op reads or writes
   bool ok_ = true;
@@ -394,6 +413,8 @@ Error check_program(const EngineFile& file) {
   const auto writes_logits = [](const OpRecord& op) { return op.out.buffer == kLogitsBuffer; };
   if (!writes_logits(ops.back())) return bad_file("does not end in logits");
   if (!std::ranges::is_partitioned(ops, std::not_fn(writes_logits))) return bad_file("goes on after its logits");
+  const bool pools = std::ranges::find(ops, static_cast<uint32_t>(OpKind::kPool), &OpRecord::kind) != ops.end();
+  if (!pools && ops.back().out.width != file.header().vocab_size) return bad_file("has logits of another vocabulary");
   return {};
 }
 

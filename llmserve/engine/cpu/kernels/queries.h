@@ -25,7 +25,7 @@ void for_tiles(const AttentionArgs& args, size_t kv_head, size_t row_begin, size
     const size_t count = (total - index + tiles_left - 1) / tiles_left;  // balanced: 16 are 8 + 8, not 12 + 4
     Query queries[kMost];
     for (size_t n = 0; n < count; ++n) {
-      const size_t row = (index + n) / group, end = args.start + row + 1;
+      const size_t row = (index + n) / group, end = args.end ? args.end : args.start + row + 1;
       size_t first = args.window && end > args.window ? end - args.window : 0;
       if (args.in_chunks) first = (end - 1) / args.window * args.window;
       queries[n] = {row, kv_head * group + (index + n) % group, first, end};

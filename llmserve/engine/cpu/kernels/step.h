@@ -18,6 +18,7 @@ struct ChunkRecord {
   uint32_t num_blocks;
   uint32_t state_before;  // slot of the state that the sequence has before its first token here; of no one at its start
   uint32_t state_after;   // and after its last: perhaps the same slot
+  uint32_t second_segment;  // position from which on tokens belong to a second text; 0: there is one
 };
 
 constexpr uint32_t kNoMask = UINT32_MAX;
@@ -53,7 +54,7 @@ struct ScoreRecord {
   uint32_t num_top;
   uint32_t first_top;
 };
-static_assert(sizeof(ChunkRecord) == 28 && sizeof(SampleRecord) == 96 && sizeof(ScoreRecord) == 16);
+static_assert(sizeof(ChunkRecord) == 32 && sizeof(SampleRecord) == 96 && sizeof(ScoreRecord) == 16);
 
 struct StepRecord {
   const int32_t* token_ids;
@@ -72,7 +73,7 @@ struct StepRecord {
   double* score_log_probs;  // out, one per score
   int32_t* top_ids;         // out, of samples and scores
   double* top_log_probs;
-  float* logits;            // out, [num_kept, vocab_size]
+  float* logits;            // out, [num_kept, width of the last operation]
   uint32_t num_tokens;
   uint32_t num_chunks;
   uint32_t num_block_ids;

@@ -16,6 +16,7 @@ struct AttentionCase {
   size_t rotary_dim = head_dim;
   float soft_cap = 0.0f;
   bool in_chunks = false;
+  bool whole = false;  // every query sees all positions
 };
 
 // Every head of every row of x, its first part turned by the row's angles.
@@ -108,7 +109,8 @@ void test_attention_case(const KernelTable& k, Random& random, const AttentionCa
   const float scale = 0.3f;
   const AttentionArgs args = {shape, {q.data(), width}, angles, c.rotary_dim, {y.data(), width}, key_plane.data(),
                               value_plane.data(), block_ids.data(), heads, c.start, c.window, scale, c.soft_cap,
-                              c.alibi ? slopes.data() : nullptr, has_sinks ? sinks.data() : nullptr, c.in_chunks};
+                              c.alibi ? slopes.data() : nullptr, has_sinks ? sinks.data() : nullptr, c.in_chunks,
+                              c.whole ? length : 0};
   const auto kernel = integers ? k.attention_int8 : k.attention;
   for (size_t head = 0; head < kKvHeads; ++head) kernel(args, head, 0, c.rows, scratch.data());
 
@@ -132,7 +134,7 @@ void test_attention_case(const KernelTable& k, Random& random, const AttentionCa
   // A last bit can tip a share over to its neighbour; and slopes make scores of hundreds, with fewer bits behind the point.
   const double tolerance = integers ? 2e-4 : length > 256 ? 1e-4 : 2e-5;
   for (size_t r = 0; r < c.rows; ++r) {
-    const size_t end = c.start + r + 1, last = c.window && end > c.window ? end - c.window : 0;
+    const size_t end = c.whole ? length : c.start + r + 1, last = c.window && end > c.window ? end - c.window : 0;
     const size_t first = c.in_chunks ? (end - 1) / c.window * c.window : last;
     for (size_t h = 0; h < heads; ++h) {
       const size_t kv = h / c.group * c.head_dim;
@@ -176,6 +178,8 @@ void test_attention(const KernelTable& k, Random& random) {
       {80, 5, 64, 500, 60, 300, false, true},  {33, 2, 12, 511, 9, 0, true, false},
       {48, 3, 16, 5, 40, 7, false, true, 48, 0.0f, true},  {64, 2, 32, 240, 60, 256, false, true, 64, 0.0f, true},
       {33, 4, 8, 500, 30, 500, true, false, 33, 0.7f, true},
+      {20, 3, 5, 0, 23, 0, false, false, 20, 0.0f, false, true},
+      {64, 1, 32, 0, 300, 0, false, true, 64, 0.7f, false, true},
   };
   for (const AttentionCase& c : kCases) {
     for (DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8}) {

@@ -1,0 +1,74 @@
+"""How a folder makes embeddings of texts, as sentence-transformers' files say: modules.json, and one file a module."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from llmserve.checkpoint.reader import Checkpoint
+from llmserve.errors import CheckpointError, raise_problems
+from llmserve.models.spec import Pooling
+
+MODULES_FILE = "modules.json"
+TEXT_FILE = "sentence_bert_config.json"
+TRANSFORMER, POOLING, NORMALIZE = "Transformer", "Pooling", "Normalize"  # all that we have, in this order
+MODES = {"cls": "first", "lasttoken": "last", "mean": "mean", "max": "max"}
+FLAGS = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean", "lasttoken": "lasttoken"}  # of older files
+FLAG = "pooling_mode_"
+
+
+def read_pooling(checkpoint: Checkpoint) -> Pooling | None:
+    """None where a folder has no such files. Raises one CheckpointError listing every problem."""
+    if checkpoint.text_file(MODULES_FILE) is None:
+        return None
+    modules = _read(checkpoint, MODULES_FILE)
+    problems: list[str] = []
+    places = _places(modules, problems)
+    mode = _mode(checkpoint, places.get(POOLING, ""), problems) if not problems else ""
+    text = _read(checkpoint, TEXT_FILE)
+    if isinstance(text, dict) and text.get("do_lower_case"):
+        problems.append(f"do_lower_case of {TEXT_FILE} is not supported: a tokenizer does that by itself")
+    raise_problems(CheckpointError, f"{MODULES_FILE} of {checkpoint.path}", problems)
+    return Pooling(MODES[mode], normalize=NORMALIZE in places)
+
+
+def _places(modules: Any, problems: list[str]) -> dict[str, str]:
+    """Folders of the modules by their kinds."""
+    found: dict[str, str] = {}
+    for module in modules if isinstance(modules, list) else [None]:
+        kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
+        if not isinstance(kind, str) or not isinstance(path, str) or Path(path).name != path:
+            problems.append("it must be a list of modules, each with a type and the name of a folder as its path")
+            return {}
+        found[kind.rpartition(".")[2]] = path
+    kinds = list(found)
+    if kinds not in ([TRANSFORMER, POOLING], [TRANSFORMER, POOLING, NORMALIZE]) or len(modules) != len(kinds):
+        problems.append(
+            f"modules {', '.join(kinds)} are not supported; supported: {TRANSFORMER}, {POOLING} and, behind them, "
+            f"{NORMALIZE}"
+        )
+    return found
+
+
+def _mode(checkpoint: Checkpoint, folder: str, problems: list[str]) -> str:
+    name = f"{folder}/config.json"
+    config = _read(checkpoint, name)
+    if not isinstance(config, dict):
+        problems.append(f"{name} is missing, or is no object")
+        return ""
+    flags = [key.removeprefix(FLAG) for key, value in config.items() if key.startswith(FLAG) and value is True]
+    named = config.get("pooling_mode", [FLAGS.get(flag, flag) for flag in flags])
+    modes = [named] if isinstance(named, str) else named
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in MODES:
+        problems.append(f"{name} pools with {named!r}; supported: one of {', '.join(MODES)}")
+        return ""
+    return str(modes[0])
+
+
+def _read(checkpoint: Checkpoint, name: str) -> Any:
+    content = checkpoint.text_file(name)
+    try:
+        return None if content is None else json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{checkpoint.path / name} is no JSON: {error}") from error

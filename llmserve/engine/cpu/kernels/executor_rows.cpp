@@ -1,0 +1,71 @@
+// Rows that come from elsewhere: out of tables, out of other rows.
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "executor.h"
+
+namespace llmserve {
+namespace {
+
+// Adds rows [begin, end) to y, or takes what is larger: in order, each number by itself.
+void gather(View<const float> x, size_t begin, size_t end, Pool kind, std::span<float> y) {
+  for (size_t row = begin; row < end; ++row) {
+    const float* other = x.row(row);
+    for (size_t i = 0; i < y.size(); ++i) y[i] = kind == Pool::kMean ? y[i] + other[i] : std::max(y[i], other[i]);
+  }
+}
+
+void divide(std::span<float> y, float divisor) {
+  for (float& value : y) value /= divisor;
+}
+
+// To a length of one; the squares in f64, and nothing becomes no number.
+void normalize(std::span<float> y) {
+  double sum = 0.0;
+  for (float value : y) sum += double{value} * double{value};
+  divide(y, static_cast<float>(std::max(std::sqrt(sum), 1e-12)));
+}
+
+}  // namespace
+
+void Executor::embed(const OpRecord& op, size_t begin, size_t end, const int32_t* ids) {
+  const TensorRecord& table = engine_.file_.record(op.tensors[0]);
+  const EmbedArgs args = {engine_.file_.tensor<void>(op.tensors[0]), static_cast<DType>(table.dtype),
+                          static_cast<Layout>(table.layout), op.out.width, engine_.file_.tensor<void>(op.tensors[1]),
+                          engine_.file_.tensor<float>(op.tensors[2]), static_cast<Blocks>(op.groups)};
+  engine_.kernels_->embed(args, ids + begin, end - begin, view<float>(op.out, begin));
+}
+
+void Executor::select_rows(const OpRecord& op, size_t begin, size_t end) {
+  const auto x = view<const float>(op.in[0]);
+  const auto y = view<float>(op.out);
+  for (size_t r = begin; r < end; ++r) {
+    const bool chosen = rows_of(op) == RowsOf::kChosen;
+    const float* source = x.row(chosen ? engine_.dispatch_.tokens[r] : step_.selected_rows[first_row(op) + r]);
+    if (op.in[1].buffer == kNoBuffer) {
+      std::copy(source, source + op.out.width, y.row(r));
+    } else {
+      const float weight = weight_of(op.in[1], r);
+      for (size_t i = 0; i < op.out.width; ++i) y.row(r)[i] = source[i] * weight;
+    }
+  }
+}
+
+void Executor::pool(const OpRecord& op, size_t begin, size_t end) {
+  const auto x = view<const float>(op.in[0]);
+  const auto kind = static_cast<Pool>(op.groups % kNormalized);
+  const auto begins_later = [](uint32_t row, const ChunkRecord& chunk) { return row < chunk.first_token; };
+  for (size_t r = begin; r < end; ++r) {
+    const uint32_t last = step_.selected_rows[first_row(op) + r];
+    const ChunkRecord* chunks_end = step_.chunks + step_.num_chunks;
+    const size_t first = (std::upper_bound(step_.chunks, chunks_end, last, begins_later) - 1)->first_token;
+    const std::span<float> y(view<float>(op.out).row(r), op.out.width);
+    std::copy_n(x.row(kind == Pool::kLast ? last : first), y.size(), y.data());
+    if (kind == Pool::kMean || kind == Pool::kMax) gather(x, first + 1, last + size_t{1}, kind, y);
+    if (kind == Pool::kMean) divide(y, static_cast<float>(last + 1 - first));
+    if (op.groups >= kNormalized) normalize(y);
+  }
+}
+
+}  // namespace llmserve

@@ -1,0 +1,100 @@
+"""What sentence-transformers' files say of a folder, and what of it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmserve.checkpoint.reader import Checkpoint
+from llmserve.checkpoint.sentence_transformers import read_pooling
+from llmserve.errors import CheckpointError
+from llmserve.models.spec import Pooling
+from tests.checkpoints import make_checkpoint, write_json
+from tests.embedders import write_sentence_transformers
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path, "llama", with_tokenizer=False)
+
+
+def pooling_of(folder: Path) -> Pooling | None:
+    with Checkpoint.open(folder) as checkpoint:
+        return read_pooling(checkpoint)
+
+
+def problems_of(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        pooling_of(folder)
+    return str(caught.value)
+
+
+def modules(folder: Path, *kinds: tuple[str, str]) -> None:
+    listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds]
+    (folder / "modules.json").write_text(json.dumps(listed))
+
+
+def test_a_folder_without_these_files_makes_tokens(folder: Path) -> None:
+    assert pooling_of(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("pooling", "mode"), [("cls", "first"), ("lasttoken", "last"), ("mean", "mean"), ("max", "max")]
+)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_pooling_is_that_of_the_files(folder: Path, pooling: str, mode: str, normalize: bool) -> None:
+    write_sentence_transformers(folder, pooling, normalize=normalize)
+    assert pooling_of(folder) == Pooling(mode, normalize=normalize)
+    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode": pooling})  # as newer versions write it
+    assert pooling_of(folder) == Pooling(mode, normalize=normalize)
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, r"['mean', 'cls']"),
+        ({"pooling_mode_weightedmean_tokens": True}, "['weightedmean_tokens']"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, "['mean_sqrt_len_tokens']"),
+        ({"pooling_mode": "weightedmean"}, "'weightedmean'"),
+        ({"pooling_mode": 3}, "3"),
+        ({}, "[]"),
+    ],
+)
+def test_another_pooling_is_refused_by_name(folder: Path, config: dict[str, Any], found: str) -> None:
+    write_sentence_transformers(folder, "mean", normalize=False)
+    write_json(folder / "1_Pooling" / "config.json", config)
+    wanted = f"1_Pooling/config.json pools with {found}; supported: one of cls, lasttoken, mean, max"
+    assert wanted in problems_of(folder)
+
+
+def test_other_modules_are_refused_by_name(folder: Path) -> None:
+    modules(folder, ("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"))
+    assert "modules Transformer, Pooling, Dense are not supported" in problems_of(folder)
+    modules(folder, ("", "Transformer"), ("1_Pooling", "Pooling"), ("2", "Normalize"), ("3", "Normalize"))
+    assert "are not supported" in problems_of(folder)
+
+
+def test_a_text_in_small_letters_is_refused(folder: Path) -> None:
+    write_sentence_transformers(folder, "mean", normalize=False)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 256, "do_lower_case": True})
+    assert "do_lower_case of sentence_bert_config.json is not supported" in problems_of(folder)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}", "[1]", "[]", "null", '[{"type": "Transformer"}]', '[{"type": "Transformer", "path": "../elsewhere"}]',
+        "[" * 100_000, "nothing",
+    ],
+)  # fmt: skip
+def test_damaged_lists_are_refused(folder: Path, content: str) -> None:
+    (folder / "modules.json").write_text(content)
+    assert "modules.json" in problems_of(folder)
+
+
+def test_a_pooling_without_its_file_is_refused(folder: Path) -> None:
+    modules(folder, ("", "Transformer"), ("1_Pooling", "Pooling"))
+    assert "1_Pooling/config.json is missing" in problems_of(folder)

@@ -1,0 +1,116 @@
+"""Tiny random networks that make embeddings or scores, as transformers and sentence-transformers save them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.checkpoints import write_json
+
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+}
+BERT = SIZES | {"model_type": "bert", "max_position_embeddings": 64, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}
+ROBERTA = SIZES | {
+    "model_type": "xlm-roberta", "max_position_embeddings": 66, "layer_norm_eps": 1e-5, "type_vocab_size": 1,
+    "pad_token_id": 1, "hidden_act": "gelu",
+}  # fmt: skip
+ODD = {"hidden_size": 60, "num_attention_heads": 3, "intermediate_size": 70, "num_hidden_layers": 3}
+QWEN = SIZES | {
+    "model_type": "qwen3", "head_dim": 16, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+EMBEDDERS: dict[str, dict[str, Any]] = {
+    "bert": BERT,
+    "bert-odd": BERT | ODD | {"hidden_act": "gelu_new", "type_vocab_size": 1, "layer_norm_eps": 1e-5},
+    "bert-one-layer": BERT | {"num_hidden_layers": 1, "num_attention_heads": 8, "vocab_size": 321},
+    "xlm-r": ROBERTA,
+    "xlm-r-odd": ROBERTA | ODD | {"pad_token_id": 0, "type_vocab_size": 2},
+    "roberta": ROBERTA | {"model_type": "roberta"},
+    "qwen3": QWEN,
+    "qwen3-untied": QWEN | {"tie_word_embeddings": False, "num_key_value_heads": 4},
+}
+RERANKERS: dict[str, dict[str, Any]] = {
+    "bert": BERT,
+    "bert-identity": BERT | {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+    "xlm-r": ROBERTA,
+    "xlm-r-odd": ROBERTA | ODD,
+}
+POOLINGS = ("cls", "lasttoken", "mean", "max")
+
+
+def make_embedder(path: Path, kind: str, *, pooling: str = "", normalize: bool = False, **changes: Any) -> Any:
+    """Writes the folder; `pooling` with sentence-transformers' files. The network itself, in float32."""
+    from transformers import AutoConfig, AutoModel
+
+    return _saved(path, AutoModel.from_config(_config(AutoConfig, EMBEDDERS[kind] | changes)), pooling, normalize)
+
+
+def make_reranker(path: Path, kind: str) -> Any:
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    config = _config(AutoConfig, RERANKERS[kind] | {"num_labels": 1})
+    return _saved(path, AutoModelForSequenceClassification.from_config(config), "", False)
+
+
+def _config(auto: Any, values: dict[str, Any]) -> Any:
+    values = dict(values)
+    return auto.for_model(values.pop("model_type"), **values)
+
+
+def _saved(path: Path, model: Any, pooling: str, normalize: bool) -> Any:
+    import torch
+
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            spread = 0.3 if parameter.dim() == 1 else 1.0 if "embed" in name else 1.5 * parameter.shape[-1] ** -0.5
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread + (parameter == 1.0))
+    model.eval().save_pretrained(path)
+    if pooling:
+        write_sentence_transformers(path, pooling, normalize=normalize)
+    return model
+
+
+def write_sentence_transformers(path: Path, pooling: str, *, normalize: bool) -> None:
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"} | ({"2_Normalize": "Normalize"} if normalize else {})
+    modules = [
+        {"idx": index, "name": str(index), "path": folder, "type": f"sentence_transformers.models.{kind}"}
+        for index, (folder, kind) in enumerate(kinds.items())
+    ]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_Pooling").mkdir(exist_ok=True)
+    flags = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
+    config = {f"pooling_mode_{name}": mode == pooling for mode, name in (flags | {"lasttoken": "lasttoken"}).items()}
+    write_json(path / "1_Pooling" / "config.json", config | {"word_embedding_dimension": 0})
+
+
+def wanted_embedding(model: Any, ids: Sequence[int], pooling: str, *, normalize: bool) -> NDArray[np.float32]:
+    """As sentence-transformers pools what transformers computes."""
+    import torch
+
+    with torch.no_grad():
+        hidden = model(torch.tensor([list(ids)])).last_hidden_state[0]
+    pooled = {
+        "cls": hidden[0], "lasttoken": hidden[-1], "mean": hidden.mean(dim=0), "max": hidden.max(dim=0).values
+    }[pooling]  # fmt: skip
+    found: NDArray[np.float32] = (torch.nn.functional.normalize(pooled, dim=0) if normalize else pooled).numpy()
+    return found
+
+
+def wanted_score(model: Any, ids: Sequence[int], second_segment: int) -> float:
+    """Before any sigmoid. `second_segment`: 0 where the network has one type of tokens."""
+    import torch
+
+    types = [int(bool(second_segment) and place >= second_segment) for place in range(len(ids))]
+    with torch.no_grad():
+        return float(model(torch.tensor([list(ids)]), token_type_ids=torch.tensor([types])).logits[0, 0])
