@@ -57,7 +57,7 @@ check: $(VENV)/.check ## Lint, spelling, formatting and types (ruff, codespell, 
 	@echo "== ruff, codespell and mypy"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/codespell *.md docs llmserve tests tools deploy pipelines eval/suites build Makefile pyproject.toml
+	$(BIN)/codespell *.md docs llmserve tests tools deploy pipelines pipelines-embeddings eval/suites build Makefile pyproject.toml
 	@[ -e $(VENV)/.collected ] || { PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -q --tiers first > $(VENV)/collected.txt; \
 	  touch $(VENV)/.collected; } & \
 	  echo $(BIN)/mypy; $(BIN)/mypy; passed=$$?; wait; exit $$passed

@@ -31,6 +31,8 @@ class FinishReason(Enum):
 
 
 SAMPLING_DEFAULTS = "sampling"  # of a checkpoint, among the facts that clients are told of its model
+POOLING = "pooling"  # there, too: what an engine makes that makes no tokens
+EMBEDDINGS, SCORES = "embeddings", "scores"  # which are these
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,50 @@ RERANKERS: dict[str, dict[str, Any]] = {
     "xlm-r-odd": ROBERTA | ODD,
 }
 POOLINGS = ("cls", "lasttoken", "mean", "max")
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "harbour",
+    "boats",
+    "price",
+    "of",
+    "fish",
+    "winter",
+    "lake",
+    "birds",
+    "letter",
+    "city",
+]
+
+
+def write_word_pieces(path: Path, *, roberta: bool = False) -> None:
+    """A tokenizer.json with [CLS] and [SEP] around texts, or <s> and </s>; pairs as the family has them."""
+    import tokenizers
+    from tokenizers import models, normalizers, pre_tokenizers, processors
+
+    first, last = ("<s>", "</s>") if roberta else ("[CLS]", "[SEP]")
+    pad, unknown = ("<pad>", "<unk>") if roberta else ("[PAD]", "[UNK]")
+    specials = [first, pad, last, unknown] if roberta else [pad, unknown, first, last]
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    pieces = [*specials, *letters, *(f"##{letter}" for letter in letters), *WORDS]
+    ids = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    made = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=unknown))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    second = f"{last} $B:0 {last}:0" if roberta else f"$B:1 {last}:1"
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}", pair=f"{first} $A {last} {second}", special_tokens=[(t, ids[t]) for t in specials]
+    )
+    made.save(str(path / "tokenizer.json"))
+    names = {"cls_token": first, "sep_token": last, "pad_token": pad, "unk_token": unknown}
+    write_json(path / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
 
 
 def make_embedder(path: Path, kind: str, *, pooling: str = "", normalize: bool = False, **changes: Any) -> Any:

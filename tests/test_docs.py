@@ -41,6 +41,7 @@ LINKED = (
     "pyproject.toml",
     "build",
     "pipelines",
+    "pipelines-embeddings",
     "docs",
     "tools",
     "llmserve",

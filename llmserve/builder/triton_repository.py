@@ -56,6 +56,8 @@ class TritonExport:
 
     def write(self) -> None:
         """`output` exists completely or not at all. Raises `AlreadyExists` unless it is free or empty."""
+        if makes := self.engine.info().pooling:
+            raise Unsupported(f"{self.engine.path} makes {makes}: such engines are not exported; use `llmserve serve`")
         if self.backend is TritonBackend.TENSORRTLLM:
             _check_compiled(self.engine)
         if self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):

@@ -15,10 +15,13 @@ ALLOW_TEMPLATE = "allow_chat_template"  # a parameter of a model's config
 ENGINE_PATH, TOKENIZER_PATH = "gpt_model_path", "tokenizer_dir"  # parameters of a model's config
 
 
-def packaged_repository() -> Path:
-    """`ensemble`, `preprocessing`, `tensorrt_llm`, `postprocessing`: in the wheel, or in the source tree."""
-    package = Path(llmserve.__file__).parent
-    candidates = (package / "_data" / "pipelines", package.parent / "pipelines")
+def packaged_repository(*, pools: bool = False) -> Path:
+    """`ensemble`, `preprocessing`, `tensorrt_llm`, `postprocessing`: in the wheel, or in the source tree.
+
+    `pools`: that for engines which make embeddings or scores, without postprocessing.
+    """
+    package, name = Path(llmserve.__file__).parent, "pipelines-embeddings" if pools else "pipelines"
+    candidates = (package / "_data" / name, package.parent / name)
     found = next((path for path in candidates if path.is_dir()), None)
     if found is None:
         raise NotFound(f"the packaged model repository is missing ({candidates[0]}); reinstall llmserve")

@@ -301,9 +301,8 @@ def find_repositories(engine: Path | None, repositories: Sequence[str]) -> tuple
 
     if engine is None and not repositories:
         raise InvalidArgument("nothing to serve: give an engine directory, or --model-repository DIR")
-    if engine is not None:
-        EngineDirectory.open(engine)
-    return tuple(repositories) or (packaged_repository(),)
+    pools = engine is not None and bool(EngineDirectory.open(engine).info().pooling)
+    return tuple(repositories) or (packaged_repository(pools=pools),)
 
 
 def parse_parameters(parameters: Sequence[str]) -> dict[str, dict[str, str]]:

@@ -14,8 +14,6 @@ from typing import Protocol, runtime_checkable
 from llmserve.core import Allowance, GenerateRequest, Logits, Tenant, TokenEvent
 from llmserve.scheduler.plan import ChunkScores, StepPlan
 
-EMBEDDINGS, SCORES = "embeddings", "scores"
-
 
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:

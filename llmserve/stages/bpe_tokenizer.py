@@ -53,6 +53,11 @@ class JsonTokenizer:
             ids = library.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_pair(self, text: str, second: str) -> tuple[list[int], int]:
+        """Both texts with the special tokens of a pair; and where those begin that are marked as the second's, or 0."""
+        found = self._library.encode(text, second, add_special_tokens=True)
+        return found.ids, found.type_ids.index(1) if 1 in found.type_ids else 0
+
     def encode_marked(self, text: str) -> list[int]:
         return self.encode(text)
 

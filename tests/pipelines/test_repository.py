@@ -11,11 +11,13 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
+EMBEDDINGS = PIPELINES.with_name("pipelines-embeddings")
 MODELS = ("ensemble", "postprocessing", "preprocessing", "tensorrt_llm")
+FOLDERS = [*((PIPELINES, model) for model in MODELS), *((EMBEDDINGS, model) for model in MODELS if model != MODELS[1])]
 
 
-def read(model: str) -> ModelConfig:
-    return text_format.Parse((PIPELINES / model / "config.pbtxt").read_text(), ModelConfig())
+def read(model: str, repository: Path = PIPELINES) -> ModelConfig:
+    return text_format.Parse((repository / model / "config.pbtxt").read_text(), ModelConfig())
 
 
 def types(tensors: object) -> dict[str, int]:
@@ -24,13 +26,14 @@ def types(tensors: object) -> dict[str, int]:
 
 def test_the_repository_has_the_four_models_and_nothing_else() -> None:
     assert tuple(sorted(path.name for path in PIPELINES.iterdir())) == MODELS
-    assert all((PIPELINES / model / "1").is_dir() for model in MODELS)
+    assert sorted(EMBEDDINGS.iterdir()) == [repository / model for repository, model in FOLDERS[len(MODELS) :]]
+    assert all((repository / model / "1").is_dir() for repository, model in FOLDERS)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_config_is_static_named_as_its_folder_and_declares_each_tensor_once(model: str) -> None:
-    assert "${" not in (PIPELINES / model / "config.pbtxt").read_text()
-    config = read(model)
+@pytest.mark.parametrize(("repository", "model"), FOLDERS)
+def test_a_config_is_static_named_as_its_folder_and_declares_each_tensor_once(repository: Path, model: str) -> None:
+    assert "${" not in (repository / model / "config.pbtxt").read_text()
+    config = read(model, repository)
     assert config.name == model
     assert config.max_batch_size == 64
     for tensors in (config.input, config.output):
@@ -41,11 +44,12 @@ def test_a_config_is_static_named_as_its_folder_and_declares_each_tensor_once(mo
     )
 
 
-def test_every_mapping_of_the_ensemble_joins_tensors_of_one_type() -> None:
-    ensemble = read("ensemble")
+@pytest.mark.parametrize("repository", [PIPELINES, EMBEDDINGS])
+def test_every_mapping_of_the_ensemble_joins_tensors_of_one_type(repository: Path) -> None:
+    ensemble = read("ensemble", repository)
     known = types(ensemble.input)
     for step in ensemble.ensemble_scheduling.step:
-        model = read(step.model_name)
+        model = read(step.model_name, repository)
         inputs, outputs = types(model.input), types(model.output)
         for tensor, source in step.input_map.items():
             assert known[source] == inputs[tensor], (step.model_name, tensor, source)

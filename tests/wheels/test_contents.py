@@ -49,9 +49,9 @@ def test_it_has_every_file_of_the_package_and_no_source_of_the_kernels(wheels: d
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
         sources = {name: (ROOT / name).read_bytes() for name in tracked("llmserve") if "/kernels/" not in name}
         assert {name: wheel.read(name) for name in sources} == sources
-    pipelines = {f"llmserve/_data/{name}" for name in tracked("pipelines/**") if not name.endswith(".gitkeep")}
+    pipelines = {f"llmserve/_data/{name}" for name in tracked("pipelines*/**") if not name.endswith(".gitkeep")}
     assert pipelines <= names
-    assert {name for name in names - set(sources) if not name.startswith("llmserve/_data/pipelines/")} == {LIBRARY}
+    assert {name for name in names - set(sources) if not name.startswith("llmserve/_data/pipelines")} == {LIBRARY}
 
 
 def test_the_library_needs_an_old_glibc_and_nothing_else(library: Path, processor: str) -> None:

@@ -19,19 +19,27 @@ from llmserve.backends.tensorrtllm.answer_histograms import AnswerHistograms
 from llmserve.backends.tensorrtllm.compared_answers import answer_reader
 from llmserve.backends.tensorrtllm.gauges import engine_facts, engine_gauges
 from llmserve.backends.tensorrtllm.parameters import ENGINE_PATH, GPU, ModelParameters
+from llmserve.backends.tensorrtllm.pooling import (
+    check_kind,
+    made_outputs,
+    pooled_outputs,
+    pooled_request,
+    pooling_facts,
+)
 from llmserve.backends.tensorrtllm.receipts import Receipts
 from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop, read_request
 from llmserve.backends.tensorrtllm.responses import ALWAYS_TOLD, MAKERS, ResponseEvents, asked_outputs, response_tensors
 from llmserve.backends.tensorrtllm.sampling_defaults import sampling_defaults
 from llmserve.backends.tensorrtllm.tenant_answers import counted
-from llmserve.core import SAMPLING_DEFAULTS
-from llmserve.engine.base import Engine, MeteringEngine
+from llmserve.core import POOLING, SAMPLING_DEFAULTS, GenerateRequest, Usage
+from llmserve.engine.base import Engine, EngineInfo, MeteringEngine
 from llmserve.engine.directory.artifact import EngineDirectory, read_manifest
 from llmserve.engine.directory.file_watch import FileWatch
 from llmserve.engine.directory.gate_record import GateRecord, standing
 from llmserve.engine.directory.identity import EngineIdentity
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound, Unsupported
+from llmserve.serving.answers import every_output
 from llmserve.serving.backend import GaugeSample, LoadContext, LoadedModel, no_limits
 from llmserve.serving.instruments.trace import Trace
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
@@ -74,7 +82,6 @@ class TensorrtLlmBackend:
             logger.warning("model '%s': one instance batches every request; more have no effect", config.name)
         if any(group.kind == GPU and not group.gpus for group in config.instance_group):
             logger.warning("model '%s': KIND_GPU has no effect without gpus; list them: gpus: [ 0, 1 ]", config.name)
-        tokenizer = _tokenizer_for_stop_strings(parameters.tokenizer_dir)
         settings = replace(parameters.engine, reserved_bytes=context.reserved_bytes)
         engine = (
             self.open_process(parameters.engine_dir, parameters.tokenizer_dir, settings)
@@ -82,6 +89,8 @@ class TensorrtLlmBackend:
             else self.open_engine(parameters.engine_dir, settings)
         )
         try:
+            check_kind(engine.info, config.name, {output.name for output in config.output})
+            tokenizer = None if engine.info.pooling else _tokenizer_for_stop_strings(parameters.tokenizer_dir)
             watch = self._watch(parameters.engine_dir)
         except BaseException:
             engine.close()
@@ -100,12 +109,12 @@ class TensorrtLlmBackend:
         return LoadedModel(
             [instance],
             batches_itself=True,
-            missing_outputs={output.name for output in config.output} - MAKERS.keys(),
+            missing_outputs={output.name for output in config.output} - _made(engine),
             gauges=samples,
-            facts=_facts(parameters.engine_dir, identity, gates, engine.info.digest),
+            facts=_facts(parameters.engine_dir, identity, gates, engine.info),
             allowance=engine.allowance if isinstance(engine, MeteringEngine) else no_limits,
             histograms=instance.histograms.by_name,
-            reads_answer=answer_reader,
+            reads_answer=every_output if engine.info.pooling else answer_reader,
             promised_bytes=lambda: engine.stats().promised_bytes,
         )
 
@@ -121,9 +130,17 @@ def _identity(path: Path) -> EngineIdentity | None:
         return None
 
 
-def _facts(path: Path, identity: EngineIdentity | None, gates: Sequence[GateRecord], digest: str) -> Mapping[str, Any]:
-    if identity is None or identity.digest != digest:
+def _made(engine: Engine) -> set[str]:
+    return set(made_outputs(engine.info) if engine.info.pooling else MAKERS)
+
+
+def _facts(
+    path: Path, identity: EngineIdentity | None, gates: Sequence[GateRecord], info: EngineInfo
+) -> Mapping[str, Any]:
+    if identity is None or identity.digest != info.digest:
         return {}
+    if info.pooling:
+        return {**identity.document(gates), POOLING: pooling_facts(info, path)}
     defaults = sampling_defaults(path)
     return {**identity.document(gates), **({SAMPLING_DEFAULTS: defaults} if defaults else {})}
 
@@ -154,7 +171,8 @@ class EngineInstance:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
-        return [self._respond(request) for request in requests]
+        respond = self._pool if self.engine.info.pooling else self._respond
+        return [respond(request) for request in requests]
 
     def healthy(self) -> bool:
         return self.engine.healthy() and not (self.watch and self.watch.problem)
@@ -203,6 +221,29 @@ class EngineInstance:
         except LlmserveError as error:
             yield self._response(request, error=error, final=True)
 
+    async def _pool(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        """What an engine that makes no tokens answers."""
+        try:
+            job = pooled_request(request.inputs, self.engine.info, self._id_of(request))
+            with counted(Answer(job, streaming=False), job, self.config.name) as ended:
+
+                def note(usage: Usage) -> None:
+                    self.histograms.record(usage)
+                    ended(usage)
+
+                asked = self._scheduled(job, request)
+                outputs = await pooled_outputs(self.engine, asked, request.requested_outputs, note)
+            yield self._response(request, outputs, final=True)
+        except LlmserveError as error:
+            yield self._response(request, error=error, final=True)
+
+    def _id_of(self, request: InferRequest) -> str:
+        """The client's id need not be unique; the engine's is."""
+        return f"{request.request_id or 'request'}/{next(self._numbers)}"
+
+    def _scheduled(self, job: GenerateRequest, request: InferRequest) -> GenerateRequest:
+        return replace(job, priority=self._priority(request), deadline=request.deadline, tenant=request.tenant)
+
     async def _guided(self, job: TensorRequest) -> TensorRequest:
         """With its guide compiled, where it has one."""
         if job.guide is None:
@@ -226,10 +267,9 @@ class EngineInstance:
         self._active.cancel_like(request)
 
     def _read(self, request: InferRequest) -> TensorRequest:
-        # The client's id need not be unique; the engine's is.
         job = read_request(
             request.inputs,
-            request_id=f"{request.request_id or 'request'}/{next(self._numbers)}",
+            request_id=self._id_of(request),
             max_seq_len=self.engine.info.max_seq_len,
             excludes_input=self.excludes_input,
             max_beam_width=self.engine.info.max_beam_width,
@@ -241,10 +281,7 @@ class EngineInstance:
             )
         if job.generate.num_sequences > 1 and not self.config.model_transaction_policy.decoupled:
             raise InvalidArgument("num_return_sequences > 1 answers with several responses and needs a decoupled model")
-        scheduled = replace(
-            job.generate, priority=self._priority(request), deadline=request.deadline, tenant=request.tenant
-        )
-        return replace(job, generate=scheduled)
+        return replace(job, generate=self._scheduled(job.generate, request))
 
     def _warning(self, job: TensorRequest, request: InferRequest) -> str:
         """What the client should know: what was cut to fit, and which of its parameters nobody reads."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmserve.engine.base import EMBEDDINGS, SCORES, EngineInfo
+from llmserve.core import EMBEDDINGS, SCORES
+from llmserve.engine.base import EngineInfo
 from llmserve.engine.directory.manifest import Manifest
 from llmserve.errors import EngineFileError, NotFound, raise_problems
 

@@ -73,7 +73,7 @@ CALLS: Mapping[Api, Calls] = {
             *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"),
             *("/v1/responses/{response_id}", "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"),
             *("/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"),
-            *("/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings"),
+            *("/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/v1/rerank"),
             *("/api/chat", "/api/generate", "/api/embed"),
         ),
     ),

@@ -23,9 +23,10 @@ from llmserve.frontends.text.openai.chat import Chat
 from llmserve.frontends.text.openai.completions import Completions
 from llmserve.frontends.text.openai.embeddings import Embeddings
 from llmserve.frontends.text.openai.models import Models
+from llmserve.frontends.text.openai.rerank import Rerank
 from llmserve.frontends.text.openai.responses import Responses
 from llmserve.frontends.text.openai.stored_responses import StoredResponses
-from llmserve.frontends.text.requests.ensembles import Ensembles
+from llmserve.frontends.text.requests.ensembles import VECTORS, Ensembles
 from llmserve.frontends.text.requests.messages import Conversations
 from llmserve.frontends.text.requests.validation import BodyRoute
 from llmserve.frontends.text.state import ApiState
@@ -72,7 +73,8 @@ def make_application(core: Core, extensions: Extensions, store: Store | None = N
     app.router.redirect_slashes = False
     app.state.refuses_unknown_fields = extensions.text.refuses_unknown_fields
     ensembles = Ensembles(core, extensions.text)
-    state = ApiState(ensembles, extensions, Conversations(ensembles), TokenTexts(ensembles))
+    embedders = Ensembles(core, extensions.text, VECTORS)
+    state = ApiState(ensembles, extensions, Conversations(ensembles), TokenTexts(ensembles), embedders)
     app.state.jobs = None if store is None else Jobs(store, app, extensions)
     files, batches = Files(state, store), Batches(state, app.state.jobs)
     models, ollama = Models(state), Ollama(state)
@@ -102,12 +104,13 @@ def make_application(core: Core, extensions: Extensions, store: Store | None = N
         ("/v1/messages", Messages(state).create),
         ("/v1/messages/count_tokens", Messages(state).count_tokens),
         ("/v1/embeddings", Embeddings(state).create),
+        ("/v1/rerank", Rerank(state).create),
         ("/tokenize", models.tokenize),
         ("/detokenize", models.detokenize),
         ("/api/chat", ollama.chat),
         ("/api/generate", ollama.generate),
         ("/api/show", ollama.show),
-        ("/api/embed", Embeddings(state).create),
+        ("/api/embed", Embeddings(state).embed),
     )
     delete: tuple[tuple[str, Endpoint], ...] = (
         ("/v1/responses/{response_id}", responses.delete),

@@ -47,6 +47,7 @@ PATHS = (  # method, path; `restrictions.py` says which group each is of
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/embeddings"),
+    ("POST", "/v1/rerank"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/api/tags"),

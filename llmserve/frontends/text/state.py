@@ -29,6 +29,7 @@ class ApiState:
     extensions: Extensions
     conversations: Conversations
     token_texts: TokenTexts
+    embedders: Ensembles  # that make vectors
     created: int = field(default_factory=lambda: int(time.time()))  # what models say of themselves
 
     async def sampling(self, ensemble: Ensemble, asked: Sampling) -> Sampling:

@@ -17,7 +17,7 @@ from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import accompanied
 from llmserve.frontends.shared.request_context import name_model
-from llmserve.frontends.shared.server_core import Core
+from llmserve.frontends.shared.server_core import Core, single_response
 from llmserve.frontends.text.requests.ensembles import Ensemble, Values
 from llmserve.frontends.text.requests.notes import Notes
 from llmserve.serving.instruments.trace import Trace
@@ -36,6 +36,7 @@ TEXT = (
 )  # fmt: skip
 TIMES = ("first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
 DRAFTS = ("total_draft_tokens", "total_accepted_draft_tokens")
+NUM_TOKENS = "num_prompt_tokens"
 TOKENS = (
     "output_token_ids", "output_log_probs", "cum_log_probs", "output_top_ids", "output_top_log_probs",
     "prompt_log_probs", "prompt_top_ids", "prompt_top_log_probs",
@@ -183,6 +184,22 @@ class Caller:
             if trace is not None:
                 trace.stamp("HTTP_SEND_END")
                 self.extensions.tracer.finish(ensemble.name, trace)
+
+    async def vector(self, ensemble: Ensemble, values: Values, output: str) -> tuple[NDArray[Any], int]:
+        """What an ensemble makes of one text, and of how many tokens. Raises `LlmserveError`."""
+        name_model(ensemble.name)
+        asked = InferRequest(ensemble.name, ensemble.tensors(values), requested_outputs=(output, NUM_TOKENS))
+        trace, headers = self._trace(ensemble.name), self.extensions.http_headers.chosen(self.request.header_items)
+        try:
+            response = await single_response(self.core, accompanied(asked, trace, headers, self.tenant))
+        finally:
+            if trace is not None:
+                trace.stamp("HTTP_SEND_END")
+                self.extensions.tracer.finish(ensemble.name, trace)
+        if response.error is not None:
+            raise response.error
+        found = {tensor.name: tensor.data.reshape(-1) for tensor in response.outputs}
+        return found[output], int(found[NUM_TOKENS][0])
 
     def _warned(self, piece: Piece, sampling: Sampling) -> Piece:
         if piece.finish_reason and piece.index == 0:

@@ -1,36 +1,113 @@
-"""POST /v1/embeddings, and Ollama's /api/embed: refused in words that say why."""
+"""POST /v1/embeddings: OpenAI's, with what vLLM's clients say besides. And Ollama's /api/embed."""
 
 from __future__ import annotations
 
+import base64
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, TypeAlias
 
-from fastapi import Request
-from pydantic import BaseModel, ConfigDict
+import numpy as np
+from fastapi import Request, Response
+from numpy.typing import NDArray
+from pydantic import Field
 
-from llmserve.frontends.text.answers.failures import Refused
-from llmserve.frontends.text.requests.fields import ModelName
+from llmserve.core import EMBEDDINGS
+from llmserve.frontends.http.bodies import off_loop
+from llmserve.frontends.http.json_fields import Json
+from llmserve.frontends.text.answers.event_stream import json_answer
+from llmserve.frontends.text.answers.vectors import JSON_BYTES, Vectors, check_dimensions, check_makes, cut, vectors
+from llmserve.frontends.text.ollama.routes import LATEST
+from llmserve.frontends.text.requests.ensembles import Values
+from llmserve.frontends.text.requests.fields import ModelName, TokenId
+from llmserve.frontends.text.requests.validation import Strict, at_most, ignored
 from llmserve.frontends.text.state import ApiState
 
+MAX_INPUTS = 2048  # OpenAI's limit
+MAX_IDS = 128 * 1024  # of one text
+Ids: TypeAlias = Annotated[list[TokenId], Field(min_length=1), at_most(MAX_IDS)]
+Texts: TypeAlias = Annotated[list[str], Field(min_length=1), at_most(MAX_INPUTS)]
+Input: TypeAlias = str | Texts | Ids | Annotated[list[Ids], Field(min_length=1), at_most(MAX_INPUTS)]
 
-class EmbeddingsRequest(BaseModel):
-    """Whatever else it asks is not looked at."""
 
-    model_config = ConfigDict(extra="allow")
+class EmbeddingsRequest(Strict):
     model: ModelName = ""
-    input: Any = None
+    input: Input = Field(description="A text, token ids, or a list of either.")
+    encoding_format: Literal["float", "base64"] | None = Field(None, description="base64: of float32, little endian.")
+    dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
+        None, description="Fewer numbers than the model's, where config.json says that its embeddings can be cut."
+    )
+    user: str | None = Field(None, description="A label; nothing depends on it.")
+    truncate_prompt_tokens: Annotated[Any, ignored("a text that is too long is refused", -1)] = None
+
+
+class EmbedRequest(Strict):
+    """Ollama's."""
+
+    model: ModelName = ""
+    input: str | Texts
+    dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    truncate: Annotated[Any, ignored("a text that is too long is refused", False)] = None
+    keep_alive: Any = Field(None, description="How long a model stays is the server's matter.")
+    options: Any = Field(None, description="Of answers of tokens; nothing depends on them.")
+
+
+def values_of(given: Input) -> list[Values]:
+    """Of each text the ensemble's inputs."""
+    if isinstance(given, str):
+        return [{"text_input": [given]}]
+    if isinstance(given[0], int):
+        return [{"prompt_ids": given}]
+    return [{"text_input": [one]} if isinstance(one, str) else {"prompt_ids": one} for one in given]
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
     state: ApiState
 
-    async def create(self, body: EmbeddingsRequest, request: Request) -> NoReturn:
-        """Not done here."""
-        ensemble = self.state.ensembles.named(body)
-        known = ", ".join(self.state.ensembles.names())
-        raise Refused(
-            f"model '{ensemble.name}' answers text with text, and makes no embeddings: nor does any other model that "
-            f"this API has here ({known}). A model of your own that makes them is asked over /v2",
-            "model",
-        )
+    async def create(self, body: EmbeddingsRequest, request: Request) -> Response:
+        """A vector for each text."""
+        write = _base64 if body.encoding_format == "base64" else _numbers
+
+        def document(found: Vectors) -> Json:
+            data = [
+                {"object": "embedding", "index": index, "embedding": write(cut(row, body.dimensions))}
+                for index, row in enumerate(found.rows)
+            ]
+            usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
+            return {"object": "list", "data": data, "model": body.model, "usage": usage}
+
+        return await self._answer(body, request, document)
+
+    async def embed(self, body: EmbedRequest, request: Request) -> Response:
+        """The same, as Ollama answers it."""
+        began_ns, asked = time.monotonic_ns(), body.model
+        body.model = asked.removesuffix(LATEST)
+
+        def document(found: Vectors) -> Json:
+            rows = [cut(row, body.dimensions).tolist() for row in found.rows]
+            times = {"total_duration": time.monotonic_ns() - began_ns, "load_duration": 0}
+            return {"model": asked, "embeddings": rows, **times, "prompt_eval_count": found.num_tokens}
+
+        return await self._answer(body, request, document)
+
+    async def _answer(
+        self, body: EmbeddingsRequest | EmbedRequest, request: Request, document: Callable[[Vectors], Json]
+    ) -> Response:
+        ensemble, caller = self.state.embedders.named(body), self.state.caller(request)
+        check_makes(caller, ensemble, EMBEDDINGS, "/v1/rerank")
+        check_dimensions(caller, ensemble, body.dimensions)
+        found = await vectors(caller, ensemble, values_of(body.input), "embedding", "input")
+        size = JSON_BYTES * sum(row.size for row in found.rows)
+        caller.request.share.grow(size)
+        return await off_loop(caller.request, lambda: json_answer(document(found)), size=size)
+
+
+def _numbers(row: NDArray[np.float32]) -> list[float]:
+    numbers: list[float] = row.tolist()
+    return numbers
+
+
+def _base64(row: NDArray[np.float32]) -> str:
+    return base64.b64encode(row.astype("<f4").tobytes()).decode()

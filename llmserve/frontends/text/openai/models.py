@@ -53,7 +53,8 @@ class Models:
 
     async def list(self) -> Response:
         """The models that can be asked."""
-        return json_answer({"object": "list", "data": [self._document(name) for name in self.state.ensembles.listed()]})
+        names = [*self.state.ensembles.listed(), *self.state.embedders.listed()]
+        return json_answer({"object": "list", "data": [self._document(name) for name in names]})
 
     async def retrieve(self, model: str) -> Response:
         """One of them."""
@@ -65,7 +66,9 @@ class Models:
 
     def _document(self, name: str) -> Json:
         """By a name that clients have for it."""
-        facts = self.state.ensembles.core.facts(self.state.ensembles.find(name).name)
+        makes_vectors = name in self.state.embedders.listed()
+        found = (self.state.embedders if makes_vectors else self.state.ensembles).find(name)
+        facts = self.state.ensembles.core.facts(found.name)
         engine = {"engine": dict(facts)} if facts else {}
         return {"id": name, "object": "model", "created": self.state.created, "owned_by": OWNER, **engine}
 

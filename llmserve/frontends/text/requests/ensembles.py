@@ -41,6 +41,23 @@ class Named(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """What an ensemble makes of a text."""
+
+    output: str
+    does: str
+    path: str  # of the API that asks for it
+
+    @property
+    def other(self) -> Kind:
+        return VECTORS if self is TEXTS else TEXTS
+
+
+TEXTS = Kind(TEXT_OUT, "answers text with text", "/v1/chat/completions or /v1/completions")
+VECTORS = Kind("embedding", "makes embeddings or scores of texts", "/v1/embeddings or /v1/rerank")
+
+
+@dataclass(frozen=True, slots=True)
 class Ensemble:
     """One of them, as its config describes it."""
 
@@ -92,23 +109,24 @@ def tensor_of(name: str, datatype: str, values: Sequence[Any], shape: tuple[int,
         raise Refused(f"{field}: a number does not fit into {datatype}", field) from error
 
 
-def _ensemble_of(config: ModelConfig) -> Ensemble | None:
+def _ensemble_of(config: ModelConfig, text_out: str) -> Ensemble | None:
     """None for another kind of model."""
     inputs = {entry.name: entry for entry in config.input}
     outputs = frozenset(entry.name for entry in config.output)
-    if TEXT_IN not in inputs or TEXT_OUT not in outputs:
+    if TEXT_IN not in inputs or text_out not in outputs:
         return None
     steps = config.ensemble_scheduling.step
     readers = [step.model_name for step in steps if TEXT_IN in step.input_map.values()]
-    writers = [step.model_name for step in steps if TEXT_OUT in step.output_map.values()]
+    writers = [step.model_name for step in steps if text_out in step.output_map.values()]
     if not readers or not writers:
         return None
     return Ensemble(config.name, config, inputs, outputs, readers[0], writers[0])
 
 
 class Ensembles:
-    def __init__(self, core: Core, settings: TextSettings) -> None:
+    def __init__(self, core: Core, settings: TextSettings, kind: Kind | None = None) -> None:
         self.core = core
+        self.kind = kind or TEXTS
         self._settings = settings
         self._known: dict[str, Ensemble | None] = {}
         self._ends: dict[str, tuple[object, bool]] = {}  # by ensemble: the config it was asked of, and the answer
@@ -149,8 +167,7 @@ class Ensembles:
             found = self._look(names[0]) if len(names) == 1 else None
         if found is None:
             known = ", ".join(self.listed()) or "none"
-            problem = f"The model '{name}' does not exist here, or does not answer text with text. Known: {known}"
-            raise ModelNotFound(problem, "model", "model_not_found")
+            raise self._refusal(name, f"Known: {known}")
         return found
 
     def only(self) -> Ensemble:
@@ -158,9 +175,22 @@ class Ensembles:
         names = list(self.names())
         if not names and not self.core.ready():
             raise Unavailable("the server is starting or stopping: no model is ready")
+        if not names and self.others():
+            raise self._refusal(self.others()[0])
         if len(names) != 1:
             raise Refused(f"the request must name a model: there are {', '.join(names) or 'none'}", "model")
         return self.find(names[0])
+
+    def others(self) -> list[str]:
+        """Ensembles of the other kind."""
+        return list(Ensembles(self.core, self._settings, self.kind.other).names())
+
+    def _refusal(self, name: str, known: str = "") -> Refused:
+        if name in self.others():
+            other = self.kind.other
+            return Refused(f"model '{name}' {other.does}, and does not answer here; ask {other.path}", "model")
+        problem = f"The model '{name}' does not exist here, or is none that {self.kind.does}. {known}"
+        return ModelNotFound(problem, "model", "model_not_found")
 
     def fingerprint(self, ensemble: Ensemble) -> str | None:
         """Of the engine that answers: the beginning of its digest. None: nothing is known of it."""
@@ -170,7 +200,7 @@ class Ensembles:
     def _look(self, name: str) -> Ensemble | None:
         config = self.core.model_config(name)
         if self._configs.get(name) is not config:  # loaded anew
-            self._configs[name], self._known[name] = config, _ensemble_of(config)
+            self._configs[name], self._known[name] = config, _ensemble_of(config, self.kind.output)
         return self._known[name]
 
     async def prompt_ids(self, ensemble: Ensemble, values: Values) -> list[int]:

@@ -1,0 +1,85 @@
+"""Vectors of many texts that one request asks for: so many at a time as a step may have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.core import POOLING
+from llmserve.errors import LlmserveError
+from llmserve.frontends.text.answers.failures import Refused
+from llmserve.frontends.text.answers.generation import Caller
+from llmserve.frontends.text.requests.ensembles import Ensemble, Values
+
+AT_ONCE = 64  # of one request: the others of a long list wait for their turn
+SMALLEST_NORM = 1e-12
+JSON_BYTES = 24  # that a number becomes, in JSON and on its way there
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    rows: Sequence[NDArray[np.float32]]
+    num_tokens: int  # of all texts
+
+
+async def vectors(caller: Caller, ensemble: Ensemble, texts: Sequence[Values], output: str, field: str) -> Vectors:
+    """Of `texts`, in order. The first error ends all; it says which of the request's `field` it is about."""
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(index: int, values: Values) -> tuple[NDArray[Any], int]:
+        async with room:
+            try:
+                return await caller.vector(ensemble, values, output)
+            except Refused:
+                raise
+            except LlmserveError as error:
+                raise error.at(f"{field}[{index}]" if len(texts) > 1 else field) from error
+
+    tasks = [asyncio.ensure_future(one(index, values)) for index, values in enumerate(texts)]
+    try:
+        found = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return Vectors([row for row, _ in found], sum(count for _, count in found))
+
+
+def pooling_of(caller: Caller, ensemble: Ensemble) -> dict[str, Any]:
+    """What is known of the engine: empty where nothing is."""
+    return dict(caller.core.facts(ensemble.name).get(POOLING, {}))
+
+
+def check_makes(caller: Caller, ensemble: Ensemble, wanted: str, instead: str) -> None:
+    """Raises `Refused` for an engine that is known to make something else than is `wanted`."""
+    if (makes := pooling_of(caller, ensemble).get("makes", wanted)) != wanted:
+        raise Refused(f"model '{ensemble.name}' makes {makes}, and no {wanted}; ask {instead}", "model")
+
+
+def check_dimensions(caller: Caller, ensemble: Ensemble, dimensions: int | None) -> None:
+    """Raises `Refused` unless embeddings may be cut to so many numbers."""
+    known = pooling_of(caller, ensemble)
+    width, allowed = known.get("width"), known.get("dimensions", ())
+    if dimensions is None or dimensions == width:
+        return
+    if allowed is True:
+        if width is None or dimensions < width:
+            return
+        raise Refused(f"dimensions must be at most {width}, the length of an embedding", "dimensions")
+    if dimensions not in allowed:
+        choice = f"it may be {', '.join(map(str, allowed))}" if allowed else "the model's embeddings cannot be cut"
+        raise Refused(f"dimensions {dimensions} is not supported: {choice}, and have {width} numbers", "dimensions")
+
+
+def cut(row: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
+    """Its first numbers, at a length of one."""
+    if dimensions is None or dimensions == len(row):
+        return row
+    first = row[:dimensions].astype(np.float64)
+    shorter: NDArray[np.float32] = (first / max(np.sqrt(np.square(first).sum()), SMALLEST_NORM)).astype(np.float32)
+    return shorter

@@ -1,0 +1,62 @@
+"""The preprocess step before an engine that makes embeddings or scores: a text, or a pair of texts, to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.errors import InvalidArgument, Unsupported, raise_problems
+from llmserve.stages.bpe_tokenizer import JsonTokenizer
+from llmserve.stages.files import TextFiles
+from llmserve.stages.text import is_unicode, text_from_bytes
+from llmserve.stages.token_lengths import check_length
+from llmserve.stages.tokenizer import Tokenizer, tokenizer_of
+
+QUERY, SECOND_QUERY, PROMPT_IDS = "QUERY", "SECOND_QUERY", "PROMPT_IDS"
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTexts:
+    """Stateless: one may serve any number of requests at once."""
+
+    tokenizer: Tokenizer
+    max_seq_len: int | None  # the engine's, where it is known
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        files = TextFiles.read(path)
+        return cls(tokenizer_of(files), files.max_seq_len)
+
+    def ids(self, text: str, second: str | None) -> tuple[list[int], int]:
+        """With the special tokens that the tokenizer adds; and where the tokens of the second text begin, or 0."""
+        for each in (text, second or ""):
+            if not is_unicode(each):
+                raise InvalidArgument("the text has lone surrogates (half a UTF-16 character), which no UTF-8 text has")
+            check_length(each, self.tokenizer, self.max_seq_len)
+        if second is None:
+            return self.tokenizer.encode(text, add_special_tokens=True), 0
+        if not isinstance(self.tokenizer, JsonTokenizer):
+            raise Unsupported("pairs of texts need a tokenizer.json, and the engine directory has none")
+        return self.tokenizer.encode_pair(text, second)
+
+
+def whole_text_arrays(stage: WholeTexts, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """QUERY, perhaps with SECOND_QUERY, or PROMPT_IDS -> INPUT_ID and SECOND_SEGMENT. Batches of one."""
+    given = {name: array for name, array in inputs.items() if array.size}
+    rules = [
+        (all(len(array) == 1 for array in given.values()), "it takes a batch of one request"),
+        ((QUERY in given) != (PROMPT_IDS in given), "give either text (text_input) or prompt_ids"),
+        (SECOND_QUERY not in given or QUERY in given, "second_text is for text_input"),
+    ]
+    raise_problems(InvalidArgument, "the text cannot be used", [problem for holds, problem in rules if not holds])
+    if PROMPT_IDS in given:
+        ids, second_segment = given[PROMPT_IDS].reshape(-1).tolist(), 0
+    else:
+        texts = [text_from_bytes(given[name].item(0), name) for name in (QUERY, SECOND_QUERY) if name in given]
+        ids, second_segment = stage.ids(texts[0], texts[1] if len(texts) > 1 else None)
+    return {"INPUT_ID": np.array([ids], np.int32), "SECOND_SEGMENT": np.array([[second_segment]], np.int32)}
