@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -121,7 +122,7 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     """
     architecture = architecture_for(checkpoint.config)
     spec, (program, params, options), target, problems = _network(
-        checkpoint.config, options, target, read_pooling(checkpoint)
+        checkpoint.config, options, target, partial(read_pooling, checkpoint)
     )
     try:
         unread = [re.escape(name) for name in _unread_sources(architecture.params(spec), params)]
@@ -165,13 +166,15 @@ def longest_sequence(checkpoint: Path) -> int:
 
 
 def _network(
-    config: HfConfig, options: BuildOptions, target: Target | None, pooling: Pooling | None = None
+    config: HfConfig,
+    options: BuildOptions,
+    target: Target | None,
+    pooling_of: Callable[[Pooling | None], Pooling | None] = lambda usual: usual,
 ) -> tuple[DecoderSpec, Network, Target | None, list[str]]:
     """And all that is wrong; the target is known where nothing is that comes before it."""
     architecture = architecture_for(config)
     spec = architecture.from_hf(config)
-    if pooling is not None and not (spec.pooling and spec.pooling.scores):
-        spec = replace(spec, pooling=pooling)
+    spec = replace(spec, pooling=pooling_of(spec.pooling))
     problems = options.problems() + _length_problems(spec, options)
     options = replace(options, max_seq_len=options.max_seq_len or spec.usual_seq_len)
     program = architecture.program(spec.for_sequences(options.max_seq_len))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.errors import CheckpointError, raise_problems
+from llmserve.models.bert import is_sigmoid
 from llmserve.models.spec import Pooling
 
 MODULES_FILE = "modules.json"
+SETTINGS_FILE = "config_sentence_transformers.json"
 TEXT_FILE = "sentence_bert_config.json"
 TRANSFORMER, POOLING, NORMALIZE = "Transformer", "Pooling", "Normalize"  # all that we have, in this order
 MODES = {"cls": "first", "lasttoken": "last", "mean": "mean", "max": "max"}
@@ -18,10 +21,12 @@ FLAGS = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean", "lastto
 FLAG = "pooling_mode_"
 
 
-def read_pooling(checkpoint: Checkpoint) -> Pooling | None:
-    """None where a folder has no such files. Raises one CheckpointError listing every problem."""
+def read_pooling(checkpoint: Checkpoint, usual: Pooling | None) -> Pooling | None:
+    """`usual` where a folder has no such files. Raises one CheckpointError listing every problem."""
+    if usual is not None and usual.scores:
+        return _read_scores(checkpoint, usual)
     if checkpoint.text_file(MODULES_FILE) is None:
-        return None
+        return usual
     modules = _read(checkpoint, MODULES_FILE)
     problems: list[str] = []
     places = _places(modules, problems)
@@ -31,6 +36,16 @@ def read_pooling(checkpoint: Checkpoint) -> Pooling | None:
         problems.append(f"do_lower_case of {TEXT_FILE} is not supported: a tokenizer does that by itself")
     raise_problems(CheckpointError, f"{MODULES_FILE} of {checkpoint.path}", problems)
     return Pooling(MODES[mode], normalize=NORMALIZE in places)
+
+
+def _read_scores(checkpoint: Checkpoint, usual: Pooling) -> Pooling:
+    """A cross-encoder's network pools by itself; newer versions say in a file of their own what becomes of scores."""
+    settings, problems = _read(checkpoint, SETTINGS_FILE), list[str]()
+    if not isinstance(settings, dict) or not settings.get("activation_fn"):
+        return usual
+    sigmoid = is_sigmoid(settings["activation_fn"], problems)
+    raise_problems(CheckpointError, f"{SETTINGS_FILE} of {checkpoint.path}", problems)
+    return replace(usual, sigmoid=sigmoid)
 
 
 def _places(modules: Any, problems: list[str]) -> dict[str, str]:

@@ -70,9 +70,14 @@ def _scores_with_sigmoid(reader: ConfigReader) -> bool:
     own = reader.get("sentence_transformers", {})
     places = (own if isinstance(own, dict) else {}, reader.config)
     named = [place[key] for place in places for key in ACTIVATION_KEYS if place.get(key)]
-    kind = str(named[0]).rpartition(".")[2] if named else "Sigmoid"
+    return is_sigmoid(named[0] if named else "Sigmoid", reader.problems)
+
+
+def is_sigmoid(activation: object, problems: list[str]) -> bool:
+    """Of scores, by the name of torch's class."""
+    kind = str(activation).rpartition(".")[2]
     if kind not in ("Sigmoid", "Identity"):
-        reader.problems.append(f"{kind} of scores is not supported; supported: Sigmoid, Identity")
+        problems.append(f"{kind} of scores is not supported; supported: Sigmoid, Identity")
     return kind == "Sigmoid"
 
 

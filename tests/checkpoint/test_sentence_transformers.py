@@ -21,9 +21,9 @@ def folder(tmp_path: Path) -> Path:
     return make_checkpoint(tmp_path, "llama", with_tokenizer=False)
 
 
-def pooling_of(folder: Path) -> Pooling | None:
+def pooling_of(folder: Path, usual: Pooling | None = None) -> Pooling | None:
     with Checkpoint.open(folder) as checkpoint:
-        return read_pooling(checkpoint)
+        return read_pooling(checkpoint, usual)
 
 
 def problems_of(folder: Path) -> str:
@@ -37,8 +37,22 @@ def modules(folder: Path, *kinds: tuple[str, str]) -> None:
     (folder / "modules.json").write_text(json.dumps(listed))
 
 
-def test_a_folder_without_these_files_makes_tokens(folder: Path) -> None:
+def test_a_folder_without_these_files_is_what_its_config_says(folder: Path) -> None:
     assert pooling_of(folder) is None
+    assert pooling_of(folder, Pooling("mean")) == Pooling("mean")
+
+
+def test_newer_versions_name_the_activation_of_scores_in_a_file(folder: Path) -> None:
+    """And list one module."""
+    usual = Pooling("first", scores=True, sigmoid=True)
+    modules(folder, ("", "Transformer"))
+    assert pooling_of(folder, usual) == usual
+    for kind, sigmoid in (("activation.Sigmoid", True), ("linear.Identity", False)):
+        write_json(folder / "config_sentence_transformers.json", {"activation_fn": f"torch.nn.modules.{kind}"})
+        assert pooling_of(folder, usual) == Pooling("first", scores=True, sigmoid=sigmoid)
+    write_json(folder / "config_sentence_transformers.json", {"activation_fn": "torch.nn.modules.activation.ReLU"})
+    with pytest.raises(CheckpointError, match="ReLU of scores is not supported; supported: Sigmoid, Identity"):
+        pooling_of(folder, usual)
 
 
 @pytest.mark.parametrize(
