@@ -12,16 +12,28 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
+from llmserve.engine.adapters.sealed import ADAPTER_FILE
 from llmserve.engine.directory.artifact import MANIFEST_FILE
 from llmserve.errors import AlreadyExists, InvalidArgument
 from llmserve.owned_directory import SHARED, OwnedDirectory, orphans
 
-OLD = "old"  # in a directory that holds the engine which is replaced
+OLD = "old"  # in a directory that holds what is replaced
 
 
-def check_replaceable(output: Path) -> None:
-    """`AlreadyExists` unless `output` is free, empty or an engine directory: nothing else is ever deleted."""
+class Kind(NamedTuple):
+    """Of a directory that is built, and what tells it from others."""
+
+    marker: str
+    words: str
+
+
+ENGINE, ADAPTER = Kind(MANIFEST_FILE, "an engine directory"), Kind(ADAPTER_FILE, "an adapter directory")
+
+
+def check_replaceable(output: Path, kind: Kind = ENGINE) -> None:
+    """`AlreadyExists` unless `output` is free, empty or of this kind: nothing else is ever deleted."""
     while True:
         try:
             descriptor = os.open(output, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -37,12 +49,11 @@ def check_replaceable(output: Path) -> None:
             ) from error
         try:
             names = os.listdir(descriptor)
-            if not names or MANIFEST_FILE in names:
+            if not names or kind.marker in names:
                 return
             if _is_at(descriptor, output):
                 raise AlreadyExists(
-                    f"{output} exists and is not an engine directory, so it is not replaced; choose another "
-                    "--output-dir"
+                    f"{output} exists and is not {kind.words}, so it is not replaced; choose another --output-dir"
                 )
         finally:
             os.close(descriptor)  # another build has moved it away, and was deleting it: look again
@@ -57,10 +68,10 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 @contextmanager
-def staged_directory(output: Path) -> Iterator[Path]:
+def staged_directory(output: Path, kind: Kind = ENGINE) -> Iterator[Path]:
     """Yield an empty directory beside `output`; on a clean exit it becomes `output`, on any exception it is removed."""
     output = output.resolve()
-    check_replaceable(output)
+    check_replaceable(output, kind)
     output.parent.mkdir(parents=True, exist_ok=True)
     for orphan in orphans(output.parent, _prefix(output)):
         _put_back(orphan, output)
@@ -70,7 +81,7 @@ def staged_directory(output: Path) -> Iterator[Path]:
         staging.create()
         yield staging.path
         _flush_to_disk(staging.path)
-        _put_in_place(staging.path, output)
+        _put_in_place(staging.path, output, kind)
     finally:
         staging.remove()
 
@@ -113,14 +124,14 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _put_in_place(staging: Path, output: Path) -> None:
-    """Rename over a free or empty place. An older engine is moved aside first, and put back on an interruption."""
+def _put_in_place(staging: Path, output: Path, kind: Kind) -> None:
+    """Rename over a free or empty place. What is replaced is moved aside first, and put back on an interruption."""
     aside = _Aside(output)
     try:
         aside.create()
         old = aside.path / OLD
         while not _renamed(staging, output):
-            check_replaceable(output)
+            check_replaceable(output, kind)
             shutil.rmtree(old, ignore_errors=True)
             with suppress(FileNotFoundError):  # another build of the same output was faster
                 output.rename(old)

@@ -30,6 +30,7 @@ from llmserve.builder.quantization import (
     round_weight,
 )
 from llmserve.checkpoint.floats import to_float32
+from llmserve.engine.adapters.sealed import AdapterPart
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.number_formats import FLOAT32, FLOATS, NumberFormat
 
@@ -55,7 +56,7 @@ class ReferenceModel:
     """`load` gives a parameter by name, in any float dtype; it is computed with in float32.
 
     `quantized` says how an engine quantizes which parameters: they, and what they are multiplied with, are rounded as
-    it rounds them, and keys and values as those of `cache`.
+    it rounds them, and keys and values as those of `cache`. `adapter` is added to the matrices that it has parts for.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class ReferenceModel:
         *,
         quantized: Mapping[str, Sequence[WeightPart]] | None = None,
         cache: NumberFormat = FLOAT32,
+        adapter: Sequence[AdapterPart] = (),
         each: Each = one_by_one,
         advance: Callable[[str, int], None] = lambda name, num_elements: None,
     ) -> None:
@@ -72,6 +74,7 @@ class ReferenceModel:
         self._load = load
         self._quantized = quantized or {}
         self._cache = cache
+        self._adapter = adapter
         self._each = each
         self._advance = advance
         # Where a last bit of keys and values can change the choice of experts, they are those of the cache.
@@ -165,6 +168,10 @@ class ReferenceModel:
             self._advance(name, num_elements)
         for bias in biases:
             y += self._small(bias)
+        for part in self._adapter:
+            if part.shape.param == name:
+                columns = slice(part.shape.begin, part.shape.begin + part.shape.rows)
+                y[:, columns] += (stacked @ to_float32(part.down).T) @ to_float32(part.up).T
         if op.kind is OpKind.LOGITS:
             y = scaled_and_capped(op, y)
         return np.split(y, np.cumsum([len(x) for x in inputs])[:-1])

@@ -1,0 +1,174 @@
+"""PEFT's folder to an adapter directory for one engine: `llmserve adapter build`.
+
+Names of matrices are those of the checkpoint; an engine has them as rows of its Program's parameters, perhaps in
+another order (`Param.sources` and `Param.orders`). All that does not fit is found before anything is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.builder.output import ADAPTER, staged_directory
+from llmserve.checkpoint.adapters.files import ADAPTER_FILES, Adapter, LowRank
+from llmserve.checkpoint.rearranged import row_order
+from llmserve.engine.adapters.sealed import (
+    ADAPTER_FILE,
+    CONFIG_FILE,
+    MAX_RANK,
+    WEIGHTS_FILE,
+    AdapterManifest,
+    PartShape,
+    adapter_digest,
+)
+from llmserve.engine.directory.artifact import EngineDirectory, hash_file
+from llmserve.errors import CheckpointError, Unsupported, raise_problems
+from llmserve.models.graph import OpKind, Program
+from llmserve.models.number_formats import AUTO, CACHES, FLOATS
+from llmserve.models.registry import architecture_for
+from llmserve.models.spec import DecoderSpec, Param, RowOrder
+
+MAX_LISTED = 20
+MERGE = "merge the adapter into an engine with: llmserve build CHECKPOINT --lora ADAPTER"
+IS_NOT_ADAPTED = {
+    OpKind.EMBED: "an embedding",
+    OpKind.LOGITS: "the head",
+    OpKind.EXPERTS: "a matrix of experts",
+}
+
+
+class Place(NamedTuple):
+    """Of a matrix of the checkpoint among the parameters of a Program."""
+
+    param: str
+    begin: int
+    shape: tuple[int, ...]
+    order: RowOrder | None
+    kinds: frozenset[OpKind]  # of the ops that read the parameter
+
+
+class Part(NamedTuple):
+    shape: PartShape
+    down: NDArray[Any]
+    up: NDArray[Any]
+
+
+def build_adapter(folder: Path, engine: Path, output: Path) -> AdapterManifest:
+    """Write the adapter directory `output`, which appears complete or not at all.
+
+    Raises `CheckpointError` listing everything that is wrong with the adapter or does not fit the engine, and
+    `Unsupported` for an engine that takes none.
+    """
+    directory = EngineDirectory.open(engine)
+    _require_floats(directory)
+    adapter = Adapter.read(folder)
+    places = _places(directory)
+    problems = list(_problems(adapter, places))
+    if len(problems) > MAX_LISTED:
+        problems[MAX_LISTED:] = [f"... and {len(problems) - MAX_LISTED} more"]
+    raise_problems(CheckpointError, f"adapter {folder} does not fit engine {engine}", problems)
+    dtype = str(directory.manifest.options["dtype"])
+    parts = [_part(change, places[name], dtype, name) for name, change in sorted(adapter.changes.items())]
+    with staged_directory(output, ADAPTER) as staged:
+        return _write(parts, dtype, directory, folder, staged)
+
+
+def _write(parts: list[Part], dtype: str, directory: EngineDirectory, folder: Path, staged: Path) -> AdapterManifest:
+    with (staged / WEIGHTS_FILE).open("wb") as file:
+        for part in parts:
+            file.write(np.ascontiguousarray(part.down).tobytes())
+            file.write(np.ascontiguousarray(part.up).tobytes())
+    (staged / CONFIG_FILE).write_bytes((folder / CONFIG_FILE).read_bytes())
+    shapes, weights = tuple(part.shape for part in parts), hash_file(staged / WEIGHTS_FILE)
+    base = directory.manifest.engine_digest
+    source = hashlib.sha256("".join(hash_file(folder / name) for name in ADAPTER_FILES).encode())
+    manifest = AdapterManifest(
+        adapter_digest=adapter_digest(base, dtype, shapes, weights),
+        base_digest=base,
+        source_digest=source.hexdigest(),
+        dtype=dtype,
+        parts=shapes,
+        weights_sha256=weights,
+        config_sha256=hash_file(staged / CONFIG_FILE),
+    )
+    (staged / ADAPTER_FILE).write_text(manifest.to_json())
+    return manifest
+
+
+def _require_floats(directory: EngineDirectory) -> None:
+    """Engines whose numbers are rounded have factors moved between their matrices, and do not keep them."""
+    options = directory.manifest.options
+    cache = str(options.get("kv_cache_dtype", AUTO))
+    rounded = [str(options["quantization"])] if options["quantization"] else []
+    rounded += [f"a KV cache in {cache}"] if cache != AUTO and CACHES[cache].is_rounded else []
+    if rounded:
+        raise Unsupported(
+            f"engine {directory.path} has {' and '.join(rounded)}: adapters at run time need float16, bfloat16 or "
+            f"float32; {MERGE}"
+        )
+
+
+def _places(directory: EngineDirectory) -> Mapping[str, Place]:
+    config = directory.hf_config
+    architecture = architecture_for(config)
+    spec: DecoderSpec = architecture.from_hf(config)
+    spec = spec.for_sequences(int(directory.manifest.options["max_seq_len"]))
+    kinds = _kinds(architecture.program(spec))
+    return {
+        source: Place(param.name, begin, shape, order, frozenset(kinds.get(param.name, ())))
+        for param in architecture.params(spec)
+        for source, begin, shape, order in _sources(param)
+    }
+
+
+def _kinds(program: Program) -> Mapping[str, set[OpKind]]:
+    found: dict[str, set[OpKind]] = {}
+    for op in program.ops:
+        for name in op.weights:
+            found.setdefault(name, set()).add(op.kind)
+    return found
+
+
+def _sources(param: Param) -> Iterator[tuple[str, int, tuple[int, ...], RowOrder | None]]:
+    """Each with the row of the parameter where it begins."""
+    begin = 0
+    orders = param.orders or (None,) * len(param.sources)
+    for source, shape, order in zip(param.sources, param.source_shapes, orders, strict=True):
+        yield source, begin, shape, order
+        begin += shape[0]
+
+
+def _problems(adapter: Adapter, places: Mapping[str, Place]) -> Iterator[str]:
+    for name in sorted(adapter.replaced):
+        yield f"it replaces {name} whole, which no engine does at run time; {MERGE}"
+    for name, change in sorted(adapter.changes.items()):
+        place = places.get(name)
+        if place is None:
+            yield f"it changes {name}, and the engine has no such matrix"
+        elif others := [word for kind, word in IS_NOT_ADAPTED.items() if kind in place.kinds]:
+            yield f"it changes {name}, {others[0]}, which no engine does at run time; {MERGE}"
+        elif place.shape != change.shape:
+            yield f"{name} has the shape {list(place.shape)} in the engine, and {list(change.shape)} in the adapter"
+        elif change.magnitude is not None:
+            yield f"{name} is changed by DoRA, which no engine does at run time; {MERGE}"
+        elif len(change.down) > MAX_RANK:
+            yield f"{name} has the rank {len(change.down)}; at run time it may be {MAX_RANK} at most; {MERGE}"
+
+
+def _part(change: LowRank, place: Place, dtype: str, name: str) -> Part:
+    """In the engine's dtype and order of rows; the scale is multiplied in before that."""
+    values = np.dtype(FLOATS[dtype].values)
+    up = change.up.astype(np.float32) * np.float32(change.scale)
+    up = up if place.order is None else up[row_order(len(up), place.order)]
+    with np.errstate(over="ignore"):
+        down, up = change.down.astype(values), up.astype(values)
+    if not all(np.isfinite(each.astype(np.float32)).all() for each in (down, up)):
+        raise CheckpointError(
+            f"{name} does not fit {dtype} (a value overflows); build the engine with --dtype bfloat16"
+        )
+    return Part(PartShape(place.param, place.begin, len(up), down.shape[1], len(down)), down, up)

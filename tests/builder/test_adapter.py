@@ -1,0 +1,181 @@
+"""An adapter directory holds what PEFT's folder computes; what does not fit an engine is refused, all at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from llmserve.builder.adapter import build_adapter
+from llmserve.builder.build import build_engine
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.reference import ReferenceModel
+from llmserve.checkpoint.plan import plan_weights
+from llmserve.checkpoint.reader import Checkpoint
+from llmserve.engine.adapters.sealed import SealedAdapter
+from llmserve.errors import AlreadyExists, EngineFileError, LlmserveError, NotFound
+from llmserve.models.registry import architecture_for
+from tests.adapters import MODULES, USUAL_MODULES, adapted_model, make_adapter, save_adapter
+from tests.checkpoints import make_checkpoint
+from tests.oracle import oracle_logits, relative_error
+
+IDS = [1, 70, 35, 190, 17, 101, 44, 17, 260, 9]
+OPTIONS = BuildOptions(dtype="float32", max_seq_len=64, max_num_tokens=64, max_batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint `c`, its engine `e` and an adapter `a`."""
+    path = tmp_path_factory.mktemp("adapter")
+    make_checkpoint(path / "c", "llama")
+    build_engine(path / "c", path / "e", OPTIONS)
+    make_adapter(path / "a", path / "c")
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen2", "qwen3", "gemma2", "phi3", "baichuan2-7b", "olmo2", "granite", "glm4"]
+)
+def test_families_compute_what_peft_computes(kind: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "c", kind)
+    build_engine(folder, tmp_path / "e", OPTIONS)
+    modules = {"glm4": ["q_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"], **MODULES}.get(kind, USUAL_MODULES)
+    model = adapted_model(folder, target_modules=modules, rank_pattern={"o_proj": 3}, use_rslora=True)
+    save_adapter(model, tmp_path / "a")
+    manifest = build_adapter(tmp_path / "a", tmp_path / "e", tmp_path / "s")
+    assert manifest.rank == 4
+    parts = SealedAdapter.open(tmp_path / "s").read()
+    with Checkpoint.open(folder) as checkpoint:
+        architecture = architecture_for(checkpoint.config)
+        spec = architecture.from_hf(checkpoint.config)
+        plan = plan_weights(checkpoint, architecture.params(spec), architecture.ignored)
+        reference = ReferenceModel(architecture.program(spec), lambda name: plan.load(name, "float32"), adapter=parts)
+        assert relative_error(reference.logits(IDS), oracle_logits(model, IDS)) < 1e-5
+
+
+def test_the_digest_is_of_base_and_numbers(folders: Path, tmp_path: Path) -> None:
+    first, again = (build_adapter(folders / "a", folders / "e", tmp_path / name) for name in ("1", "2"))
+    assert first == again
+    assert {path.name for path in (tmp_path / "1").iterdir()} == {"adapter.json", "weights.bin", "adapter_config.json"}
+    make_adapter(tmp_path / "b", folders / "c", seed=1)
+    assert build_adapter(tmp_path / "b", folders / "e", tmp_path / "1").adapter_digest != first.adapter_digest
+    build_engine(folders / "c", tmp_path / "e", replace(OPTIONS, max_batch_size=5))
+    assert build_adapter(folders / "a", tmp_path / "e", tmp_path / "3").adapter_digest != first.adapter_digest
+
+
+def test_nothing_else_is_replaced(folders: Path, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/y").touch()
+    with pytest.raises(AlreadyExists, match="not an adapter directory"):
+        build_adapter(folders / "a", folders / "e", tmp_path / "x")
+    with pytest.raises(AlreadyExists, match="not an adapter directory"):
+        build_adapter(folders / "a", folders / "e", folders / "e")
+
+
+def refused(folders: Path, adapter: Path, engine: Path | None = None) -> str:
+    with pytest.raises(LlmserveError) as caught:
+        build_adapter(adapter, engine or folders / "e", folders / "never")
+    assert not (folders / "never").exists()
+    return str(caught.value)
+
+
+def test_what_is_not_for_run_time_is_refused_all_at_once(folders: Path, tmp_path: Path) -> None:
+    modules = ["q_proj", "embed_tokens", "lm_head"]
+    make_adapter(tmp_path / "a", folders / "c", target_modules=modules, modules_to_save=["input_layernorm"], r=4)
+    said = refused(folders, tmp_path / "a")
+    assert "it replaces model.layers.0.input_layernorm.weight whole" in said
+    assert "it changes model.embed_tokens.weight, an embedding" in said
+    assert "it changes lm_head.weight, the head" in said
+    assert "llmserve build CHECKPOINT --lora ADAPTER" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"use_dora": True}, "is changed by DoRA"), ({"r": 257}, "has the rank 257; at run time it may be 256 at most")],
+)
+def test_an_option_that_no_engine_has_at_run_time(
+    options: dict[str, object], words: str, folders: Path, tmp_path: Path
+) -> None:
+    make_adapter(tmp_path / "a", folders / "c", **{"target_modules": ["o_proj"], **options})
+    assert words in refused(folders, tmp_path / "a")
+
+
+def test_an_adapter_of_another_network(folders: Path, tmp_path: Path) -> None:
+    other = make_checkpoint(tmp_path / "o", "llama", num_hidden_layers=3, hidden_size=96)
+    make_adapter(tmp_path / "a", other)
+    said = refused(folders, tmp_path / "a")
+    assert "it changes model.layers.2.mlp.up_proj.weight, and the engine has no such matrix" in said
+    assert "q_proj.weight has the shape [64, 64] in the engine, and [96, 96] in the adapter" in said
+
+
+def test_experts_are_refused(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "c", "mixtral")
+    build_engine(folder, tmp_path / "e", OPTIONS)
+    weights = {
+        f"base_model.model.model.layers.0.block_sparse_moe.experts.0.w1.lora_{side}.weight": np.ones(shape, np.float32)
+        for side, shape in (("A", (4, 64)), ("B", (176, 4)))
+    }
+    (tmp_path / "a").mkdir()
+    save_file(weights, tmp_path / "a/adapter_model.safetensors")
+    (tmp_path / "a/adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+    assert "w1.weight, a matrix of experts" in refused(tmp_path, tmp_path / "a")
+
+
+def test_rounded_engines_take_none_yet(folders: Path, tmp_path: Path) -> None:
+    for name, options in (("q", replace(OPTIONS, quantization="int8")), ("k", replace(OPTIONS, kv_cache_dtype="int8"))):
+        build_engine(folders / "c", tmp_path / name, options)
+        said = refused(folders, folders / "a", tmp_path / name)
+        assert "int8: adapters at run time need float16, bfloat16 or float32" in said
+        assert "llmserve build CHECKPOINT --lora ADAPTER" in said
+
+
+def test_numbers_that_do_not_fit_the_engine(folders: Path, tmp_path: Path) -> None:
+    build_engine(folders / "c", tmp_path / "e", replace(OPTIONS, dtype="float16"))
+    make_adapter(tmp_path / "a", folders / "c", target_modules=["o_proj"], lora_alpha=1e7)
+    assert "does not fit float16 (a value overflows)" in refused(folders, tmp_path / "a", tmp_path / "e")
+
+
+def edit_manifest(path: Path) -> None:
+    file = path / "adapter.json"
+    file.write_text(file.read_text().replace('"rank": 4', '"rank": 2'))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "edited": (edit_manifest, "was changed after the build"),
+    "no JSON": (lambda path: (path / "adapter.json").write_text("{"), "is damaged"),
+    "of tomorrow": (lambda path: (path / "adapter.json").write_text('{"format_version": 9}'), "format version 9"),
+    "PEFT's folder": (lambda path: (path / "adapter.json").unlink(), "is not an adapter directory"),
+    "another config": (lambda path: (path / "adapter_config.json").write_text("{}"), "adapter_config.json has been"),
+    "truncated": (lambda path: (path / "weights.bin").write_bytes(b"0000"), "has been changed"),
+    "without weights": (lambda path: (path / "weights.bin").unlink(), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_directory_is_refused(damage: str, folders: Path, tmp_path: Path) -> None:
+    build_adapter(folders / "a", folders / "e", tmp_path / "s")
+    change, words = DAMAGES[damage]
+    change(tmp_path / "s")
+    with pytest.raises(EngineFileError, match=words):
+        SealedAdapter.open(tmp_path / "s").read()
+
+
+def test_another_base_is_refused_by_digest(folders: Path, tmp_path: Path) -> None:
+    build_adapter(folders / "a", folders / "e", tmp_path / "s")
+    with pytest.raises(EngineFileError, match="was built for the engine"):
+        SealedAdapter.open(tmp_path / "s").require_base("f" * 64)
+    with pytest.raises(NotFound, match="no adapter directory"):
+        SealedAdapter.open(tmp_path / "nowhere")
+
+
+def test_pickles_are_not_read(folders: Path, tmp_path: Path) -> None:
+    make_adapter(tmp_path / "a", folders / "c")
+    tensors = load_file(tmp_path / "a/adapter_model.safetensors")
+    assert tensors
+    (tmp_path / "a/adapter_model.safetensors").rename(tmp_path / "a/adapter_model.bin")
+    assert "adapter_model.bin is not read" in refused(folders, tmp_path / "a")
