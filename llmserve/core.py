@@ -210,6 +210,7 @@ class GenerateRequest:
     draft_ids: tuple[int, ...] = ()  # what the client thinks that the answer will be; no answer depends on it
     pooled: bool = False  # no tokens, but the logits of one event: what the network makes of the whole prompt
     second_segment: int = 0  # position from which on the prompt is a second text; 0: there is one
+    adapter: str = ""  # digest of the LoRA adapter that answers with the network
 
     @property
     def num_answers(self) -> int:

@@ -9,22 +9,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmserve.builder.output import ADAPTER, staged_directory
 from llmserve.checkpoint.adapters.files import ADAPTER_FILES, Adapter, LowRank
 from llmserve.checkpoint.rearranged import row_order
 from llmserve.engine.adapters.sealed import (
-    ADAPTER_FILE,
     CONFIG_FILE,
     MAX_RANK,
-    WEIGHTS_FILE,
     AdapterManifest,
+    AdapterPart,
     PartShape,
-    adapter_digest,
+    seal_adapter,
 )
 from llmserve.engine.directory.artifact import EngineDirectory, hash_file
 from llmserve.errors import CheckpointError, Unsupported, raise_problems
@@ -52,12 +50,6 @@ class Place(NamedTuple):
     kinds: frozenset[OpKind]  # of the ops that read the parameter
 
 
-class Part(NamedTuple):
-    shape: PartShape
-    down: NDArray[Any]
-    up: NDArray[Any]
-
-
 def build_adapter(folder: Path, engine: Path, output: Path) -> AdapterManifest:
     """Write the adapter directory `output`, which appears complete or not at all.
 
@@ -74,30 +66,10 @@ def build_adapter(folder: Path, engine: Path, output: Path) -> AdapterManifest:
     raise_problems(CheckpointError, f"adapter {folder} does not fit engine {engine}", problems)
     dtype = str(directory.manifest.options["dtype"])
     parts = [_part(change, places[name], dtype, name) for name, change in sorted(adapter.changes.items())]
+    base, config = directory.manifest.engine_digest, (folder / CONFIG_FILE).read_bytes()
+    source = hashlib.sha256("".join(hash_file(folder / name) for name in ADAPTER_FILES).encode()).hexdigest()
     with staged_directory(output, ADAPTER) as staged:
-        return _write(parts, dtype, directory, folder, staged)
-
-
-def _write(parts: list[Part], dtype: str, directory: EngineDirectory, folder: Path, staged: Path) -> AdapterManifest:
-    with (staged / WEIGHTS_FILE).open("wb") as file:
-        for part in parts:
-            file.write(np.ascontiguousarray(part.down).tobytes())
-            file.write(np.ascontiguousarray(part.up).tobytes())
-    (staged / CONFIG_FILE).write_bytes((folder / CONFIG_FILE).read_bytes())
-    shapes, weights = tuple(part.shape for part in parts), hash_file(staged / WEIGHTS_FILE)
-    base = directory.manifest.engine_digest
-    source = hashlib.sha256("".join(hash_file(folder / name) for name in ADAPTER_FILES).encode())
-    manifest = AdapterManifest(
-        adapter_digest=adapter_digest(base, dtype, shapes, weights),
-        base_digest=base,
-        source_digest=source.hexdigest(),
-        dtype=dtype,
-        parts=shapes,
-        weights_sha256=weights,
-        config_sha256=hash_file(staged / CONFIG_FILE),
-    )
-    (staged / ADAPTER_FILE).write_text(manifest.to_json())
-    return manifest
+        return seal_adapter(staged, parts, base_digest=base, source_digest=source, config=config)
 
 
 def _require_floats(directory: EngineDirectory) -> None:
@@ -160,7 +132,7 @@ def _problems(adapter: Adapter, places: Mapping[str, Place]) -> Iterator[str]:
             yield f"{name} has the rank {len(change.down)}; at run time it may be {MAX_RANK} at most; {MERGE}"
 
 
-def _part(change: LowRank, place: Place, dtype: str, name: str) -> Part:
+def _part(change: LowRank, place: Place, dtype: str, name: str) -> AdapterPart:
     """In the engine's dtype and order of rows; the scale is multiplied in before that."""
     values = np.dtype(FLOATS[dtype].values)
     up = change.up.astype(np.float32) * np.float32(change.scale)
@@ -171,4 +143,4 @@ def _part(change: LowRank, place: Place, dtype: str, name: str) -> Part:
         raise CheckpointError(
             f"{name} does not fit {dtype} (a value overflows); build the engine with --dtype bfloat16"
         )
-    return Part(PartShape(place.param, place.begin, len(up), down.shape[1], len(down)), down, up)
+    return AdapterPart(PartShape(place.param, place.begin, len(up), down.shape[1], len(down)), down, up)

@@ -168,13 +168,17 @@ class ReferenceModel:
             self._advance(name, num_elements)
         for bias in biases:
             y += self._small(bias)
-        for part in self._adapter:
-            if part.shape.param == name:
-                columns = slice(part.shape.begin, part.shape.begin + part.shape.rows)
-                y[:, columns] += (stacked @ to_float32(part.down).T) @ to_float32(part.up).T
+        self._add_adapter(name, stacked, y)
         if op.kind is OpKind.LOGITS:
             y = scaled_and_capped(op, y)
         return np.split(y, np.cumsum([len(x) for x in inputs])[:-1])
+
+    def _add_adapter(self, name: str, x: Matrix, y: Matrix) -> None:
+        """To what the matrix `name` makes of `x`, which is rounded where the engine's is."""
+        for part in self._adapter:
+            if part.shape.param == name:
+                columns = slice(part.shape.begin, part.shape.begin + part.shape.rows)
+                y[:, columns] += (x @ to_float32(part.down).T) @ to_float32(part.up).T
 
     def _experts(self, op: Op, inputs: Sequence[Sequence[Matrix]], runs: Sequence[Run]) -> list[Matrix]:
         """An expert's matrices are read once for all runs; what experts make of a row is added in their order."""

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from llmserve.core import Allowance, GenerateRequest, Logits, Tenant, TokenEvent
 from llmserve.scheduler.plan import ChunkScores, StepPlan
+
+if TYPE_CHECKING:
+    from llmserve.engine.adapters.sealed import SealedAdapter  # with number formats, which clients do without
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,21 @@ class BlockRunner(Runner, Protocol):
     def read_block(self, block: int) -> bytes: ...
 
     def write_block(self, block: int, content: bytes) -> None: ...
+
+
+@runtime_checkable
+class AdapterRunner(Runner, Protocol):
+    """One whose chunks may name an adapter by its slot, from 1 on."""
+
+    def packed(self, adapter: SealedAdapter) -> Any:
+        """The adapter as `load_adapter` takes it, all of it read; in any thread. EngineFileError: it does not fit."""
+        ...
+
+    def load_adapter(self, slot: int, packed: Any) -> None:
+        """Not during a step, as `unload_adapter`."""
+        ...
+
+    def unload_adapter(self, slot: int) -> None: ...
 
 
 @runtime_checkable
@@ -161,6 +179,22 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Stop the step loop; open streams end with `Unavailable`. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class AdapterEngine(Engine, Protocol):
+    """An engine whose requests may name an adapter by its digest."""
+
+    def add_adapter(self, adapter: SealedAdapter) -> None:
+        """Requests may name it from here on. Reads all of it, so not on an event loop.
+
+        Raises Unsupported where the engine takes none, EngineFileError for one that is damaged or of another base.
+        """
+        ...
+
+    def remove_adapter(self, digest: str) -> None:
+        """Once for every `add_adapter`. Requests under way keep it."""
         ...
 
 

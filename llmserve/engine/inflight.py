@@ -14,24 +14,28 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import aclosing
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from llmserve.core import Allowance, GenerateRequest, Tenant, TokenEvent
+from llmserve.engine.adapters.pool import MAX_ADAPTERS, AdapterPool
+from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import (
     BlockRunner,
     EngineInfo,
     EngineStats,
-    PendingStep,
     PipelinedRunner,
     Runner,
-    StepResult,
 )
+from llmserve.engine.begun_step import BegunStep, DoneStep
 from llmserve.engine.budgets import TokenBudgets, check_num_answers
 from llmserve.engine.kv_files.block_files import BlockFiles
 from llmserve.engine.kv_files.keeper import Fetched, KvKeeper
+from llmserve.engine.posted import Posted
 from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
 from llmserve.engine.validation import check_pool, check_request
 from llmserve.errors import EngineFileError, InternalError, LlmserveError, ResourceExhausted, Unavailable
@@ -55,20 +59,6 @@ class _Load(NamedTuple):
     num_sequences: Mapping[Tenant, int] = MappingProxyType({})  # of each tenant, waiting or running
 
 
-class _Begun(NamedTuple):
-    plan: StepPlan
-    pending: PendingStep
-
-
-class _Done(NamedTuple):
-    """A step of a runner that begins none before the last one has ended."""
-
-    found: StepResult
-
-    def result(self) -> StepResult:
-        return self.found
-
-
 class InflightEngine:
     """Owns `runner` and closes it. Every stream ends: with its last event, or with one error."""
 
@@ -79,8 +69,10 @@ class InflightEngine:
         settings: SchedulerSettings | None = None,
         budgets: TokenBudgets | None = None,
         files: BlockFiles | None = None,
+        max_adapters: int = MAX_ADAPTERS,
     ) -> None:
-        """`budgets`: those that it shares with other engines; `files`: where its KV blocks outlive it."""
+        """`budgets`: those that it shares with other engines; `files`: where its KV blocks outlive it; `max_adapters`:
+        so many are kept in memory."""
         limits, settings = runner.info, settings or SchedulerSettings()
         if isinstance(runner, PipelinedRunner):  # the next step begins before tokens are known
             settings = replace(settings, speculation=Speculation.OFF)
@@ -103,7 +95,7 @@ class InflightEngine:
             )
         )
         self._pipelined = runner if isinstance(runner, PipelinedRunner) else None
-        self._ahead: _Begun | None = None  # begun before the tokens of the step before it were known
+        self._ahead: BegunStep | None = None  # begun before the tokens of the step before it were known
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._ids = itertools.count()
@@ -112,6 +104,8 @@ class InflightEngine:
         self._held: list[Sequence] = []  # while files are looked through for their prompts
         self._fetched: list[Fetched] = []
         self._leaving: list[int] = []
+        self._posted = Posted()
+        self._adapters = AdapterPool(runner, self._post, base_digest=info.digest, limit=max_adapters)
         self._outbox = Outbox()
         self._end = EngineEnd()
         self._budgets = budgets or TokenBudgets()
@@ -134,11 +128,19 @@ class InflightEngine:
         self._end.check()
         limits = self._limits
         check_request(
-            request, vocab_size=limits.vocab_size, max_seq_len=limits.max_seq_len, pools=limits.output_width > 0
-        )
+            request, vocab_size=limits.vocab_size, max_seq_len=limits.max_seq_len, pools=limits.output_width > 0,
+            adapters=self._adapters.digests,
+        )  # fmt: skip
         check_pool(request, max_seq_len=limits.max_seq_len, num_pool_tokens=limits.num_blocks * limits.block_size)
         self._scheduler.config.check_fits(request.num_sequences)
-        return self._stream(request)
+        return self._adapted(request) if request.adapter else self._stream(request)
+
+    def add_adapter(self, adapter: SealedAdapter) -> None:
+        """See `AdapterEngine`."""
+        self._adapters.add(adapter)
+
+    def remove_adapter(self, digest: str) -> None:
+        self._adapters.remove(digest)
 
     def stats(self) -> EngineStats:
         """As of the last step."""
@@ -158,8 +160,18 @@ class InflightEngine:
         self._shut(Unavailable("the engine has been closed"))
         self._thread.join(CLOSE_TIMEOUT_S)
 
-    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        sequences = sequences_for(request, self._ids, max_seq_len=self._limits.max_seq_len, arrival_ns=time.time_ns())
+    async def _adapted(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """The adapter stays where it is until the sequences have left."""
+        async with (
+            self._adapters.held(request.adapter) as slot,
+            aclosing(self._stream(request, slot)) as events,
+        ):
+            async for event in events:
+                yield event
+
+    async def _stream(self, request: GenerateRequest, adapter: int = 0) -> AsyncGenerator[TokenEvent, None]:
+        limit, arrival_ns = self._limits.max_seq_len, time.time_ns()
+        sequences = sequences_for(request, self._ids, max_seq_len=limit, arrival_ns=arrival_ns, adapter=adapter)
         stream = TokenStream(asyncio.get_running_loop(), len(sequences))
         self._enqueue(request, sequences, stream)
         is_metered = request.tenant.tokens_per_minute > 0
@@ -230,6 +242,8 @@ class InflightEngine:
             failure = Unavailable if is_lost else InternalError
             self._shut(failure(f"the engine failed while computing a step: {error!r}"))
         finally:
+            with self._lock:
+                self._posted.take().refuse()
             if self._keeper is not None:
                 self._keeper.close(saves=is_sound)
             self._runner.close()
@@ -238,7 +252,7 @@ class InflightEngine:
         """Sleep until there is work, then pass on what has arrived and left. False: the engine is closed."""
         scheduler = self._scheduler
         with self._lock:
-            while not (self._end.reason or self._arriving or self._leaving or self._fetched or scheduler.has_work):
+            while not (self._end.reason or self._has_mail or scheduler.has_work):
                 scheduler.check_integrity()
                 self._wake.wait()
         if self._keeper is not None:
@@ -251,7 +265,22 @@ class InflightEngine:
             self._arriving.clear()
             self._leaving.clear()
             self._publish_load()
-            return self._end.reason is None
+            posted, goes_on = self._posted.take(), self._end.reason is None
+        posted.run()
+        return goes_on
+
+    @property
+    def _has_mail(self) -> bool:
+        return bool(self._arriving or self._leaving or self._fetched or self._posted)
+
+    def _post(self, task: Callable[[], None]) -> Future[None]:
+        """To be done between two steps, when sequences that have left by now are gone."""
+        with self._lock:
+            done = self._posted.add(task)
+            if self._end.reason is not None:
+                self._posted.take().refuse()
+            self._wake.notify()
+        return done
 
     def _look_into_files(self, keeper: KvKeeper) -> None:
         """For what has arrived; what was looked for, and whose consumer has not left, arrives."""
@@ -289,17 +318,17 @@ class InflightEngine:
         self._stats = self._snapshot(step.plan if step else StepPlan(()))
         self._publish(updates)
 
-    def _begun(self, plan: StepPlan) -> _Begun:
+    def _begun(self, plan: StepPlan) -> BegunStep:
         if self._pipelined:
-            return _Begun(plan, self._pipelined.launch(plan))
+            return BegunStep(plan, self._pipelined.launch(plan))
         if self._keeper is not None:
             self._keeper.keep()
         started = time.perf_counter()
-        done = _Done(self._runner.step(plan))
+        done = DoneStep(self._runner.step(plan))
         self._scheduler.speculator.observe(plan, time.perf_counter() - started)
-        return _Begun(plan, done)
+        return BegunStep(plan, done)
 
-    def _finish(self, step: _Begun) -> list[Update]:
+    def _finish(self, step: BegunStep) -> list[Update]:
         """Where the runner can, the next step begins before this one's tokens are waited for."""
         scheduler, plan = self._scheduler, step.plan
         if self._pipelined and (following := scheduler.foresee(plan)) is not None:

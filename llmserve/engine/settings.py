@@ -87,12 +87,14 @@ class EngineSettings:
     max_kv_tokens: int = 0  # 0: room for max_batch_size sequences of max_seq_len tokens
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     gpu: GpuSettings = field(default_factory=GpuSettings)
+    max_adapters: int = 64  # in memory at a time
     reserved_bytes: int = 0  # of memory that looks free: what the engines beside this one were promised
 
     def __post_init__(self) -> None:
         rules = [
             (self.threads >= 0, f"threads must not be negative (0: all cores), got {self.threads}"),
             (0 < self.kv_cache_fraction <= 1, f"the KV cache fraction must be in (0, 1], got {self.kv_cache_fraction}"),
+            (self.max_adapters >= 1, f"max_adapters must be at least 1, got {self.max_adapters}"),
             (self.max_kv_tokens >= 0, f"the KV cache's tokens must not be negative, got {self.max_kv_tokens}"),
         ]
         raise_problems(InvalidArgument, "engine settings", [text for holds, text in rules if not holds])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from llmserve.core import GenerateRequest
@@ -18,11 +18,17 @@ MAX_WORD_TOKENS = 16384  # of all words of a list together: they are indexed, an
 
 
 def check_request(
-    request: GenerateRequest, *, vocab_size: int, max_seq_len: int, max_beam_width: int = 1, pools: bool = False
+    request: GenerateRequest,
+    *,
+    vocab_size: int,
+    max_seq_len: int,
+    max_beam_width: int = 1,
+    pools: bool = False,
+    adapters: Collection[str] = (),
 ) -> None:
     """Raise `InvalidArgument` unless the request is one that an engine with these limits can answer.
 
-    `pools`: it makes embeddings or scores, and no tokens.
+    `pools`: it makes embeddings or scores, and no tokens. `adapters`: digests of those that it has.
     """
     problems = [
         *_kind_problems(request, pools),
@@ -36,6 +42,7 @@ def check_request(
         *_word_problems("bad_ids", request.bad_ids, vocab_size),
         *_ban_problems(request, vocab_size),
         *_bias_problems(request, vocab_size),
+        *_adapter_problems(request, adapters),
     ]
     error = prompt_error(len(request.prompt_ids), limit=longest_prompt(request, max_seq_len))
     raise_problems(error, f"request {request.request_id!r} is not valid", problems)
@@ -108,6 +115,11 @@ def _beam_problems(request: GenerateRequest, max_beam_width: int) -> Iterator[st
         yield f"the beam width must be from 1 to {max_beam_width} on this engine, got {request.beam.width}"
     if request.num_sequences != 1:
         yield f"beam search gives one set of answers, so num_sequences must be 1, got {request.num_sequences}"
+
+
+def _adapter_problems(request: GenerateRequest, adapters: Collection[str]) -> Iterator[str]:
+    if request.adapter and request.adapter not in adapters:
+        yield f"the engine has no adapter {request.adapter}"
 
 
 def _score_problems(request: GenerateRequest, vocab_size: int, max_seq_len: int) -> Iterator[str]:

@@ -24,6 +24,11 @@ def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
     return hashlib.sha256(len(parent).to_bytes(4, "little") + parent + array("q", token_ids).tobytes()).digest()
 
 
+def root_hash(adapter: str) -> bytes:
+    """What precedes the first block of a sequence that this adapter computes; empty: none does."""
+    return f"adapter {adapter}".encode() if adapter else ROOT_HASH
+
+
 class BlockListener(Protocol):
     """Hears what could be found by its hash, and what no longer can. Called in the thread that plans, so briefly."""
 

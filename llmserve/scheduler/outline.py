@@ -38,4 +38,6 @@ class Outline:
         self.chunks[index] = chunk
 
     def plan(self) -> StepPlan | None:
-        return StepPlan(tuple(self.chunks)) if self.chunks else None
+        """Chunks with one adapter stand together, for their rows are multiplied together."""
+        chunks = sorted(self.chunks, key=lambda chunk: chunk.adapter)
+        return StepPlan(tuple(chunks)) if chunks else None

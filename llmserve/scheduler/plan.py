@@ -82,6 +82,7 @@ class Chunk:
     states: tuple[int, int] = (0, 0)
     pooled: bool = False  # what the network makes of the whole sequence, which ends here, comes back as logits
     second_segment: int = 0  # position from which on tokens belong to a second text; 0: there is one
+    adapter: int = 0  # slot of the adapter that computes it with the network; 0: none
 
     def __post_init__(self) -> None:
         """Raises `Unsupported` for samples that no runner can draw: checked here only."""

@@ -20,7 +20,7 @@ from llmserve.core import (
     TopTokens,
     Usage,
 )
-from llmserve.scheduler.blocks import ROOT_HASH, hash_block
+from llmserve.scheduler.blocks import ROOT_HASH, hash_block, root_hash
 from llmserve.scheduler.constraints import DraftedGuide
 from llmserve.scheduler.drafts.drafter import Drafter
 from llmserve.scheduler.plan import NO_SCORES, UNSEEN, Chunk, ChunkScores, Constraint, SampleRequest
@@ -40,6 +40,7 @@ class Sequence:
     leader: Sequence | None = None  # the first sequence of the request, which computes the prompt for all
     matcher: Matcher | None = None  # of the request's guide; it has seen the output
     cache_root: bytes = ROOT_HASH
+    adapter: int = 0  # the slot that the runner has it in
     arrival_ns: int = 0  # when the request was made, before any queue
 
     token_ids: array[int] = field(init=False)  # prompt, then output; an array is copied as memory
@@ -150,7 +151,8 @@ class Sequence:
             num_samples=1 + len(ahead),
             earlier=earlier,
         )
-        return Chunk(self.id, self.token_ids[start:] + ahead, start, self.block_table[:], sample)
+        token_ids = self.token_ids[start:] + ahead
+        return Chunk(self.id, token_ids, start, self.block_table[:], sample, adapter=self.adapter)
 
     def _constraints(self, ahead: array[int]) -> Seq[Constraint]:
         """At each place of a draft, and behind it. Without any, of the last one only."""
@@ -184,6 +186,7 @@ class Sequence:
             block_table=self.block_table[:],
             sample=self._sample_request() if num_tokens == self.num_pending else None,
             states=self.states,
+            adapter=self.adapter,
         )
 
     def _scored_chunk(self, start: int, end: int) -> Chunk:
@@ -199,6 +202,7 @@ class Sequence:
             targets=self.token_ids[start + 1 : min(end + 1, self.num_prompt)] if log_probs else (),
             num_top=request.num_top_log_probs if log_probs else 0,
             states=self.states,
+            adapter=self.adapter,
         )
 
     def _sample_request(self) -> SampleRequest:
@@ -334,14 +338,18 @@ class Sequence:
         )
 
 
-def sequences_for(request: GenerateRequest, ids: Iterator[int], *, max_seq_len: int, arrival_ns: int) -> list[Sequence]:
-    """The `num_sequences` answers to a valid request made at `arrival_ns`, with ids taken from `ids`."""
+def sequences_for(
+    request: GenerateRequest, ids: Iterator[int], *, max_seq_len: int, arrival_ns: int, adapter: int = 0
+) -> list[Sequence]:
+    """The `num_sequences` answers to a valid request made at `arrival_ns`, with ids taken from `ids`; its adapter is in
+    the runner's slot `adapter`."""
     stop_words = StopWords(request.stop_ids + (() if request.end_id is None else ((request.end_id,),)))
     bad_words = BadWords(request.bad_ids)
     max_tokens = request.max_new_tokens(max_seq_len)
     sequences: list[Sequence] = []
     for index in range(request.num_sequences):
         sequence = Sequence(next(ids), request, max_tokens, stop_words, bad_words, index=index, arrival_ns=arrival_ns)
+        sequence.adapter, sequence.cache_root = adapter, root_hash(request.adapter)
         sequence.leader = sequences[0] if sequences else None
         sequence.matcher = request.guide.start() if request.guide else None
         sequences.append(sequence)

@@ -18,10 +18,14 @@ from llmserve.builder.reference import ReferenceModel
 from llmserve.checkpoint.plan import plan_weights
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.engine.adapters.sealed import SealedAdapter
+from llmserve.engine.cpu.runner import CpuRunner
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.errors import AlreadyExists, EngineFileError, LlmserveError, NotFound
 from llmserve.models.registry import architecture_for
+from llmserve.scheduler.plan import StepPlan
 from tests.adapters import MODULES, USUAL_MODULES, adapted_model, make_adapter, save_adapter
 from tests.checkpoints import make_checkpoint
+from tests.engine.cpu.networks import prefill
 from tests.oracle import oracle_logits, relative_error
 
 IDS = [1, 70, 35, 190, 17, 101, 44, 17, 260, 9]
@@ -49,13 +53,21 @@ def test_families_compute_what_peft_computes(kind: str, tmp_path: Path) -> None:
     save_adapter(model, tmp_path / "a")
     manifest = build_adapter(tmp_path / "a", tmp_path / "e", tmp_path / "s")
     assert manifest.rank == 4
-    parts = SealedAdapter.open(tmp_path / "s").read()
+    sealed = SealedAdapter.open(tmp_path / "s")
+    parts, wanted = sealed.read(), oracle_logits(model, IDS)
     with Checkpoint.open(folder) as checkpoint:
         architecture = architecture_for(checkpoint.config)
         spec = architecture.from_hf(checkpoint.config)
         plan = plan_weights(checkpoint, architecture.params(spec), architecture.ignored)
         reference = ReferenceModel(architecture.program(spec), lambda name: plan.load(name, "float32"), adapter=parts)
-        assert relative_error(reference.logits(IDS), oracle_logits(model, IDS)) < 1e-5
+        assert relative_error(reference.logits(IDS), wanted) < 1e-5
+    runner = CpuRunner.open(EngineDirectory.open(tmp_path / "e").engine_file, num_blocks=8, threads=1)
+    try:
+        runner.load_adapter(1, runner.packed(sealed))
+        step = StepPlan((replace(prefill(runner, IDS), adapter=1),))
+        assert relative_error(runner.step(step).logits[0], wanted) < 1e-5
+    finally:
+        runner.close()
 
 
 def test_the_digest_is_of_base_and_numbers(folders: Path, tmp_path: Path) -> None:

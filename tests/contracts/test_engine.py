@@ -328,3 +328,8 @@ async def test_closing_the_engine_ends_open_streams(own_engine: Engine) -> None:
     with pytest.raises(Unavailable):
         own_engine.submit(request)
     own_engine.close()
+
+
+async def test_an_adapter_that_it_does_not_have_is_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidArgument, match="the engine has no adapter"):
+        engine.submit(replace(REQUEST, adapter="a" * 64))

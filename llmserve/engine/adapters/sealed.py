@@ -151,7 +151,29 @@ class SealedAdapter:
         return content
 
 
-def adapter_digest(base_digest: str, dtype: str, parts: Sequence[PartShape], weights_sha256: str) -> str:
+def seal_adapter(
+    folder: Path, parts: Sequence[AdapterPart], *, base_digest: str, source_digest: str, config: bytes
+) -> AdapterManifest:
+    """Write the files of an adapter directory; `config` is PEFT's. All matrices have one dtype."""
+    weights = b"".join(np.ascontiguousarray(each).tobytes() for part in parts for each in (part.down, part.up))
+    (folder / WEIGHTS_FILE).write_bytes(weights)
+    (folder / CONFIG_FILE).write_bytes(config)
+    shapes, dtype = tuple(part.shape for part in parts), parts[0].down.dtype.name
+    weights_sha256 = hashlib.sha256(weights).hexdigest()
+    manifest = AdapterManifest(
+        adapter_digest=_digest(base_digest, dtype, shapes, weights_sha256),
+        base_digest=base_digest,
+        source_digest=source_digest,
+        dtype=dtype,
+        parts=shapes,
+        weights_sha256=weights_sha256,
+        config_sha256=hashlib.sha256(config).hexdigest(),
+    )
+    (folder / ADAPTER_FILE).write_text(manifest.to_json())
+    return manifest
+
+
+def _digest(base_digest: str, dtype: str, parts: Sequence[PartShape], weights_sha256: str) -> str:
     content = {
         "format_version": FORMAT_VERSION,
         "base": base_digest,

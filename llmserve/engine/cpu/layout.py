@@ -303,6 +303,19 @@ def read_linear_layers(path: Path) -> tuple[int, dict[int, LinearShape]]:
         ) from error
 
 
+def read_linear_weights(path: Path) -> list[tuple[int, str, int]]:
+    """Of each operation of an engine file that multiplies with a matrix: its number, the tensor and its outputs."""
+    with path.open("rb") as file:
+        fixed = np.frombuffer(file.read(HEADER.itemsize), HEADER)[0]
+        file.seek(0)
+        blob = file.read(int(fixed["metadata_bytes"]))
+    ops = np.frombuffer(blob, OP, int(fixed["num_ops"]), int(fixed["ops_offset"]))
+    begin = int(fixed["json_offset"])
+    names = json.loads(blob[begin : begin + int(fixed["json_bytes"])])["tensors"]
+    linear = ((index, op) for index, op in enumerate(ops) if op["kind"] in LINEAR_CODES)
+    return [(index, names[op["tensors"][0]], int(op["output"]["width"])) for index, op in linear]
+
+
 def _linear_layers(blob: bytes, fixed: NDArray[Any]) -> dict[int, LinearShape]:
     ops = np.frombuffer(blob, OP, int(fixed["num_ops"]), int(fixed["ops_offset"]))
     tensors = np.frombuffer(blob, TENSOR, int(fixed["num_tensors"]), int(fixed["tensors_offset"]))

@@ -6,7 +6,9 @@ import time
 import weakref
 from pathlib import Path
 
+from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import RunnerInfo, StepResult
+from llmserve.engine.cpu.adapters import AdapterPacker, PackedAdapter
 from llmserve.engine.cpu.layout import EngineHeader, read_header
 from llmserve.engine.cpu.tactics import tactic_table, this_machine
 from llmserve.engine.machine.cores import num_threads
@@ -35,10 +37,12 @@ class CpuRunner:
         num_blocks: int,
         threads: int,
         isa: str,
-        weight_bytes: int = 0,
+        path: Path,
         num_states: int = 0,
     ) -> None:
         self._handle = handle
+        self._path = path
+        self._adapters: dict[int, PackedAdapter] = {}  # by slot: the library reads their memory
         self._library = load_library()
         self._close = weakref.finalize(self, self._library.close, handle)
         self._close.atexit = False  # a daemon thread may be inside a step; the system frees what an exit leaves
@@ -55,7 +59,7 @@ class CpuRunner:
             max_num_tokens=header.max_num_tokens,
             max_batch_size=header.max_batch_size,
             max_seq_len=header.max_seq_len,
-            weight_bytes=weight_bytes,
+            weight_bytes=path.stat().st_size,
             block_bytes=header.kv_bytes_per_block,
             num_states=num_states,
             state_bytes=header.state_bytes,
@@ -84,10 +88,7 @@ class CpuRunner:
         _check_memory(header, num_blocks, num_states)
         isa = chosen_isa(isa)
         handle = load_library().open(path, isa=isa, num_blocks=num_blocks, threads=threads, num_states=num_states)
-        size = path.stat().st_size
-        runner = cls(
-            handle, header, num_blocks=num_blocks, threads=threads, isa=isa, weight_bytes=size, num_states=num_states
-        )
+        runner = cls(handle, header, num_blocks=num_blocks, threads=threads, isa=isa, path=path, num_states=num_states)
         runner.set_tactics(tactic_table(path, this_machine(isa)))
         return runner
 
@@ -122,6 +123,18 @@ class CpuRunner:
 
     def write_block(self, block: int, content: bytes) -> None:
         self._library.write_block(self._handle, block, content)
+
+    def packed(self, adapter: SealedAdapter) -> PackedAdapter:
+        """See `AdapterRunner`."""
+        return AdapterPacker(self._path).packed(adapter)
+
+    def load_adapter(self, slot: int, packed: PackedAdapter) -> None:
+        self._library.load_adapter(self._handle, slot, packed.records)
+        self._adapters[slot] = packed
+
+    def unload_adapter(self, slot: int) -> None:
+        self._library.unload_adapter(self._handle, slot)
+        del self._adapters[slot]
 
     def close(self) -> None:
         """Free the pool and join the threads. Idempotent."""

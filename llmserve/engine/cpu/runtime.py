@@ -57,7 +57,7 @@ class CpuRuntime:
         )
         info = replace(directory.info(), kernels=runner.isa)
         files = None if num_states else block_files(settings.gpu, info, runner.info.block_bytes)
-        return InflightEngine(runner, info, settings.scheduler, files=files)
+        return InflightEngine(runner, info, settings.scheduler, files=files, max_adapters=settings.max_adapters)
 
     def kernels(self) -> str:
         return chosen_isa()

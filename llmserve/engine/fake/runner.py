@@ -19,6 +19,10 @@ Of the sampling parameters it honours the ones that change which token is right:
     banned, mask    the token is moved on to the next one that is neither banned nor masked; the mask comes first
     log_prob        -(token + 1) / vocab_size, so that the most likely tokens are 0, 1, 2 and so on
 
+    adapter         the token is moved on by a number that its digest gives (`adapter_shift`)
+
+What an adapter's chunk writes is another adapter's nonsense, so that a wrong prefix hit is a wrong number here, too.
+
 A prompt's log-prob tells what was read, too: that of `token` after the tokens before it is that of (h + token) %
 vocab_size. Logits are 0, and 1 for the token that h says.
 """
@@ -32,6 +36,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from llmserve.core import Logits, TopTokens
+from llmserve.engine.adapters.pool import MAX_ADAPTERS
+from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import EngineInfo, RunnerInfo, StepResult
 from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.kv_files.block_files import BlockFiles
@@ -43,6 +49,7 @@ FAKE_RUNNER_INFO = RunnerInfo(
     vocab_size=1000, block_size=4, num_blocks=256, max_num_tokens=64, max_batch_size=32, max_seq_len=256
 )
 EMPTY = -1  # content of a cache row that nobody has written
+FOREIGN = 2**20  # times an adapter's shift: what rows of it have beside the token
 
 
 class FakeRunner:
@@ -56,6 +63,7 @@ class FakeRunner:
         self._fail_at_step = fail_at_step
         self._rows = [EMPTY] * (info.num_blocks * info.block_size)
         self._states = [EMPTY] * info.num_states
+        self._shifts = {0: 0}  # of adapters, by slot
         self.num_steps = 0
         self.is_closed = False
 
@@ -75,7 +83,7 @@ class FakeRunner:
         known = [self._read(chunk, 0, chunk.start) for chunk in plan.chunks]
         for chunk in plan.chunks:
             for offset, token in enumerate(chunk.token_ids):
-                self._rows[self._row(chunk, chunk.start + offset)] = token
+                self._rows[self._row(chunk, chunk.start + offset)] = token + FOREIGN * self._shifts[chunk.adapter]
         read = [
             before + self._read(chunk, chunk.start, chunk.start + len(chunk.token_ids))
             for before, chunk in zip(known, plan.chunks, strict=True)
@@ -83,14 +91,14 @@ class FakeRunner:
         self._change_states(plan, read)
         vocab_size = self._info.vocab_size
         asked = [
-            (ids[:end], sample)
+            (ids[:end], sample, self._shifts[chunk.adapter])
             for ids, chunk in zip(read, plan.chunks, strict=True)
             for end, sample in enumerate(chunk.samples, len(ids) - chunk.num_samples + 1)
         ]
-        tokens = [fake_sample(ids, sample, vocab_size) for ids, sample in asked]
+        tokens = [fake_sample(ids, sample, vocab_size, shift) for ids, sample, shift in asked]
         log_probs = [
             fake_log_prob(token, vocab_size) if sample.log_prob else 0.0
-            for token, (_, sample) in zip(tokens, asked, strict=True)
+            for token, (_, sample, _) in zip(tokens, asked, strict=True)
         ]
         scores = {
             index: fake_scores(ids, chunk, vocab_size)
@@ -121,6 +129,19 @@ class FakeRunner:
         size = self._info.block_size
         self._rows[block * size : (block + 1) * size] = array("q", content)
 
+    def packed(self, adapter: SealedAdapter) -> int:
+        """See `AdapterRunner`."""
+        adapter.read()
+        return adapter_shift(adapter.digest)
+
+    def load_adapter(self, slot: int, packed: int) -> None:
+        assert slot > 0
+        assert slot not in self._shifts, "the slot is taken"
+        self._shifts[slot] = packed
+
+    def unload_adapter(self, slot: int) -> None:
+        del self._shifts[slot]
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -134,7 +155,8 @@ class FakeRunner:
         for number in range(start // size, -(-end // size)):
             first = chunk.block_table[number] * size
             rows += self._rows[first : first + size]
-        return rows[start % size : start % size + end - start]
+        foreign = FOREIGN * self._shifts[chunk.adapter]
+        return [row - foreign for row in rows[start % size : start % size + end - start]]
 
 
 def fold(token_ids: Iterable[int], h: int = 0) -> int:
@@ -144,9 +166,13 @@ def fold(token_ids: Iterable[int], h: int = 0) -> int:
     return h
 
 
-def fake_sample(token_ids: Sequence[int], sample: SampleRequest, vocab_size: int) -> int:
-    """The token that follows `token_ids`."""
-    shift = 0 if sample.params.is_greedy else sample.params.seed + sample.stream
+def adapter_shift(digest: str) -> int:
+    return 1 + int(digest[:4], 16) % 96
+
+
+def fake_sample(token_ids: Sequence[int], sample: SampleRequest, vocab_size: int, shift: int = 0) -> int:
+    """The token that follows `token_ids`; `shift` is an adapter's."""
+    shift += 0 if sample.params.is_greedy else sample.params.seed + sample.stream
     token = (fold(token_ids) + shift) % vocab_size
     best_id, best_bias = max(sample.bias, key=lambda item: item[1], default=(token, 0.0))
     if best_bias > 0:
@@ -157,11 +183,14 @@ def fake_sample(token_ids: Sequence[int], sample: SampleRequest, vocab_size: int
     return next((each for each in allowed if each not in sample.banned), allowed[0] if allowed else token)
 
 
-def fake_answer(prompt_ids: Sequence[int], num_tokens: int, vocab_size: int = FAKE_RUNNER_INFO.vocab_size) -> list[int]:
+def fake_answer(
+    prompt_ids: Sequence[int], num_tokens: int, vocab_size: int = FAKE_RUNNER_INFO.vocab_size, *, adapter: str = ""
+) -> list[int]:
     """The first `num_tokens` tokens of the greedy answer, without any scheduler, cache or runner."""
+    shift = adapter_shift(adapter) if adapter else 0
     token_ids = list(prompt_ids)
     for _ in range(num_tokens):
-        token_ids.append(fold(token_ids) % vocab_size)
+        token_ids.append((fold(token_ids) + shift) % vocab_size)
     return token_ids[len(prompt_ids) :]
 
 
@@ -207,6 +236,7 @@ def fake_engine(
     step_delay_s: float = 0.0,
     fail_at_step: int | None = None,
     files: BlockFiles | None = None,
+    max_adapters: int = MAX_ADAPTERS,
 ) -> InflightEngine:
     """A real `InflightEngine` over a `FakeRunner`."""
     info = EngineInfo(
@@ -222,4 +252,4 @@ def fake_engine(
         kernels=KERNELS,
     )
     runner = FakeRunner(runner_info, step_delay_s=step_delay_s, fail_at_step=fail_at_step)
-    return InflightEngine(runner, info, settings, files=files)
+    return InflightEngine(runner, info, settings, files=files, max_adapters=max_adapters)

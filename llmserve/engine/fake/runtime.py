@@ -37,7 +37,12 @@ class FakeRuntime:
             max_batch_size=info.max_batch_size,
             max_seq_len=info.max_seq_len,
         )
-        return InflightEngine(FakeRunner(runner_info), replace(info, kernels=KERNELS), settings.scheduler)
+        return InflightEngine(
+            FakeRunner(runner_info),
+            replace(info, kernels=KERNELS),
+            settings.scheduler,
+            max_adapters=settings.max_adapters,
+        )
 
     def kernels(self) -> str:
         return KERNELS

@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from llmserve.engine.native.records import StepRecord
+from llmserve.engine.native.records import AdapterPartRecord, StepRecord
 from llmserve.errors import (
     EngineFileError,
     InternalError,
@@ -59,6 +59,12 @@ class Library:
         block = (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t)
         self._declare("llmserve_read_block", ctypes.c_int, *block, ctypes.c_char_p, ctypes.c_size_t)
         self._declare("llmserve_write_block", ctypes.c_int, *block, ctypes.c_char_p, ctypes.c_size_t)
+        slot = (ctypes.c_void_p, ctypes.c_uint32)
+        self._declare(
+            "llmserve_load_adapter", ctypes.c_int, *slot, ctypes.POINTER(AdapterPartRecord), ctypes.c_size_t,
+            ctypes.c_char_p, ctypes.c_size_t,
+        )  # fmt: skip
+        self._declare("llmserve_unload_adapter", ctypes.c_int, *slot, ctypes.c_char_p, ctypes.c_size_t)
         self._declare("llmserve_signal", None, ctypes.c_void_p)
         self._declare(
             "llmserve_open_choosers", ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32,
@@ -119,6 +125,13 @@ class Library:
     def write_block(self, handle: int, block: int, data: bytes) -> None:
         """See `llmserve_write_block`."""
         self._call(self._library.llmserve_write_block, handle, block, data, len(data))
+
+    def load_adapter(self, handle: int, slot: int, parts: ctypes.Array[AdapterPartRecord]) -> None:
+        """See `llmserve_load_adapter`."""
+        self._call(self._library.llmserve_load_adapter, handle, slot, parts, len(parts))
+
+    def unload_adapter(self, handle: int, slot: int) -> None:
+        self._call(self._library.llmserve_unload_adapter, handle, slot)
 
     def signal(self, flag: int) -> None:
         """See `llmserve_signal`; `flag`: its address."""

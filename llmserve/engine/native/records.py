@@ -30,7 +30,7 @@ def _packer(fields: Iterable[tuple[str, str]]) -> struct.Struct:
 
 
 CHUNK_FIELDS = _fields("I", "first_token", "num_tokens", "start", "first_block", "num_blocks")
-CHUNK_FIELDS += _fields("I", "state_before", "state_after", "second_segment")
+CHUNK_FIELDS += _fields("I", "state_before", "state_after", "second_segment", "adapter")
 # A sample's record is packed in three parts: its place in the step, how its request draws, what else it wants.
 PLACE_FIELDS = (
     *_fields("Q", "seed", "position"),
@@ -61,6 +61,16 @@ def word_of(record: np.dtype[Any], field: str) -> int:
     """Where a field begins, for kernels that read a record as words."""
     assert record.fields is not None
     return record.fields[field][1] // WORD_BYTES
+
+
+class AdapterPartRecord(ctypes.Structure):
+    """`kernels/adapters.h`"""
+
+    _fields_ = (
+        ("down", ctypes.c_void_p),
+        ("up", ctypes.c_void_p),
+        *((name, ctypes.c_uint32) for name in ("op", "dtype", "first_column", "columns", "depth", "rank")),
+    )
 
 
 class StepRecord(ctypes.Structure):

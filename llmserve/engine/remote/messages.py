@@ -70,6 +70,8 @@ def submit_frame(request: GenerateRequest, stream_id: int) -> Frame:
     document |= {"stream": stream_id, "sampling": asdict(request.sampling)}
     if request.draft_ids:
         document["draft_ids"] = request.draft_ids
+    if request.adapter:
+        document["adapter"] = request.adapter
     if request.guide is not None:
         document["guide"] = guide_source(request.guide)
     if request.beam is not None:
@@ -92,6 +94,7 @@ def read_submit(frame: Frame) -> tuple[int, GenerateRequest, GuideSource | None]
             **given,
             prompt_ids=tuple(frame.integers),
             draft_ids=tuple(document.get("draft_ids", ())),
+            adapter=str(document.get("adapter", "")),
             sampling=SamplingParams(**document["sampling"]),
             beam=None if beam is None else BeamSearch(**beam),
             deadline=None if timeout_s is None else time.monotonic() + timeout_s,

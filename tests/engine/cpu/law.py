@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ class Sequence:
     ids: list[int]
     blocks: list[int]
     state: int = 0
+    adapter: int = 0
     logits: list[NDArray[np.float32]] = dataclasses.field(default_factory=list)  # one array per chunk
 
     @property
@@ -60,21 +62,25 @@ def random_steps(sequences: list[Sequence], rng: random.Random, budget: int) -> 
             if count:
                 ids = s.ids[s.num_computed : s.num_computed + count]
                 before, s.state = s.state, free_states.pop(rng.randrange(len(free_states)))
-                step.append((i, Chunk(i, ids, s.num_computed, s.blocks, return_logits=True, states=(before, s.state))))
+                states = before, s.state
+                chunk = Chunk(i, ids, s.num_computed, s.blocks, return_logits=True, states=states, adapter=s.adapter)
+                step.append((i, chunk))
                 left_behind.append(before)
                 left -= count
         yield step
         free_states += left_behind
 
 
-def run_randomly(runner: Stepper, prompts: list[list[int]], rng: random.Random) -> list[NDArray[np.float32]]:
+def run_randomly(
+    runner: Stepper, prompts: list[list[int]], rng: random.Random, adapters: Iterable[int] = repeat(0)
+) -> list[NDArray[np.float32]]:
     """Logits of every prompt, computed together in random steps, over blocks strewn about the pool."""
     pool = list(range(runner.info.num_blocks))
     rng.shuffle(pool)
     sequences: list[Sequence] = []
-    for ids in prompts:
+    for ids, adapter in zip(prompts, adapters, strict=False):
         needed = -(-len(ids) // runner.info.block_size)
-        sequences.append(Sequence(ids, pool[:needed], len(sequences)))
+        sequences.append(Sequence(ids, pool[:needed], len(sequences), adapter))
         del pool[:needed]
     for step in random_steps(sequences, rng, runner.info.max_num_tokens):
         result = runner.step(StepPlan(tuple(chunk for _, chunk in step)))

@@ -19,11 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder.options import BuildOptions
-from llmserve.builder.quantization import Matrix, Scheme, WeightPart, in_groups, quantized_params, rounded_tables
+from llmserve.builder.quantization import (
+    Matrix,
+    Scheme,
+    WeightPart,
+    in_groups,
+    quantized_params,
+    round_in_groups,
+    rounded_tables,
+)
 from llmserve.builder.reference import ReferenceModel, Run, scaled_and_capped
 from llmserve.builder.targets import base as targets
 from llmserve.builder.targets.base import CompileJob
 from llmserve.builder.targets.cpu.target import CpuTarget
+from llmserve.engine.adapters.sealed import AdapterPart
 from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.directory.artifact import ENGINE_FILE
 from llmserve.models.graph import ACTIVATIONS, PLAIN_ACTIVATIONS, CacheShape, Graph, Op, OpKind, Program, Value
@@ -73,9 +82,10 @@ class Network:
         assert path.stat().st_size == target.engine_bytes(targets.Network(self.program, self.params, options), parts)
         return path
 
-    def reference(self, options: BuildOptions) -> ReferenceModel:
+    def reference(self, options: BuildOptions, adapter: Sequence[AdapterPart] = ()) -> ReferenceModel:
         """The numpy forward with the same weights; integer weights and activations where the engine has them."""
-        return FakeQuantModel(self.program, self.arrays, options, quantized=self.quantized(options))
+        parts = self.quantized(options)
+        return FakeQuantModel(self.program, self.arrays, options, quantized=parts, adapter=adapter)
 
 
 class FakeQuantModel(ReferenceModel):
@@ -88,12 +98,13 @@ class FakeQuantModel(ReferenceModel):
         options: BuildOptions,
         *,
         quantized: Mapping[str, Sequence[WeightPart]],
+        adapter: Sequence[AdapterPart] = (),
     ) -> None:
         rounded = {name: array.astype(FLOATS[options.dtype]).astype(np.float32) for name, array in arrays.items()}
         cache = CpuTarget().cache_format(options)
         if options.target != CpuTarget.name:
             cache = replace(cache, mixes_heads=False)
-        super().__init__(program, lambda name: rounded[name], quantized=quantized, cache=cache)
+        super().__init__(program, lambda name: rounded[name], quantized=quantized, cache=cache, adapter=adapter)
         self._arrays = rounded
         self._parts = quantized
 
@@ -107,6 +118,7 @@ class FakeQuantModel(ReferenceModel):
         products = [integer_product(x, weight[part.begin : part.end], part.scheme) for part in parts]
         y: Matrix = np.concatenate(products, axis=1)
         y = y + self._arrays[op.weights[1]] if len(op.weights) > 1 else y
+        self._add_adapter(op.weights[0], round_in_groups(x, parts[0].scheme.format.activations), y)
         return scaled_and_capped(op, y) if op.kind is OpKind.LOGITS else y
 
 

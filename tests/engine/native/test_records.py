@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from llmserve.engine.cpu.layout import BUFFER, HEADER, OP, OPERAND, TENSOR
-from llmserve.engine.native.records import CHUNK, SAMPLE, SCORE, StepRecord
+from llmserve.engine.native.records import CHUNK, SAMPLE, SCORE, AdapterPartRecord, StepRecord
 from llmserve.engine.native.step import NO_MASK
 
 KERNELS = Path(__file__).parents[3] / "llmserve/engine/cpu/kernels"
@@ -20,6 +20,7 @@ STRUCTS: dict[str, np.dtype[Any]] = {
     "ChunkRecord": CHUNK,
     "SampleRecord": SAMPLE,
     "ScoreRecord": SCORE,
+    "AdapterPartRecord": np.dtype(AdapterPartRecord),
     "StepRecord": np.dtype(StepRecord),
     "Operand": OPERAND,
     "OpRecord": OP,
@@ -39,7 +40,9 @@ def assertions(struct: str, record: np.dtype[Any]) -> Iterator[str]:
     for name, (type_, offset, *_) in record.fields.items():
         field = C_NAMES.get(name, name)
         yield f"offsetof({struct}, {field}) == {offset} && sizeof({struct}::{field}) == {type_.itemsize}"
-        if struct != "StepRecord" and type_.str[1:] in NUMBERS:  # pointers are numbers for ctypes
+        if (
+            struct not in ("StepRecord", "AdapterPartRecord") and type_.str[1:] in NUMBERS
+        ):  # pointers are numbers for ctypes
             yield f"std::is_same_v<decltype({struct}::{field}), {NUMBERS[type_.str[1:]]}>"
 
 
@@ -48,7 +51,7 @@ def compiled(lines: list[str], folder: Path) -> str:
     program = folder / "records.cpp"
     checks = "".join(f"static_assert({line});\n" for line in lines)
     program.write_text(
-        f'#include <cstddef>\n#include <type_traits>\n#include "step.h"\nnamespace llmserve {{\n{checks}}}\n'
+        f'#include <cstddef>\n#include <type_traits>\n#include "adapters.h"\nnamespace llmserve {{\n{checks}}}\n'
     )
     command = ["c++", "-std=gnu++20", "-fsyntax-only", "-idirafter", str(KERNELS), str(program)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -44,7 +44,7 @@ from tests.contracts.guides import Evens
 REQUEST = GenerateRequest(
     "all/1", (5, 6, 7), SamplingParams(9, 1, 0.7, 5, 0.9, 0.01, 1.1, 0.2, 0.3, 2**64 - 1), 4, ((1, 2), (3,)), ((9,),),
     ((8, float("inf")), (7, -0.1)), 3, None, BeamSearch(2, 0.5), True, True, 4, True, True, -2, None,
-    Tenant("somebody", 2.0, 3, 400), False, (8, 9), True, 2,
+    Tenant("somebody", 2.0, 3, 400), False, (8, 9), True, 2, "a" * 64,
 )  # fmt: skip
 ROWS = tuple(np.arange(6, dtype=np.float32).reshape(2, 3) * scale for scale in (1.0, 0.1))
 TOP = (TopTokens((3, 1), (-0.1, -2.5)), TopTokens((), ()))

@@ -145,6 +145,15 @@ int llmserve_write_block(llmserve::Engine* engine, uint32_t block, const void* d
                  [&] { return engine->write_block(block, {static_cast<const std::byte*>(data), num_bytes}); });
 }
 
+int llmserve_load_adapter(llmserve::Engine* engine, uint32_t slot, const llmserve::AdapterPartRecord* parts, size_t count,
+                          char* text, size_t text_bytes) {
+  return guarded(text, text_bytes, [&] { return engine->load_adapter(slot, {parts, count}); });
+}
+
+int llmserve_unload_adapter(llmserve::Engine* engine, uint32_t slot, char* text, size_t text_bytes) {
+  return guarded(text, text_bytes, [&] { return engine->unload_adapter(slot); });
+}
+
 llmserve::ChooserPool* llmserve_open_choosers(const char* variant, uint32_t vocab_size, uint32_t num_threads, int* status,
                                               char* text, size_t text_bytes) {
   std::unique_ptr<llmserve::ChooserPool> choosers;

@@ -8,6 +8,7 @@
 namespace llmserve {
 class ChooserPool;
 class Engine;
+struct AdapterPartRecord;
 struct StepRecord;
 }  // namespace llmserve
 extern "C" {
@@ -35,6 +36,12 @@ LLMSERVE_EXPORT int llmserve_read_block(const llmserve::Engine* engine, uint32_t
                                         char* text, size_t text_bytes);
 LLMSERVE_EXPORT int llmserve_write_block(llmserve::Engine* engine, uint32_t block, const void* data, size_t num_bytes,
                                          char* text, size_t text_bytes);
+
+/* A LoRA adapter into a free slot from 1 on, and out of it (adapters.h). The matrices of its `count` parts must stay where
+ * they are until then. Not during a step. */
+LLMSERVE_EXPORT int llmserve_load_adapter(llmserve::Engine* engine, uint32_t slot, const llmserve::AdapterPartRecord* parts,
+                                          size_t count, char* text, size_t text_bytes);
+LLMSERVE_EXPORT int llmserve_unload_adapter(llmserve::Engine* engine, uint32_t slot, char* text, size_t text_bytes);
 
 LLMSERVE_EXPORT void llmserve_close(llmserve::Engine* engine);
 

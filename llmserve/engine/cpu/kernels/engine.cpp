@@ -165,11 +165,17 @@ Error Engine::write_block(uint32_t block, std::span<const std::byte> data) {
   return {};
 }
 
+Error Engine::load_adapter(uint32_t slot, std::span<const AdapterPartRecord> parts) {
+  if (!adapter_counters_) adapter_counters_ = std::make_unique<TaskCounter[]>(3 * head_);
+  return adapters_.load(file_, slot, parts);
+}
+
 Error Engine::step(const StepRecord& step) {
   if (Error error = check_step(step, file_.header(), num_blocks_, num_states_)) return error;
   if (output_width_ != file_.header().vocab_size && step.num_samples + step.num_scores > 0) {
     return invalid("a step wants tokens of an engine that pools");
   }
+  if (Error error = adapters_.check(step)) return error;
   try {
     prepare(step);
   } catch (const std::bad_alloc&) {
@@ -187,6 +193,10 @@ size_t Engine::num_counters(uint32_t num_selected) const {
 void Engine::prepare(const StepRecord& step) {
   const FileHeader& h = file_.header();
   for (size_t i = 0; i < num_counters(step.num_selected); ++i) counters_[i].reset(threads_->spins());
+  adapters_.prepare(step);
+  if (!adapters_.rows().empty()) {
+    for (size_t i = 0; i < 3 * head_; ++i) adapter_counters_[i].reset(threads_->spins());
+  }
   attention_tasks_.clear();
   for (uint32_t c = 0; c < step.num_chunks; ++c) {
     const ChunkRecord& chunk = step.chunks[c];

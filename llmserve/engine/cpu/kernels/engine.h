@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "adapters.h"
 #include "choosing.h"
 #include "engine_file.h"
 #include "kernels.h"
@@ -50,6 +51,10 @@ class Engine {
   // One per operation and row bucket; entries of other operations than linear layers are ignored.
   Error set_tactics(std::span<const uint8_t> tactics);
 
+  // See Adapters. Not during a step.
+  Error load_adapter(uint32_t slot, std::span<const AdapterPartRecord> parts);
+  Error unload_adapter(uint32_t slot) { return adapters_.unload(slot); }
+
   // What the cache keeps of a block, all layers end to end: out of it, or into it. Not of blocks that a step uses.
   Error read_block(uint32_t block, std::span<std::byte> data) const;
   Error write_block(uint32_t block, std::span<const std::byte> data);
@@ -89,6 +94,8 @@ class Engine {
   size_t scratch_floats_ = 0;
   std::vector<Chooser> choosers_;  // one per thread
   std::unique_ptr<TaskCounter[]> counters_;  // in the order of use: see num_counters
+  Adapters adapters_;
+  std::unique_ptr<TaskCounter[]> adapter_counters_;  // three for each op before the head; from the first adapter on
   std::vector<uint8_t> tactics_;  // [op][row bucket]
   std::vector<int32_t> positions_;  // of each token of the step
   std::vector<int32_t> segments_;   // likewise

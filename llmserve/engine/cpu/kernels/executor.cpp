@@ -11,9 +11,9 @@ std::byte* Executor::cache_plane(uint32_t layer, uint32_t values) const {
 void Executor::run() {
   const auto ops = engine_.file_.ops();
   TaskCounter* counter = engine_.counters_.get();
-  for (const OpRecord& op : ops.first(engine_.head_)) {
-    if (num_rows(op) > 0) execute(op, *counter);
-    ++counter;
+  for (size_t i = 0; i < engine_.head_; ++i, ++counter) {
+    if (num_rows(ops[i]) > 0) execute(ops[i], *counter);
+    add_adapters(ops[i], i);
   }
   for (piece_begin_ = 0; piece_begin_ < step_.num_selected; piece_begin_ += piece_rows_) {
     piece_rows_ = std::min(step_.num_selected - piece_begin_, engine_.logits_rows_);

@@ -1,0 +1,147 @@
+"""Which adapters an engine knows, and which of them are in its memory.
+
+An adapter is known by its digest from `add` on. It has a slot of the runner while it is in memory, where there are at
+most `limit`: the one that was used least recently makes room, and is read again when a request wants it; never one that
+a request uses. What has been removed stays for the requests that use it.
+
+Threads. `add`, `remove` and reading run in any thread but an event loop's; slots change in the thread of the steps,
+between two of them. `_lock` guards everything here; `_loading` lets one thread at a time fill a slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, KeysView
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from llmserve.engine.adapters.sealed import SealedAdapter
+from llmserve.engine.base import AdapterRunner, Runner
+from llmserve.engine.posted import Post
+from llmserve.errors import InvalidArgument, ResourceExhausted, Unsupported
+
+MAX_ADAPTERS = 64  # in memory, unless another limit is given
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    adapter: SealedAdapter
+    num_names: int = 1  # under which it was added
+    num_uses: int = 0
+    slot: int = 0  # 0: not in memory
+    last_used: int = 0
+
+
+class AdapterPool:
+    def __init__(self, runner: Runner, post: Post, *, base_digest: str, limit: int) -> None:
+        self._runner = runner if isinstance(runner, AdapterRunner) else None
+        self._post = post
+        self._base_digest = base_digest
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._loading = threading.Lock()
+        self._known: dict[str, _Known] = {}
+        self._loaded: list[_Known] = []  # also what has been removed, while it is used
+        self._clock = 0
+        self.num_loads = 0  # since the start
+
+    @property
+    def num_loaded(self) -> int:
+        return len(self._loaded)
+
+    def add(self, adapter: SealedAdapter) -> None:
+        """All of it is read, so that what is wrong with it is said now."""
+        if self._runner is None:
+            raise Unsupported(
+                "this engine takes no adapters at run time: only the cpu target does; merge the adapter into an engine "
+                "with: llmserve build CHECKPOINT --lora ADAPTER"
+            )
+        adapter.require_base(self._base_digest)
+        with self._lock:
+            if (known := self._known.get(adapter.digest)) is not None:
+                known.num_names += 1
+                return
+        added = _Known(adapter, num_uses=1)
+        with suppress(ResourceExhausted):  # it is whole, and comes when there is room
+            self._load(added, self._runner)
+        with self._lock:
+            known = self._known.setdefault(adapter.digest, added)
+            known.num_names += known is not added  # another thread was faster
+        self._release(added)
+
+    def remove(self, digest: str) -> None:
+        """Once for every `add`. Requests under way keep it."""
+        with self._lock:
+            known = self._known[digest]
+            known.num_names -= 1
+            if not known.num_names:
+                del self._known[digest]
+                self._drop(known)
+
+    @property
+    def digests(self) -> KeysView[str]:
+        """That requests may name."""
+        return self._known.keys()
+
+    @asynccontextmanager
+    async def held(self, digest: str) -> AsyncIterator[int]:
+        """The slot of an adapter, which keeps it meanwhile."""
+        with self._lock:
+            if (known := self._known.get(digest)) is None:  # removed since the request was checked
+                raise InvalidArgument(f"the engine has no adapter {digest}")
+            known.num_uses += 1
+        try:
+            if not known.slot:
+                assert self._runner is not None
+                await asyncio.to_thread(self._load, known, self._runner)
+            yield known.slot
+        finally:
+            self._release(known)
+
+    def _load(self, known: _Known, runner: AdapterRunner) -> None:
+        """Into a slot; somebody uses it."""
+        with self._loading:
+            if known.slot:
+                return
+            packed = runner.packed(known.adapter)
+            with self._lock:
+                self._make_room()
+                taken = {each.slot for each in self._loaded}
+            slot = next(number for number in range(1, len(taken) + 2) if number not in taken)
+            self._post(lambda: runner.load_adapter(slot, packed)).result()
+            with self._lock:
+                known.slot = slot
+                self._loaded.append(known)
+                self.num_loads += 1
+                self._drop(known)  # who waited for it may be gone
+
+    def _make_room(self) -> None:
+        if len(self._loaded) < self._limit:
+            return
+        idle = [each for each in self._loaded if not each.num_uses]
+        if not idle:
+            raise ResourceExhausted(
+                f"all {self._limit} adapters that may be in memory are in use; try again later, or serve with a larger "
+                "--max-adapters"
+            )
+        self._unload(min(idle, key=lambda each: each.last_used))
+
+    def _release(self, known: _Known) -> None:
+        with self._lock:
+            known.num_uses -= 1
+            self._clock += 1
+            known.last_used = self._clock
+            self._drop(known)
+
+    def _drop(self, known: _Known) -> None:
+        """Out of memory, if it has been removed and nobody uses it. With the lock held."""
+        if known.slot and not known.num_uses and self._known.get(known.adapter.digest) is not known:
+            self._unload(known)
+
+    def _unload(self, known: _Known) -> None:
+        assert self._runner is not None
+        runner, slot = self._runner, known.slot
+        self._post(lambda: runner.unload_adapter(slot))
+        self._loaded.remove(known)
+        known.slot = 0

@@ -1,0 +1,50 @@
+"""Work for the thread of an engine's steps that must not run during one. Guarded by the engine's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple, TypeAlias
+
+from llmserve.errors import Unavailable
+
+
+class _Task(NamedTuple):
+    run: Callable[[], None]
+    done: Future[None]
+
+
+Post: TypeAlias = Callable[[Callable[[], None]], Future[None]]
+
+
+class Posted:
+    def __init__(self) -> None:
+        self._tasks: list[_Task] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._tasks)
+
+    def add(self, run: Callable[[], None]) -> Future[None]:
+        done: Future[None] = Future()
+        self._tasks.append(_Task(run, done))
+        return done
+
+    def take(self) -> Posted:
+        taken = Posted()
+        taken._tasks, self._tasks = self._tasks, []
+        return taken
+
+    def run(self) -> None:
+        """All of it, in order; each hears of its own failure."""
+        for task in self._tasks:
+            try:
+                task.run()
+            except Exception as error:  # the border to who has posted it
+                task.done.set_exception(error)
+            else:
+                task.done.set_result(None)
+
+    def refuse(self) -> None:
+        """The engine has ended."""
+        for task in self._tasks:
+            task.done.set_exception(Unavailable("the engine has been closed"))
