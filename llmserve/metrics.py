@@ -106,6 +106,12 @@ _LLM = (
     Metric("llmserve_accepted_tokens_total", "counter", "Drafted tokens that were accepted"),
     Metric("llmserve_stored_kv_blocks_total", "counter", "KV blocks written to the folder of --kv-cache-dir"),
     Metric("llmserve_restored_kv_blocks_total", "counter", "KV blocks read from there"),
+    Metric(
+        "llmserve_adapter_requests_total",
+        "counter",
+        "Requests that an adapter has got under its name",
+        (*MODEL, "adapter", "digest"),
+    ),
     Metric("llmserve_time_to_first_token_seconds", "histogram", "From a request's arrival to its first token"),
     Metric("llmserve_time_per_output_token_seconds", "histogram", "Between an answer's tokens, on its average"),
     Metric("llmserve_e2e_request_latency_seconds", "histogram", "From a request's arrival to the end of its answer"),

@@ -61,6 +61,18 @@ class EngineOptions:
             rich_help_panel=ENGINE,
         ),
     ] = None
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=DIR: serve a LoRA adapter as a model of its own; may be repeated.",
+            show_default=False,
+            rich_help_panel=ENGINE,
+        ),
+    ] = None
+    max_adapters: Annotated[
+        int | None,
+        typer.Option(help="Most adapters in memory.", min=1, show_default="64", rich_help_panel=ENGINE),
+    ] = None
     engine_process: Annotated[
         bool,
         typer.Option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import os
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from llmserve.cli.service_file import read_services
 from llmserve.cli.termination import EndPastThreads
 from llmserve.cli.text_options import text_settings
 from llmserve.cli.tritonserver_flags import translate
-from llmserve.errors import InvalidArgument, Unsupported
+from llmserve.errors import InvalidArgument, Unsupported, raise_problems
 
 if TYPE_CHECKING:
     from llmserve.cli.backends import OpenEngine
@@ -181,6 +182,8 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         "kv_cache_disk_size": options.kv_cache_disk_size,
         "speculation": None if options.speculation is None else speculation_flag(options.speculation).words(),
         "separate_process": "true" if options.engine_process else None,
+        "adapters": parse_adapters(options.adapter or ()),
+        "max_adapters": options.max_adapters,
     }
     given = {key: str(value) for key, value in limits.items() if value is not None}
     return ServerSettings(
@@ -303,6 +306,21 @@ def find_repositories(engine: Path | None, repositories: Sequence[str]) -> tuple
         raise InvalidArgument("nothing to serve: give an engine directory, or --model-repository DIR")
     pools = engine is not None and bool(EngineDirectory.open(engine).info().pooling)
     return tuple(repositories) or (packaged_repository(pools=pools),)
+
+
+def parse_adapters(texts: Sequence[str]) -> str | None:
+    """NAME=DIR of each, as the model's parameter has them."""
+    found: dict[str, str] = {}
+    problems = []
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            problems.append(f"--adapter {text}: expected NAME=DIR")
+        elif name in found:
+            problems.append(f"--adapter {name} is given twice")
+        found[name] = str(Path(path).absolute())
+    raise_problems(InvalidArgument, "adapters", problems)
+    return json.dumps(found) if found else None
 
 
 def parse_parameters(parameters: Sequence[str]) -> dict[str, dict[str, str]]:

@@ -25,6 +25,10 @@ def command(
         Path | None,
         typer.Option(help="Engine directory.", show_default="the one in engines/ that the receipt is of"),
     ] = None,
+    adapter: Annotated[
+        list[Path] | None,
+        typer.Option(help="Adapter directory that an answer is of; may be repeated.", show_default=False),
+    ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads; 0: every core that this process may use.")] = 0,
 ) -> None:
     """Compute served answers again from their receipts, and verify that this engine produced them.
@@ -34,7 +38,7 @@ def command(
     from llmserve.evaluation.verify import Standing, read_claims, verify
 
     claims = read_claims(answer)
-    findings = verify(claims, engine or _engine_of(claims), threads=threads)
+    findings = verify(claims, engine or _engine_of(claims), threads=threads, adapters=adapter or ())
     for finding in findings:
         typer.echo(str(finding))
     raise typer.Exit(0 if all(finding.standing is Standing.SAID for finding in findings) else 1)

@@ -15,12 +15,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from llmserve.engine.base import Engine
+from llmserve.engine.adapters.sealed import SealedAdapter
+from llmserve.engine.base import AdapterEngine, Engine
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.identity import told_apart
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
-from llmserve.errors import InvalidArgument, LlmserveError, NotFound, raise_problems
+from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unsupported, raise_problems
 from llmserve.evaluation.judging.statistics import first_divergence
 from llmserve.stages.generate import GeneratedEvent, generate
 from llmserve.stages.guides import GuideCompiler
@@ -88,8 +89,9 @@ def read_claims(path: Path) -> list[Claim]:
     return found
 
 
-def verify(claims: Sequence[Claim], path: Path, *, threads: int = 0) -> list[Finding]:
-    """Of every claim, in order. Hashes the engine's files first: `EngineFileError` when they are not as built."""
+def verify(claims: Sequence[Claim], path: Path, *, threads: int = 0, adapters: Sequence[Path] = ()) -> list[Finding]:
+    """Of every claim, in order. Hashes the engine's files first: `EngineFileError` when they are not as built.
+    `adapters`: adapter directories that answers may be of."""
     directory = EngineDirectory.open(path)
     directory.verify()
     digest = directory.manifest.engine_digest
@@ -97,9 +99,17 @@ def verify(claims: Sequence[Claim], path: Path, *, threads: int = 0) -> list[Fin
         return [_of_another(claim, digest) for claim in claims]
     engine = open_engine(path, EngineSettings(threads=threads))
     try:
+        _add(engine, adapters)
         return asyncio.run(_verify_all(claims, engine, Postprocessor.open(path)))
     finally:
         engine.close()
+
+
+def _add(engine: Engine, adapters: Sequence[Path]) -> None:
+    for path in adapters:
+        if not isinstance(engine, AdapterEngine):
+            raise Unsupported(f"{engine.info.name} takes no adapters: leave out --adapter")
+        engine.add_adapter(SealedAdapter.open(path))
 
 
 async def _verify_all(claims: Sequence[Claim], engine: Engine, postprocessor: Postprocessor) -> list[Finding]:
@@ -124,7 +134,8 @@ async def _verify(claim: Claim, engine: Engine, postprocessor: Postprocessor) ->
     try:
         ids, event = await _derived(receipt, engine, postprocessor.tokenizer)
     except LlmserveError as error:
-        return Finding(claim, Standing.NOT_SAID, f"this engine cannot answer that request: {error}")
+        advice = "; give its directory with --adapter" if receipt.asked.generate.adapter else ""
+        return Finding(claim, Standing.NOT_SAID, f"this engine cannot answer that request: {error}{advice}")
     problem = _difference(receipt, ids, event) or _text_problem(claim, postprocessor)
     kernels, here = receipt.engine["kernels"], engine.info.kernels
     if problem and kernels != here:

@@ -123,7 +123,8 @@ def forward(g: Graph, spec: EncoderSpec) -> None:
     x = g.add(x, g.embed_position("positions", hidden, begin=spec.first_position))
     x = blocks.layer_norm(g, spec, x, "embed.norm", bias=True)
     for layer in range(spec.num_layers):
-        y = blocks.attention(g, spec, blocks.qkv(g, spec, x, layer, bias=True), layer, bidirectional=True)
+        q, k, v = blocks.qkv(g, spec, x, layer, bias=True)
+        y = blocks.attention(g, spec, (q, k, v), layer, bidirectional=True)
         y = g.add(blocks.output(g, spec, y, layer, bias=True), x)
         x = blocks.layer_norm(g, spec, y, f"layers.{layer}.attn.norm", bias=True)
         y = g.add(blocks.plain_mlp(g, spec, x, layer, activation=spec.activation, bias=True), x)

@@ -158,6 +158,23 @@ class LoadedModel:
     allowance: Callable[[Tenant], Allowance | None] = no_limits  # what is left to a tenant; cheap
     reads_answer: ReadsAnswer = every_output  # for comparing it with another version's
     promised_bytes: Callable[[], int] = no_promises  # of memory that looks free, and that it will take
+    adapters: Adapters | None = None
+
+
+class Adapters(Protocol):
+    """Variants of a model that requests choose by name, see `InferRequest.chooses_adapter`."""
+
+    def load(self, name: str, path: Path) -> None:
+        """Under this name from here on; blocking, called in a worker thread."""
+        ...
+
+    def unload(self, name: str) -> None:
+        """Requests under way keep it. `InvalidArgument` for a name that none has."""
+        ...
+
+    def facts(self) -> Mapping[str, Mapping[str, Any]]:
+        """Of each, by name, for clients."""
+        ...
 
 
 class Backend(Protocol):

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -20,12 +21,14 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from llmserve import __version__
 from llmserve.core import Allowance, Tenant
 from llmserve.errors import (
+    AlreadyExists,
     DeadlineExceeded,
     InvalidArgument,
     LlmserveError,
     Unavailable,
+    Unsupported,
 )
-from llmserve.serving.backend import Backend, MetricsSource
+from llmserve.serving.backend import Adapters, Backend, MetricsSource
 from llmserve.serving.config.labels import Labels
 from llmserve.serving.lifecycle import ModelLifecycle
 from llmserve.serving.loading.deployment import Deployment
@@ -39,7 +42,7 @@ from llmserve.serving.rollout.routing import Answering
 from llmserve.serving.schedulers.rate_limiter import make_rate_limiter
 from llmserve.serving.schedulers.response_cache import ResponseCache
 from llmserve.serving.schedulers.shared import SharedResources
-from llmserve.serving.settings import ServerSettings
+from llmserve.serving.settings import ControlMode, ServerSettings
 from llmserve.serving.signature import request_label
 from llmserve.serving.types import InferRequest, InferResponse
 from llmserve.tenant_counters import TenantCounters
@@ -259,6 +262,34 @@ class InferenceCore:
     def facts(self, name: str) -> Mapping[str, Any]:
         """What the backend tells of what answers, as JSON; nothing of most models."""
         return self._table.find(name, "").facts
+
+    def adapters(self, name: str) -> Mapping[str, Mapping[str, Any]]:
+        """The adapters that requests for a model may name, and what is told of each."""
+        adapters = self._table.find(name, "").adapters
+        return {} if adapters is None else adapters.facts()
+
+    async def load_adapter(self, name: str, adapter: str, path: str) -> None:
+        """Give a model the adapter in a directory of this machine, under a name that may have been another's.
+
+        Raises `Unsupported` in other control modes than explicit, `AlreadyExists` for the name of a model, and whatever
+        keeps it from being loaded.
+        """
+        adapters = self._changeable_adapters(name)
+        if any(row.name == adapter for row in self.repository_index()):
+            raise AlreadyExists(f"a model has the name '{adapter}'; give the adapter another one")
+        await asyncio.shield(asyncio.to_thread(adapters.load, adapter, Path(path)))
+
+    async def unload_adapter(self, name: str, adapter: str) -> None:
+        """Its running requests end in good order."""
+        self._changeable_adapters(name).unload(adapter)
+
+    def _changeable_adapters(self, name: str) -> Adapters:
+        self._check_serving()
+        if self._settings.control_mode != ControlMode.EXPLICIT:
+            raise Unsupported("adapters come and go at run time with --model-control-mode explicit only")
+        if (adapters := self._table.find(name, "").adapters) is None:
+            raise Unsupported(f"model '{name}' takes no adapters")
+        return adapters
 
     def metrics_text(self) -> str:
         return metrics_text(self._registry)

@@ -19,7 +19,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from llmserve.core import Allowance, Tenant
 from llmserve.errors import Cancelled, InternalError, LlmserveError, RateLimited, ResourceExhausted
 from llmserve.serving.answers import AnswerReader
-from llmserve.serving.backend import GaugeSample, InlineInstance, LoadedModel
+from llmserve.serving.backend import Adapters, GaugeSample, InlineInstance, LoadedModel
 from llmserve.serving.config.labels import Labels
 from llmserve.serving.instruments.latencies import Histogram
 from llmserve.serving.instruments.model_statistics import FailureReason, ModelStatistics, RequestTiming
@@ -117,6 +117,11 @@ class ServedModel:
     def facts(self) -> Mapping[str, Any]:
         """Of what answers here, or in the first step that tells any."""
         return self._loaded.facts or next((part.facts for part in self._parts if part.facts), {})
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """Of what answers here, or in the first step that has any."""
+        return self._loaded.adapters or next((part.adapters for part in self._parts if part.adapters), None)
 
     @property
     def histograms(self) -> Mapping[str, Histogram]:

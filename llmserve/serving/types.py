@@ -43,6 +43,10 @@ class Tensor:
         return self.data.shape
 
 
+# A request's parameter, and an input as TensorRT-LLM has it, that name an adapter of a model.
+ADAPTER_NAME, ADAPTER_ID = "lora_name", "lora_task_id"
+
+
 @dataclass(slots=True)
 class InferRequest:
     """A request for one model. Made by front ends and ensembles; validated by the core against the model's config."""
@@ -72,6 +76,10 @@ class InferRequest:
     def tenant_sequence_id(self) -> tuple[str, int | str]:
         """What names a sequence, likewise."""
         return self.tenant.name, self.sequence_id
+
+    @property
+    def chooses_adapter(self) -> bool:
+        return ADAPTER_NAME in self.parameters or ADAPTER_ID in self.inputs
 
     def with_inputs(self, inputs: Mapping[str, Tensor]) -> InferRequest:
         return replace(self, inputs=inputs)

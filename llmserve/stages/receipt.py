@@ -65,6 +65,7 @@ class Receipt:
         return {
             "format": FORMAT,
             "engine": dict(self.engine),
+            **({"adapter": request.adapter} if request.adapter else {}),
             "prompt_ids": list(request.prompt_ids),
             "sampling": asdict(request.sampling),
             "end_id": request.end_id,
@@ -101,6 +102,7 @@ class Receipt:
             bad_ids=reader.id_lists("bad_ids"),
             embedding_bias=reader.bias(),
             num_sequences=reader.value("num_sequences", int, 1),
+            adapter=reader.optional("adapter", str) or "",
         )
         engine = reader.value("engine", dict, {})
         reader.expect(

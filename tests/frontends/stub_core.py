@@ -165,6 +165,15 @@ class StubCore:
     def allowance(self, name: str, tenant: Tenant) -> Allowance | None:
         return None
 
+    def adapters(self, name: str) -> Mapping[str, Mapping[str, Any]]:
+        return {}
+
+    async def load_adapter(self, name: str, adapter: str, path: str) -> None:
+        raise Unavailable("adapters are for engines")
+
+    async def unload_adapter(self, name: str, adapter: str) -> None:
+        raise Unavailable("adapters are for engines")
+
     def facts(self, name: str) -> Mapping[str, Any]:
         return {}
 

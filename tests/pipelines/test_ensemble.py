@@ -284,7 +284,7 @@ async def test_stop_with_the_requests_id_ends_it(text_dir: Path) -> None:
         ({"text_input": "x", "num_top_log_probs": 21}, Code.INVALID_ARGUMENT, "num_top_log_probs must be from 0 to 20"),
         ({"text_input": "x", "decoder_text_input": "y"}, Code.UNIMPLEMENTED, "decoder_text_input.* is not supported"),
         ({"text_input": "x", "prompt_table_extra_id": 1}, Code.UNIMPLEMENTED, "prompt_table_extra_id.* not supported"),
-        ({"text_input": "x", "lora_task_id": 1}, Code.UNIMPLEMENTED, "lora_task_id is not supported"),
+        ({"text_input": "x", "lora_task_id": 1}, Code.INVALID_ARGUMENT, "there is no adapter '1'"),
         ({"messages": "{"}, Code.INVALID_ARGUMENT, "JSON"),
         (
             {"text_input": "x", "guided_decoding_guide_type": "regex", "guided_decoding_guide": "["},

@@ -14,6 +14,7 @@ from typing import Any
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.backends.tensorrtllm.active import ActiveRequest, ActiveRequests
+from llmserve.backends.tensorrtllm.adapters import ServedAdapters, adapter_name
 from llmserve.backends.tensorrtllm.answer import Answer
 from llmserve.backends.tensorrtllm.answer_histograms import AnswerHistograms
 from llmserve.backends.tensorrtllm.compared_answers import answer_reader
@@ -42,7 +43,7 @@ from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, Not
 from llmserve.serving.answers import every_output
 from llmserve.serving.backend import GaugeSample, LoadContext, LoadedModel, no_limits
 from llmserve.serving.instruments.trace import Trace
-from llmserve.serving.types import InferRequest, InferResponse, Tensor
+from llmserve.serving.types import ADAPTER_NAME, InferRequest, InferResponse, Tensor
 from llmserve.stages.files import resolve_path
 from llmserve.stages.generate import GeneratedEvent, generate
 from llmserve.stages.guides import GuideCompiler
@@ -92,18 +93,20 @@ class TensorrtLlmBackend:
             check_kind(engine.info, config.name, {output.name for output in config.output})
             tokenizer = None if engine.info.pooling else _tokenizer_for_stop_strings(parameters.tokenizer_dir)
             watch = self._watch(parameters.engine_dir)
+            adapters = ServedAdapters(engine)
+            adapters.load_all(parameters.adapters)
         except BaseException:
             engine.close()
             raise
         instance = EngineInstance(
-            f"{config.name}_0", engine, tokenizer, config, context.version, parameters.excludes_input, watch
+            f"{config.name}_0", engine, tokenizer, config, context.version, parameters.excludes_input, adapters, watch
         )
         gates = standing(parameters.engine_dir, engine.info.digest)
         identity = _identity(parameters.engine_dir)
 
         def samples() -> Sequence[GaugeSample]:
             stats = engine.stats()
-            found = [*engine_gauges(stats), *engine_facts(engine.info, stats, gates)]
+            found = [*engine_gauges(stats), *engine_facts(engine.info, stats, gates), *adapters.gauges()]
             return found if watch is None else [*found, ("llmserve_engine_files_intact", {}, float(not watch.problem))]
 
         return LoadedModel(
@@ -116,6 +119,7 @@ class TensorrtLlmBackend:
             histograms=instance.histograms.by_name,
             reads_answer=every_output if engine.info.pooling else answer_reader,
             promised_bytes=lambda: engine.stats().promised_bytes,
+            adapters=adapters,
         )
 
     def _watch(self, engine_dir: Path) -> FileWatch | None:
@@ -164,6 +168,7 @@ class EngineInstance:
     config: ModelConfig
     version: str
     excludes_input: bool
+    adapters: ServedAdapters
     watch: FileWatch | None = None
     histograms: AnswerHistograms = field(default_factory=AnswerHistograms)
     _active: ActiveRequests = field(default_factory=ActiveRequests)
@@ -191,33 +196,35 @@ class EngineInstance:
                 self._stop(request)
                 yield self._response(request, final=True)
                 return
-            job = await self._guided(self._read(request))
-            # First of all the engine refuses what it cannot answer; it starts with the first pull.
-            stops = job.stop_strings if job.generate.beam is None else ()  # of beams, only ids stop: each has its text
-            stream = generate(self.engine, job.generate, tokenizer=self.tokenizer, stop_strings=stops)
-            answer = Answer(job.generate, streaming=job.streaming)
-            echo = () if job.streaming or job.excludes_input else job.generate.prompt_ids
-            tokens_per_block = self.engine.stats().tokens_per_block
-            asked = asked_outputs(job.generate)
-            needed = [name for name in request.needed_outputs if name not in ALWAYS_TOLD]
-            receipts = self._receipts(job)
-            with (
-                self._active.running(request) as active,
-                counted(answer, job.generate, self.config.name) as ended,
-            ):
-                async with aclosing(_sent(stream, answer, active, request.trace)) as sent:
-                    async for beams in sent:
-                        for event in beams:
-                            if event.tokens.finish_reason is not None and event.tokens.usage is not None:
-                                self.histograms.record(event.tokens.usage)
-                                ended(event.tokens.usage)
-                        events = ResponseEvents(beams, echo, tokens_per_block, asked)
-                        if answer.is_complete:
-                            events.warning = self._warning(job, request)
-                        if receipts is not None:
-                            events.receipt = receipts.take(beams[0])
-                        outputs = response_tensors(events, request.requested_outputs, needed)
-                        yield self._response(request, outputs, final=answer.is_complete)
+            with self.adapters.held(adapter_name(request)) as adapter:
+                job = await self._guided(self._read(request, adapter))
+                # First of all the engine refuses what it cannot answer; it starts with the first pull.
+                # Of beams, only ids stop: each has its text.
+                stops = job.stop_strings if job.generate.beam is None else ()
+                stream = generate(self.engine, job.generate, tokenizer=self.tokenizer, stop_strings=stops)
+                answer = Answer(job.generate, streaming=job.streaming)
+                echo = () if job.streaming or job.excludes_input else job.generate.prompt_ids
+                tokens_per_block = self.engine.stats().tokens_per_block
+                asked = asked_outputs(job.generate)
+                needed = [name for name in request.needed_outputs if name not in ALWAYS_TOLD]
+                receipts = self._receipts(job)
+                with (
+                    self._active.running(request) as active,
+                    counted(answer, job.generate, self.config.name) as ended,
+                ):
+                    async with aclosing(_sent(stream, answer, active, request.trace)) as sent:
+                        async for beams in sent:
+                            for event in beams:
+                                if event.tokens.finish_reason is not None and event.tokens.usage is not None:
+                                    self.histograms.record(event.tokens.usage)
+                                    ended(event.tokens.usage)
+                            events = ResponseEvents(beams, echo, tokens_per_block, asked)
+                            if answer.is_complete:
+                                events.warning = self._warning(job, request)
+                            if receipts is not None:
+                                events.receipt = receipts.take(beams[0])
+                            outputs = response_tensors(events, request.requested_outputs, needed)
+                            yield self._response(request, outputs, final=answer.is_complete)
         except LlmserveError as error:
             yield self._response(request, error=error, final=True)
 
@@ -266,7 +273,7 @@ class EngineInstance:
             raise InvalidArgument("Trying to stop a request but request ID is not provided")
         self._active.cancel_like(request)
 
-    def _read(self, request: InferRequest) -> TensorRequest:
+    def _read(self, request: InferRequest, adapter: str) -> TensorRequest:
         job = read_request(
             request.inputs,
             request_id=self._id_of(request),
@@ -281,12 +288,12 @@ class EngineInstance:
             )
         if job.generate.num_sequences > 1 and not self.config.model_transaction_policy.decoupled:
             raise InvalidArgument("num_return_sequences > 1 answers with several responses and needs a decoupled model")
-        return replace(job, generate=self._scheduled(job.generate, request))
+        return replace(job, generate=replace(self._scheduled(job.generate, request), adapter=adapter))
 
     def _warning(self, job: TensorRequest, request: InferRequest) -> str:
         """What the client should know: what was cut to fit, and which of its parameters nobody reads."""
         limit = job.generate.length_warning(self.engine.info.max_seq_len)
-        ignored = ", ".join(sorted(request.parameters))
+        ignored = ", ".join(sorted(request.parameters.keys() - {ADAPTER_NAME}))
         ignored = f"no input has the name {ignored}, so it was ignored" if ignored else ""
         return "; ".join(filter(None, (*job.prompt_warnings, limit, ignored)))
 

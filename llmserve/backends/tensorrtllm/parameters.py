@@ -5,9 +5,10 @@ A parameter that means nothing to this engine is reported once, at load, and nev
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from llmserve.stages.files import resolve_path
 logger = logging.getLogger(__name__)
 ENGINE_PATH = "gpt_model_path"
 OWN_PROCESS = "separate_process"  # whether the engine has one; ours, and not with the prefix of what we tell
+ADAPTERS = "adapters"  # directories of LoRA adapters by name, as JSON
 GPU = ModelInstanceGroup.KIND_GPU
 Value = TypeVar("Value")
 Default = TypeVar("Default")
@@ -47,6 +49,7 @@ class ModelParameters:
     engine: EngineSettings
     excludes_input: bool  # a request's `exclude_input_in_output` wins over it
     own_process: bool = False  # of the engine
+    adapters: Mapping[str, Path] = field(default_factory=dict)  # directories by name
 
     @classmethod
     def read(cls, config: ModelConfig, model_dir: Path, version_dir: Path | None = None) -> ModelParameters:
@@ -82,10 +85,12 @@ class ModelParameters:
                 kv_cache_fraction=reader.take("kv_cache_free_gpu_mem_fraction", 0.9, float),
                 max_kv_tokens=reader.take("max_tokens_in_paged_kv_cache", 0, int),
                 scheduler=scheduler,
+                max_adapters=reader.take("max_adapters", EngineSettings().max_adapters, int),
                 gpu=_gpu_settings(reader, config),
             ),
             EngineSettings(),
         )
+        given_adapters: Mapping[str, str] = reader.take(ADAPTERS, {}, _paths)
         tokenizer_dir = reader.take("tokenizer_dir", engine_dir, str)
         excludes_input = reader.take("exclude_input_in_output", False, _bool)
         own_process = reader.take(OWN_PROCESS, False, _bool)
@@ -93,7 +98,8 @@ class ModelParameters:
         for text in [*reader.without_effect(), *_placeholders(given)]:
             logger.warning("model '%s': %s", config.name, text)
         engine_path, tokenizer_path = resolve_path(engine_dir, model_dir), resolve_path(tokenizer_dir, model_dir)
-        return cls(engine_path, tokenizer_path, engine, excludes_input, own_process)
+        adapters = {name: resolve_path(path, model_dir) for name, path in given_adapters.items()}
+        return cls(engine_path, tokenizer_path, engine, excludes_input, own_process, adapters)
 
 
 def _gpu_settings(reader: _Reader, config: ModelConfig) -> GpuSettings:
@@ -163,6 +169,13 @@ def _integers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
+def _paths(text: str) -> dict[str, str]:
+    found = json.loads(text)
+    if not isinstance(found, dict) or not all(isinstance(path, str) for path in found.values()):
+        raise ValueError
+    return found
+
+
 def _policy(text: str) -> Policy:
     if text == "guaranteed_completion":  # its name in the first releases
         return Policy.GUARANTEED_NO_EVICT
@@ -176,6 +189,7 @@ def _policy(text: str) -> Policy:
 EXPECTED: dict[object, str] = {
     int: "expected a whole number",
     float: "expected a number",
+    _paths: 'expected directories by name, as JSON: {"NAME": "DIRECTORY"}',
     _integers: "expected whole numbers with commas between them",
 }
 

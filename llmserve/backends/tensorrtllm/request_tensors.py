@@ -29,7 +29,7 @@ UNSUPPORTED_INPUTS = (  # refused rather than swallowed
     "draft_logits", "draft_acceptance_threshold", "encoder_input_features", "encoder_output_lengths",
     "prompt_embedding_table", "prompt_table_extra_ids", "prompt_vocab_size", "cross_attention_mask",
     "skip_cross_attn_blocks", "mrope_rotary_cos_sin",
-    "mrope_position_deltas", "lora_task_id", "lora_weights", "lora_config", "context_phase_params",
+    "mrope_position_deltas", "lora_weights", "lora_config", "context_phase_params",
     "runtime_top_p_min", "runtime_top_p_decay",
     "runtime_top_p_reset_ids", "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size",
     "retention_token_range_starts", "retention_token_range_ends", "retention_token_range_priorities",

@@ -39,7 +39,7 @@ class CpuRunner:
         isa: str,
         path: Path,
         num_states: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._handle = handle
         self._path = path
         self._adapters: dict[int, PackedAdapter] = {}  # by slot: the library reads their memory

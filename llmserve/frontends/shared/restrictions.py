@@ -86,7 +86,7 @@ CALLS: Mapping[Api, Calls] = {
         ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
         (
             *_of_repository("/index", "/models/{model}/load", "/models/{model}/unload"),
-            "/v2/repository/rollouts",
+            *("/v2/repository/rollouts", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
             *(f"/v2/repository/models/{{model}}/rollout{end}" for end in ("", "/start", "/promote", "/abort")),
         ),
     ),

@@ -19,6 +19,7 @@ from llmserve.frontends.text.batches.jobs import Jobs
 from llmserve.frontends.text.batches.routes import Batches, Files
 from llmserve.frontends.text.batches.store import Store
 from llmserve.frontends.text.ollama.routes import Ollama
+from llmserve.frontends.text.openai.adapters import LoraAdapters
 from llmserve.frontends.text.openai.chat import Chat
 from llmserve.frontends.text.openai.completions import Completions
 from llmserve.frontends.text.openai.embeddings import Embeddings
@@ -105,6 +106,8 @@ def make_application(core: Core, extensions: Extensions, store: Store | None = N
         ("/v1/messages/count_tokens", Messages(state).count_tokens),
         ("/v1/embeddings", Embeddings(state).create),
         ("/v1/rerank", Rerank(state).create),
+        ("/v1/load_lora_adapter", LoraAdapters(state).load),
+        ("/v1/unload_lora_adapter", LoraAdapters(state).unload),
         ("/tokenize", models.tokenize),
         ("/detokenize", models.detokenize),
         ("/api/chat", ollama.chat),

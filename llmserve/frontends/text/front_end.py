@@ -48,6 +48,8 @@ PATHS = (  # method, path; `restrictions.py` says which group each is of
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/embeddings"),
     ("POST", "/v1/rerank"),
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/api/tags"),

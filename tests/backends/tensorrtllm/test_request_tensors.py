@@ -148,8 +148,8 @@ def test_bad_values_are_explained(given: dict[str, Any], words: str) -> None:
 
 
 def test_all_problems_come_at_once() -> None:
-    with pytest.raises(InvalidArgument, match=r"(?s)4 problems.*temperature.*max_tokens.*beam_width.*lora_task_id"):
-        read(request_output_len=0, temperature=math.nan, beam_width=2, lora_task_id=1)
+    with pytest.raises(InvalidArgument, match=r"(?s)4 problems.*temperature.*max_tokens.*beam_width.*lora_config"):
+        read(request_output_len=0, temperature=math.nan, beam_width=2, lora_config=1)
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED_INPUTS)

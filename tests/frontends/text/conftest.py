@@ -22,6 +22,7 @@ from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.frontends.shared.tracer import Tracer
 from llmserve.serving.backend import Backend
 from llmserve.serving.core import InferenceCore, ServerSettings
+from llmserve.serving.settings import ControlMode
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from tests.backends.tensorrtllm.models import PIPELINES
 from tests.frontends.server import STRICT, RunningServer, running_server
@@ -60,16 +61,20 @@ def serving(
     open_engine: Callable[[], Engine] = lambda: fake_engine(LIMITS),
     text: TextSettings = STRICT,
     preprocessing: Mapping[str, str] = MappingProxyType({}),
+    engine: Mapping[str, str] = MappingProxyType({}),
+    control_mode: ControlMode = ControlMode.NONE,
 ) -> Iterator[RunningServer]:
-    """`preprocessing`: further parameters of that step."""
+    """`preprocessing`, `engine`: further parameters of these steps."""
     tokenizer_dir = {"tokenizer_dir": str(text_dir)}
     settings = ServerSettings(
         (PIPELINES,),
         parameter_overrides={
             "preprocessing": {**tokenizer_dir, **preprocessing},
             "postprocessing": tokenizer_dir,
-            "tensorrt_llm": {"gpt_model_path": str(text_dir)},
+            "tensorrt_llm": {"gpt_model_path": str(text_dir), **engine},
         },
+        control_mode=control_mode,
+        load_at_start=("*",) if control_mode is ControlMode.EXPLICIT else (),
     )
     backends: dict[str, Backend] = {
         "tensorrtllm": TensorrtLlmBackend(lambda path, limits: open_engine()),

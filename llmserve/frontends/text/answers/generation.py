@@ -21,7 +21,7 @@ from llmserve.frontends.shared.server_core import Core, single_response
 from llmserve.frontends.text.requests.ensembles import Ensemble, Values
 from llmserve.frontends.text.requests.notes import Notes
 from llmserve.serving.instruments.trace import Trace
-from llmserve.serving.types import InferRequest
+from llmserve.serving.types import ADAPTER_NAME, InferRequest
 from llmserve.wire.http1.request import Request
 
 Result = TypeVar("Result")
@@ -157,7 +157,7 @@ class Caller:
         Without `streaming` each of them is one piece. `counts_drafts`: also in a stream. Raises `LlmserveError` at any
         time.
         """
-        name_model(ensemble.name)
+        name_model(ensemble.adapter or ensemble.name)
         outputs = (
             *(TOKENS if wants_tokens else ()), *(TIMES if sampling.wants_times else ()),
             *(DRAFTS if counts_drafts or not streaming else ()),
@@ -232,7 +232,8 @@ def _infer_request(
     more = {"num_return_sequences": "sequence_index", "return_receipt": "receipt"}
     wanted = (*TEXT, *(output for asked, output in more.items() if asked in values), *outputs)
     known = tuple([name for name in wanted if name in ensemble.outputs])
-    return InferRequest(ensemble.name, ensemble.tensors(values), requested_outputs=known)
+    chosen = {ADAPTER_NAME: ensemble.adapter} if ensemble.adapter else {}
+    return InferRequest(ensemble.name, ensemble.tensors(values), requested_outputs=known, parameters=chosen)
 
 
 def _piece(outputs: Arrays, *, wants_tokens: bool, hides_limit: bool) -> Piece:

@@ -53,7 +53,8 @@ class Models:
 
     async def list(self) -> Response:
         """The models that can be asked."""
-        names = [*self.state.ensembles.listed(), *self.state.embedders.listed()]
+        ensembles = self.state.ensembles
+        names = [*ensembles.listed(), *ensembles.adapters(), *self.state.embedders.listed()]
         return json_answer({"object": "list", "data": [self._document(name) for name in names]})
 
     async def retrieve(self, model: str) -> Response:
@@ -66,11 +67,18 @@ class Models:
 
     def _document(self, name: str) -> Json:
         """By a name that clients have for it."""
-        makes_vectors = name in self.state.embedders.listed()
-        found = (self.state.embedders if makes_vectors else self.state.ensembles).find(name)
-        facts = self.state.ensembles.core.facts(found.name)
-        engine = {"engine": dict(facts)} if facts else {}
-        return {"id": name, "object": "model", "created": self.state.created, "owned_by": OWNER, **engine}
+        ensembles, embedders = self.state.ensembles, self.state.embedders
+        ensemble = (embedders if name in embedders.listed() else ensembles).find(name)
+        facts = ensembles.core.facts(ensemble.name)
+        document: dict[str, Json] = {
+            "id": name, "object": "model", "created": self.state.created, "owned_by": OWNER,
+            **({"engine": dict(facts)} if facts else {}),
+        }  # fmt: skip
+        if not ensemble.adapter:
+            return document
+        listed = ensembles.listed()
+        parent = ensemble.name if ensemble.name in listed else listed[0]
+        return {**document, "parent": parent, "adapter": dict(ensembles.core.adapters(ensemble.name)[name])}
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """The ids that a prompt, or a conversation, becomes."""

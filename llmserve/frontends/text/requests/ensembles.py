@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -67,6 +67,7 @@ class Ensemble:
     outputs: frozenset[str]
     encoder: str  # the step that text goes into: its model
     decoder: str  # the step that text comes out of
+    adapter: str = ""  # its name: a model of its own for clients
 
     @property
     def takes_messages(self) -> bool:
@@ -142,7 +143,7 @@ class Ensembles:
                 continue  # it went while we looked
 
     def listed(self) -> list[str]:
-        """The names that clients are told."""
+        """The names that clients are told, without those of adapters."""
         names = list(self.names())
         return list(self._settings.served_names) or names if len(names) == 1 else names
 
@@ -150,7 +151,7 @@ class Ensembles:
         """The one that a request is for. From here on the request has the name that its answer has."""
         ensemble = self.find(body.model)
         known = (*self._settings.served_names, ensemble.name)
-        if body.model not in known:
+        if not ensemble.adapter and body.model not in known:
             body.model = known[0]
         return ensemble
 
@@ -161,14 +162,23 @@ class Ensembles:
         try:
             found = self._look(name)
         except (NotFound, InvalidArgument):
-            found = None
+            found = self._with_adapter(name)
         if found is None and (self._settings.takes_any_name or name in self._settings.served_names):
             names = list(self.names())
             found = self._look(names[0]) if len(names) == 1 else None
         if found is None:
-            known = ", ".join(self.listed()) or "none"
+            known = ", ".join([*self.listed(), *self.adapters()]) or "none"
             raise self._refusal(name, f"Known: {known}")
         return found
+
+    def adapters(self) -> dict[str, str]:
+        """Names of adapters, and of the ensemble that each is for."""
+        return {adapter: name for name in self.names() for adapter in self.core.adapters(name)}
+
+    def _with_adapter(self, name: str) -> Ensemble | None:
+        ensemble = self.adapters().get(name)
+        found = None if ensemble is None else self._look(ensemble)
+        return None if found is None else replace(found, adapter=name)
 
     def only(self) -> Ensemble:
         """For requests that name no model. Raises `Refused` unless there is exactly one."""
@@ -195,7 +205,10 @@ class Ensembles:
     def fingerprint(self, ensemble: Ensemble) -> str | None:
         """Of the engine that answers: the beginning of its digest. None: nothing is known of it."""
         digest = self.core.facts(ensemble.name).get("digest")
-        return f"fp_{digest[:NUM_DIGITS]}" if digest else None
+        if not digest or not ensemble.adapter:
+            return f"fp_{digest[:NUM_DIGITS]}" if digest else None
+        of_adapter = self.core.adapters(ensemble.name).get(ensemble.adapter, {}).get("digest", "")
+        return f"fp_{digest[:NUM_DIGITS]}_{of_adapter[:NUM_DIGITS]}"
 
     def _look(self, name: str) -> Ensemble | None:
         config = self.core.model_config(name)

@@ -1,0 +1,97 @@
+"""A real engine with LoRA adapters made by PEFT: built, served beside each other, verified, loaded and unloaded."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llmserve.engine.adapters.sealed import SealedAdapter
+from tests.adapters import MODULES, make_adapter
+from tests.e2e.conftest import CHECKPOINT, ServerProcess, llmserve, start_server
+
+TEXT = "Summarize: Open the file and read all of its lines."
+
+
+@pytest.fixture(scope="module")
+def adapters(demo_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, found = tmp_path_factory.mktemp("adapters"), {}
+    for seed, name in enumerate(("formal", "brief", "late")):
+        make_adapter(folder / name, CHECKPOINT, target_modules=MODULES["baichuan2-7b"], seed=seed)
+        sealed = folder / f"{name}-sealed"
+        done = llmserve(
+            "adapter", "build", str(folder / name), "--engine", str(demo_engine), "--output-dir", str(sealed)
+        )
+        assert done.returncode == 0, done.stderr
+        found[name] = sealed
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(demo_engine: Path, adapters: dict[str, Path]) -> Iterator[ServerProcess]:
+    flags = [f"--adapter={name}={adapters[name]}" for name in ("formal", "brief")]
+    running = start_server(str(demo_engine), *flags, "--model-control-mode", "explicit", "--load-model", "*")
+    yield running
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(timeout=60) == 0
+
+
+def ask(server: ServerProcess, model: str, **fields: Any) -> Any:
+    body = {"model": model, "prompt": TEXT, "max_tokens": 16, "temperature": 0, "ignore_eos": True, **fields}
+    reply = httpx.post(f"{server.http}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def test_answers_are_those_of_the_request_alone(server: ServerProcess) -> None:
+    models = ("ensemble", "formal", "brief")
+    alone = {model: ask(server, model)["choices"][0]["text"] for model in models}
+    assert len(set(alone.values())) == 3
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(lambda model: ask(server, model), models * 8))
+    for model, answer in zip(models * 8, together, strict=True):
+        assert answer["choices"][0]["text"] == alone[model]
+
+
+def test_receipts_are_verified_with_the_adapter(
+    server: ServerProcess, demo_engine: Path, adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "answer.json"
+    file.write_text(json.dumps(ask(server, "formal", return_receipt=True)))
+    command = ("verify", str(file), "--engine", str(demo_engine))
+    done = llmserve(*command, "--adapter", str(adapters["formal"]))
+    assert done.returncode == 0, done.stdout + done.stderr
+    without = llmserve(*command)
+    assert without.returncode == 1
+    assert "give its directory with --adapter" in without.stdout
+
+
+def test_an_adapter_comes_and_goes(server: ServerProcess, adapters: dict[str, Path]) -> None:
+    url, name = f"{server.http}/v1", {"lora_name": "late"}
+    loaded = httpx.post(f"{url}/load_lora_adapter", json={**name, "lora_path": str(adapters["late"])}, timeout=60)
+    digest = SealedAdapter.open(adapters["late"]).digest
+    assert loaded.json()["adapter"]["digest"] == digest
+    answer = ask(server, "late")
+    assert answer["system_fingerprint"].endswith(f"_{digest[:12]}")
+    assert f'adapter="late",digest="{digest}"' in httpx.get(server.metrics, timeout=60).text
+    assert httpx.post(f"{url}/unload_lora_adapter", json=name, timeout=60).status_code == 200
+    gone = httpx.post(f"{url}/completions", json={"model": "late", "prompt": "x"}, timeout=60)
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_an_adapter_for_another_engine_keeps_the_server_from_starting(
+    demo_engine: Path, adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    other = tmp_path / "engine"
+    done = llmserve("build", str(CHECKPOINT), "--dtype", "float32", "--output-dir", str(other))
+    assert done.returncode == 0, done.stderr
+    ports = [flag for name in ("http", "grpc", "metrics") for flag in (f"--{name}-port", "0")]
+    done = llmserve("serve", str(other), f"--adapter=a={adapters['formal']}", *ports, "--exit-on-error", timeout=60)
+    assert done.returncode != 0
+    assert "was built for the engine" in done.stdout + done.stderr
