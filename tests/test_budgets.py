@@ -24,7 +24,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/evaluation": 6_530,
     "llmserve/frontends": 14_730,
     "llmserve/models": 4_320,
-    "llmserve/scheduler": 1_895,
+    "llmserve/scheduler": 1_925,
     "llmserve/serving": 9_494,
     "llmserve/stages": 4_320,
     "llmserve/wire": 3_490,

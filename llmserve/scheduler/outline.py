@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmserve.scheduler.plan import Chunk, StepPlan
 from llmserve.scheduler.sequence import Sequence
+from llmserve.scheduler.states import StatePool
 
 
 class Outline:
@@ -25,9 +26,10 @@ class Outline:
         """For some of its tokens, or for all. An empty step has room for any sequence."""
         return self.num_left >= (sequence.num_pending if self._needs_whole else 1)
 
-    def take(self, sequence: Sequence, most: int) -> int:
-        """How many tokens it took, at most so many."""
-        num_tokens = min(sequence.num_pending, self.num_left, most)
+    def take(self, sequence: Sequence, states: StatePool) -> int:
+        """How many tokens it took."""
+        num_tokens = min(sequence.num_pending, self.num_left, states.most_tokens(sequence))
+        states.prepare(sequence, num_tokens)
         self.chunks.append(sequence.chunk(num_tokens))
         self.sequences.append(sequence)
         self.num_left -= num_tokens

@@ -80,6 +80,7 @@ class Chunk:
     # Slots of its sequence's state before `start` and after the last token, where the network has states. The first one
     # is not read at the start of a sequence.
     states: tuple[int, int] = (0, 0)
+    kept_state: tuple[int, int] = (0, 0)  # a slot for the state after so many of its tokens, not all; 0: none is wanted
     pooled: bool = False  # what the network makes of the whole sequence, which ends here, comes back as logits
     second_segment: int = 0  # position from which on tokens belong to a second text; 0: there is one
     adapter: int = 0  # slot of the adapter that computes it with the network; 0: none

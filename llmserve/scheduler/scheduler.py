@@ -233,7 +233,7 @@ class Scheduler:
                 parent = hashes[index - 1] if index else sequence.cache_root
                 token_ids = sequence.token_ids[index * size : (index + 1) * size]
                 self.pool.register(sequence.block_table[index], hashes[index], parent, token_ids)
-        self.states.advance(sequence)
+        self.states.advance(sequence, start)
 
     def _start_waiting(self, outline: Outline) -> None:
         started = set()
@@ -295,7 +295,7 @@ class Scheduler:
         return False
 
     def _take(self, outline: Outline, sequence: Sequence) -> None:
-        self._fairness.serve(sequence.tenant, outline.take(sequence, self.states.num_until_checkpoint(sequence)))
+        self._fairness.serve(sequence.tenant, outline.take(sequence, self.states))
 
     def _order(self) -> Order:
         """For one step. Without competition it is that of places."""
@@ -321,7 +321,7 @@ class Scheduler:
     def _start(self, sequence: Sequence) -> bool:
         """Give a waiting sequence the blocks of all its known tokens, or return False when the policy says wait."""
         config = self.config
-        shared, state = self.states.match(self.shareable_hashes(sequence), self.pool)
+        shared, state = self.states.match(sequence, self.shareable_hashes(sequence), self.pool)
         num_needed = self._num_guaranteed(sequence) - sum(map(self.pool.is_used, shared))
         if num_needed > self.pool.num_free - self._num_reserved() or not self.states.start(sequence, state):
             return False

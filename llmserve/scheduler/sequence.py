@@ -46,6 +46,8 @@ class Sequence:
     token_ids: array[int] = field(init=False)  # prompt, then output; an array is copied as memory
     num_computed_tokens: int = 0
     block_table: array[int] = field(default_factory=lambda: array("i"))
+    num_in_known_blocks: int = 0  # tokens in blocks that were known when it started, whether a state was or not
+    kept_state: tuple[int, int] = (0, 0)  # of its next chunk, as `Chunk.kept_state`
     states: tuple[int, int] = (0, 0)  # slots that its next chunk reads and writes, where the network has states
     finish_reason: FinishReason | None = None
     first_scheduled_ns: int = 0
@@ -187,6 +189,7 @@ class Sequence:
             sample=self._sample_request() if num_tokens == self.num_pending else None,
             states=self.states,
             adapter=self.adapter,
+            kept_state=self.kept_state,
         )
 
     def _scored_chunk(self, start: int, end: int) -> Chunk:
@@ -203,6 +206,7 @@ class Sequence:
             num_top=request.num_top_log_probs if log_probs else 0,
             states=self.states,
             adapter=self.adapter,
+            kept_state=self.kept_state,
         )
 
     def _sample_request(self) -> SampleRequest:

@@ -2,10 +2,16 @@
 
 A running sequence has a slot that its next chunk writes, and one that it reads. They are two where it starts from a
 state that was kept, or has just left one behind: a checkpoint, found by the hash of the blocks up to it. Nothing is
-copied to make one: the sequence goes on in another slot.
+copied to make one: the sequence goes on in another slot. One is also kept before the end of a chunk, in a third slot:
+few prompts need a step more.
 
-A prefix is found where its blocks and a checkpoint behind them are. So there are checkpoints at the last block of a
-prompt that another prompt may share, and every `checkpoint_blocks` blocks. Slots are given away by the rules of blocks.
+A prefix is found where its blocks and a checkpoint behind them are. So there are checkpoints
+
+* at the last block of a prompt that another prompt may share,
+* where a prompt leaves the beginning that it shares with earlier ones, as behind a system prompt,
+* every `checkpoint_blocks` blocks.
+
+Slots are given away by the rules of blocks.
 """
 
 from __future__ import annotations
@@ -32,11 +38,12 @@ class StatePool:
         """Slots that no running sequence has."""
         return self._slots.num_free
 
-    def match(self, hashes: Seq[bytes], pool: BlockPool) -> tuple[list[int], int]:
+    def match(self, sequence: Sequence, hashes: Seq[bytes], pool: BlockPool) -> tuple[list[int], int]:
         """The blocks that hold the longest known beginning of `hashes` with a state behind it, and that state."""
         blocks = pool.match(hashes)
         if not self._config.num_states:
             return blocks, NO_STATE
+        sequence.num_in_known_blocks = len(blocks) * self._config.block_size
         for count in range(len(blocks), 0, -1):
             for state in self._slots.match(hashes[count - 1 : count]):
                 if self._slots.is_used(state) or self._slots.num_free > 1:  # it needs one of its own, too
@@ -55,43 +62,62 @@ class StatePool:
         sequence.states = (own if state == NO_STATE else state, own)
         return True
 
-    def num_until_checkpoint(self, sequence: Sequence) -> int:
-        """Tokens that its next chunk may have, so that a state can be kept behind it."""
-        size, done = self._config.block_size, sequence.num_computed_tokens
+    def most_tokens(self, sequence: Sequence) -> int:
+        """That its next chunk may have: one state is kept before its end, and one behind it."""
         if not self._keeps:
             return sequence.num_pending
-        interval = size * self._config.checkpoint_blocks
-        ends = (done // interval * interval + interval, self._end_of_prompt(sequence))
-        return min(end for end in ends if end > done) - done
+        return self._due(sequence, self._due(sequence, sequence.num_computed_tokens)) - sequence.num_computed_tokens
 
-    def advance(self, sequence: Sequence) -> None:
-        """Its chunk has been computed: its state may be left behind for others."""
+    def prepare(self, sequence: Sequence, num_tokens: int) -> None:
+        """Its next chunk has so many tokens, and perhaps a state is to be kept before its end."""
+        done = sequence.num_computed_tokens
+        if not (self._keeps and self._slots.num_free and (due := self._due(sequence, done)) < done + num_tokens):
+            return
+        if not self._slots.match([self._hash(sequence, due)]):
+            [state] = self._slots.allocate(1)
+            sequence.kept_state = (state, due - done)
+
+    def advance(self, sequence: Sequence, start: int) -> None:
+        """Its chunk from `start` on has been computed: states may be left behind for others."""
         if not self._config.num_states:
             return
-        before, state = sequence.states
-        if before != state:
-            self._slots.release([before])
-        sequence.states = (state, state)
-        size, done = self._config.block_size, sequence.num_computed_tokens
-        is_due = done == self._end_of_prompt(sequence) or done % (size * self._config.checkpoint_blocks) == 0
-        if self._keeps and is_due and self._slots.num_free:
-            hashes = sequence.block_hashes(done // size, size)
-            if not self._slots.match(hashes[-1:]):
-                self._slots.register(state, hashes[-1], b"", ())
+        state, num_tokens = sequence.kept_state
+        if num_tokens:
+            self._slots.register(state, self._hash(sequence, start + num_tokens), b"", ())
+        before, own = sequence.states
+        self._slots.release([*([state] if num_tokens else ()), *([before] if before != own else ())])
+        sequence.states, sequence.kept_state = (own, own), (0, 0)
+        done = sequence.num_computed_tokens
+        if self._keeps and self._slots.num_free and self._due(sequence, done - 1) == done:
+            block_hash = self._hash(sequence, done)
+            if not self._slots.match([block_hash]):
+                self._slots.register(own, block_hash, b"", ())
                 [following] = self._slots.allocate(1)
-                sequence.states = (state, following)
+                sequence.states = (own, following)
 
     def release(self, sequence: Sequence) -> None:
         if self._config.num_states:
-            self._slots.release(list(set(sequence.states)))
+            self._slots.release(list(self._owned(sequence)))
+            sequence.kept_state = (0, 0)
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
-        self._slots.check_integrity(set(sequence.states) for sequence in running if self._config.num_states)
+        self._slots.check_integrity(self._owned(sequence) for sequence in running if self._config.num_states)
+
+    def _owned(self, sequence: Sequence) -> set[int]:
+        state, num_tokens = sequence.kept_state
+        return {*sequence.states, *([state] if num_tokens else ())}
 
     @property
     def _keeps(self) -> bool:
         return self._config.num_states > 0 and self._config.settings.reuses_blocks
 
-    def _end_of_prompt(self, sequence: Sequence) -> int:
-        """Where the last block ends that another prompt of these tokens may share."""
-        return (sequence.num_prompt - 1) // self._config.block_size * self._config.block_size
+    def _due(self, sequence: Sequence, done: int) -> int:
+        """The first place behind `done` tokens where a state is to be kept."""
+        size, interval = self._config.block_size, self._config.block_size * self._config.checkpoint_blocks
+        end_of_prompt = (sequence.num_prompt - 1) // size * size  # of what another prompt of these tokens may share
+        places = (done // interval + 1) * interval, end_of_prompt, sequence.num_in_known_blocks
+        return min(place for place in places if place > done)
+
+    def _hash(self, sequence: Sequence, num_tokens: int) -> bytes:
+        size = self._config.block_size
+        return sequence.block_hashes(num_tokens // size, size)[-1]

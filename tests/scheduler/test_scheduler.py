@@ -325,12 +325,17 @@ def test_a_result_of_the_wrong_length_is_noticed() -> None:
 STATES = replace(INFO, num_states=8, state_bytes=3, block_bytes=1)
 
 
-def test_a_prompt_ends_a_chunk_where_its_state_is_kept() -> None:
+def test_states_are_kept_before_the_end_of_chunks_and_behind_them() -> None:
     """Every third block of four tokens, and at the last whole block before the last token."""
-    bench = Bench(STATES)
-    bench.add([1] * 30, tokens(1))
-    assert [shape(bench.step()) for _ in range(4)] == [[(0, 0, 12)], [(0, 12, 12)], [(0, 24, 4)], [(0, 28, 2)]]
+    bench = Bench(replace(STATES, max_num_tokens=64))
+    bench.add([1] * 42, tokens(1))
+    plans = [bench.step() for _ in range(3)]
+    assert [shape(plan) for plan in plans] == [[(0, 0, 24)], [(0, 24, 16)], [(0, 40, 2)]]
+    assert [chunk.kept_state[1] for plan in plans if plan for chunk in plan.chunks] == [12, 12, 0]
+    [again] = bench.add([1] * 42, tokens(1))
+    bench.run()
     bench.assert_answers()
+    assert bench.sequences[again].num_cached_tokens == 40
 
 
 def test_a_prefix_is_found_up_to_a_state() -> None:
@@ -344,6 +349,18 @@ def test_a_prefix_is_found_up_to_a_state() -> None:
     bench.run()
     bench.assert_answers()
     assert [bench.sequences[i].num_cached_tokens for i in (same, longer, other, shorter)] == [28, 28, 12, 0]
+
+
+def test_a_state_is_kept_where_prompts_part() -> None:
+    """The second prompt with a beginning finds its blocks, and leaves a state behind them for the third."""
+    bench = Bench(replace(STATES, state_bytes=50))
+    cached = []
+    for token in (2, 3, 4):
+        [one] = bench.add([1] * 21 + [token] * 9, tokens(1))
+        bench.run()
+        cached.append(bench.sequences[one].num_cached_tokens)
+    bench.assert_answers()
+    assert cached == [0, 0, 20]
 
 
 def test_an_answer_leaves_states_for_the_next_question() -> None:
@@ -383,7 +400,7 @@ def test_no_more_sequences_run_than_there_are_states() -> None:
     bench = Bench(replace(STATES, num_states=1))
     for token in (1, 2, 3):
         bench.add([token] * 9, tokens(3))
-    assert shape(bench.step()) == [(0, 0, 8)]
+    assert shape(bench.step()) == [(0, 0, 9)]
     bench.run()
     bench.assert_answers()
 

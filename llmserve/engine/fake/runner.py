@@ -112,11 +112,16 @@ class FakeRunner:
         if not self._states:
             return
         before = [self._states[chunk.states[0]] if chunk.start else 0 for chunk in plan.chunks]
-        written = [chunk.states[1] for chunk in plan.chunks]
-        assert len(set(written)) == len(written), "a state has two writers"
+        written = [{chunk.states[1], *chunk.kept_state[: bool(chunk.kept_state[1])]} for chunk in plan.chunks]
+        assert sum(map(len, written)) == len(set().union(*written)), "a state has two writers"
         for index, (h, chunk, ids) in enumerate(zip(before, plan.chunks, read, strict=True)):
-            others = {*written[:index], *written[index + 1 :]}
+            others = set().union(*written[:index], *written[index + 1 :])
             assert not chunk.start or chunk.states[0] not in others, "a state is read that another chunk writes"
+            kept, num_tokens = chunk.kept_state
+            assert num_tokens < len(chunk.token_ids)
+            if num_tokens:
+                assert kept not in chunk.states, "a state is kept where the next one is"
+                self._states[kept] = fold(chunk.token_ids[:num_tokens], h)
             self._states[chunk.states[1]] = fold(chunk.token_ids, h)
             assert self._states[chunk.states[1]] == fold(ids), "the state of another sequence"
 

@@ -20,7 +20,7 @@ from llmserve.errors import (
     Unsupported,
 )
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 LIBRARY_NAME = "libllmserve_cpu.so"
 ISA_VARIABLE = "LLMSERVE_ISA"
 TEXT_BYTES = 1024

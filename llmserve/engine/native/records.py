@@ -30,7 +30,7 @@ def _packer(fields: Iterable[tuple[str, str]]) -> struct.Struct:
 
 
 CHUNK_FIELDS = _fields("I", "first_token", "num_tokens", "start", "first_block", "num_blocks")
-CHUNK_FIELDS += _fields("I", "state_before", "state_after", "second_segment", "adapter")
+CHUNK_FIELDS += _fields("I", "state_before", "state_after", "state_kept", "num_kept", "second_segment", "adapter")
 # A sample's record is packed in three parts: its place in the step, how its request draws, what else it wants.
 PLACE_FIELDS = (
     *_fields("Q", "seed", "position"),

@@ -19,7 +19,7 @@ from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.cpu.tactics import ROW_BUCKETS
 from llmserve.engine.native.library import load_library
 from llmserve.scheduler.plan import Chunk, StepPlan
-from tests.engine.cpu.networks import Stepper, all_logits, random_ids
+from tests.engine.cpu.networks import LIMITS, Stepper, all_logits, random_ids
 from tests.engine.cpu.other_process import OtherRunner
 
 FORMATS = (  # (dtype, quantization, dtype of the KV cache)
@@ -54,16 +54,21 @@ def random_steps(sequences: list[Sequence], rng: random.Random, budget: int) -> 
     A sequence has its state in another slot after each step.
     """
     free_states = list(range(len(sequences), 2 * len(sequences)))
+    spare = range(2 * len(sequences), LIMITS.max_batch_size)
     while waiting := [i for i, s in enumerate(sequences) if s.num_computed < len(s.ids)]:
-        step, left, left_behind = [], budget, list[int]()
+        left, left_behind = budget, list[int]()
+        step: list[tuple[int, Chunk]] = []
         for i in rng.sample(waiting, rng.randint(1, len(waiting))):
             s = sequences[i]
             count = min(left, rng.choice([1, 1, 2, 3, 5, 8, 13, 40]), len(s.ids) - s.num_computed)
             if count:
                 ids = s.ids[s.num_computed : s.num_computed + count]
                 before, s.state = s.state, free_states.pop(rng.randrange(len(free_states)))
-                states = before, s.state
-                chunk = Chunk(i, ids, s.num_computed, s.blocks, return_logits=True, states=states, adapter=s.adapter)
+                kept = (spare[len(step)], rng.randrange(count)) if len(step) < len(spare) else (0, 0)
+                chunk = Chunk(
+                    i, ids, s.num_computed, s.blocks, return_logits=True, states=(before, s.state), kept_state=kept,
+                    adapter=s.adapter,
+                )  # fmt: skip
                 step.append((i, chunk))
                 left_behind.append(before)
                 left -= count

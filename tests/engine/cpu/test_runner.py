@@ -238,9 +238,9 @@ def test_states_outside_of_the_pool_are_refused(engine_file: EngineFile, open_ru
     opened = open_runner(engine_file("states", "float32", ""), num_blocks=20)
     wanted = all_logits(opened, [1, 2, 3])
     assert opened.info.num_states == LIMITS.max_batch_size
-    for states in ((0, 8), (8, 0)):
+    for states, kept in (((0, 8), (0, 0)), ((8, 0), (0, 0)), ((0, 0), (8, 1)), ((0, 0), (1, 2))):
         with pytest.raises(InternalError, match="a state is outside of the 8 that there are"):
-            opened.step(StepPlan((Chunk(0, [1], 3, [0], states=states),)))
+            opened.step(StepPlan((Chunk(0, [1, 2], 2, [0], states=states, kept_state=kept),)))
     assert (all_logits(opened, [1, 2, 3]) == wanted).all()
 
 
@@ -249,12 +249,17 @@ def test_a_network_with_states_needs_some(engine_file: EngineFile) -> None:
         CpuRunner.open(engine_file("states", "float32", ""), num_blocks=20, num_states=0)
 
 
-def test_a_state_goes_on_in_another_slot(engine_file: EngineFile, open_runner: OpenRunner) -> None:
+@pytest.mark.parametrize("is_kept_early", [True, False])
+def test_a_state_goes_on_in_another_slot(is_kept_early: bool, engine_file: EngineFile, open_runner: OpenRunner) -> None:
     """The one that it came from stays what it was: two sequences may go on from it."""
     opened = open_runner(engine_file("states", "float32", ""), num_blocks=40)
     common, tails = random_ids(83, 16), [random_ids(83, 9, seed) for seed in (1, 2)]
     wanted = [all_logits(opened, common + tail)[16:] for tail in tails]
-    opened.step(StepPlan((Chunk(0, common, 0, [9, 8, 7, 6], states=(0, 5)),)))
+    if is_kept_early:
+        chunk = Chunk(0, common + tails[0], 0, [9, 8, 7, 6, 10, 11, 12], states=(0, 2), kept_state=(5, 16))
+    else:
+        chunk = Chunk(0, common, 0, [9, 8, 7, 6], states=(0, 5))
+    opened.step(StepPlan((chunk,)))
     tables = ([9, 8, 7, 6, 20, 21, 22], [9, 8, 7, 6, 30, 31, 32])
     chunks = (Chunk(i, tails[i], 16, tables[i], return_logits=True, states=(5, i)) for i in range(2))
     result = opened.step(StepPlan(tuple(chunks)))

@@ -100,7 +100,7 @@ def test_chunks_and_rows() -> None:
     chunks = (
         Chunk(0, [5, 6, 7], 2, [3, 1]),
         Chunk(1, array("i", [8]), 0, array("i", [4]), SampleRequest(PARAMS, 0, 1), states=(3, 2), second_segment=9),
-        Chunk(2, [9, 10], 4, [0, 2], SampleRequest(PARAMS, 0, 6), return_logits=True, adapter=7),
+        Chunk(2, [9, 10], 4, [0, 2], SampleRequest(PARAMS, 0, 6), return_logits=True, kept_state=(7, 1), adapter=7),
     )
     flat = FlatStep(StepPlan(chunks), VOCAB, StepMemory())
     record = flat.record
@@ -110,7 +110,7 @@ def test_chunks_and_rows() -> None:
     records = np.frombuffer(ctypes.string_at(record.chunks, record.num_chunks * CHUNK.itemsize), CHUNK)
     wanted = {"first_token": [0, 3, 4], "num_tokens": [3, 1, 2], "start": [2, 0, 4]}
     wanted |= {"first_block": [0, 2, 3], "num_blocks": [2, 1, 2], "state_before": [0, 3, 0], "state_after": [0, 2, 0]}
-    wanted |= {"second_segment": [0, 9, 0], "adapter": [0, 0, 7]}
+    wanted |= {"state_kept": [0, 0, 7], "num_kept": [0, 0, 1], "second_segment": [0, 9, 0], "adapter": [0, 0, 7]}
     assert {name: records[name].tolist() for name in CHUNK.names or ()} == wanted
     assert flat.samples["selected"].tolist() == [0, 2]
     result = flat.result()

@@ -39,11 +39,8 @@ class Executor {
   void sigmoid_gate(const OpRecord& op, size_t begin, size_t end);
   void convolution(const OpRecord& op, TaskCounter& tasks);
   void delta_rule(const OpRecord& op, TaskCounter& tasks);
-  struct State {
-    const float* before;  // null: zeros
-    float* after;
-  };
-  State state_of(const OpRecord& op, const ChunkRecord& chunk) const;
+  template <class Fn>
+  void over_runs(const OpRecord& op, const ChunkRecord& chunk, Fn fn) const;
   void scale_by_position(const OpRecord& op, size_t begin, size_t end);
   void rope(const OpRecord& op, size_t begin, size_t end);
   void quantize(const OpRecord& op, size_t begin, size_t end, float* scratch);

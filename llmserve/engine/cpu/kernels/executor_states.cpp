@@ -5,32 +5,41 @@
 
 namespace llmserve {
 
-Executor::State Executor::state_of(const OpRecord& op, const ChunkRecord& chunk) const {
+// fn(first, count, state before, state after) for the rows of a chunk: two runs of them, where a state is kept between.
+template <class Fn>
+void Executor::over_runs(const OpRecord& op, const ChunkRecord& chunk, Fn fn) const {
   auto* states = reinterpret_cast<float*>(engine_.states_.data());
   const size_t offset = engine_.state_offsets_[static_cast<size_t>(&op - engine_.file_.ops().data())];
   const auto slot = [&](uint32_t index) { return states + index * engine_.state_floats_ + offset; };
-  return {chunk.start == 0 ? nullptr : slot(chunk.state_before), slot(chunk.state_after)};
+  const float* before = chunk.start == 0 ? nullptr : slot(chunk.state_before);
+  if (chunk.num_kept > 0) {
+    float* kept = slot(chunk.state_kept);
+    fn(0, chunk.num_kept, before, kept);
+    before = kept;
+  }
+  fn(chunk.num_kept, chunk.num_tokens - chunk.num_kept, before, slot(chunk.state_after));
 }
 
 void Executor::convolution(const OpRecord& op, TaskCounter& tasks) {
   const size_t width = op.out.width, pieces = (width + kStateColumns - 1) / kStateColumns;
   tasks.for_pieces(step_.num_chunks * pieces, 1, [&](size_t index, size_t) {
     const ChunkRecord& chunk = step_.chunks[index / pieces];
-    const State state = state_of(op, chunk);
-    const ConvolutionArgs args = {
-        .x = view<const float>(op.in[0], chunk.first_token),
-        .num_rows = chunk.num_tokens,
-        .width = width,
-        .weight = engine_.file_.tensor<float>(op.tensors[0]),
-        .bias = engine_.file_.tensor<float>(op.tensors[1]),
-        .taps = op.window,
-        .silu = op.groups != 0,
-        .before = state.before,
-        .after = state.after,
-        .y = view<float>(op.out, chunk.first_token),
-    };
     const size_t begin = index % pieces * kStateColumns;
-    engine_.kernels_->convolution(args, begin, std::min(begin + kStateColumns, width));
+    over_runs(op, chunk, [&](uint32_t first, uint32_t count, const float* before, float* after) {
+      const ConvolutionArgs args = {
+          .x = view<const float>(op.in[0], chunk.first_token + first),
+          .num_rows = count,
+          .width = width,
+          .weight = engine_.file_.tensor<float>(op.tensors[0]),
+          .bias = engine_.file_.tensor<float>(op.tensors[1]),
+          .taps = op.window,
+          .silu = op.groups != 0,
+          .before = before,
+          .after = after,
+          .y = view<float>(op.out, chunk.first_token + first),
+      };
+      engine_.kernels_->convolution(args, begin, std::min(begin + kStateColumns, width));
+    });
   });
 }
 
@@ -39,23 +48,24 @@ void Executor::delta_rule(const OpRecord& op, TaskCounter& tasks) {
   const size_t of_chunk = op.num_heads * pieces;
   tasks.for_pieces(step_.num_chunks * of_chunk, 1, [&](size_t index, size_t) {
     const ChunkRecord& chunk = step_.chunks[index / of_chunk];
-    const State state = state_of(op, chunk);
-    const DeltaRuleArgs args = {
-        .qkv = view<const float>(op.in[0], chunk.first_token),
-        .gates = view<const float>(op.in[1], chunk.first_token),
-        .num_rows = chunk.num_tokens,
-        .num_heads = op.num_heads,
-        .num_key_heads = op.groups,
-        .key_dim = op.head_dim,
-        .value_dim = value_dim,
-        .decay = engine_.file_.tensor<float>(op.tensors[0]),
-        .bias = engine_.file_.tensor<float>(op.tensors[1]),
-        .before = state.before,
-        .after = state.after,
-        .y = view<float>(op.out, chunk.first_token),
-    };
-    const size_t begin = index % pieces * kStateColumns;
-    engine_.kernels_->delta_rule(args, index % of_chunk / pieces, begin, std::min(begin + kStateColumns, value_dim));
+    const size_t head = index % of_chunk / pieces, begin = index % pieces * kStateColumns;
+    over_runs(op, chunk, [&](uint32_t first, uint32_t count, const float* before, float* after) {
+      const DeltaRuleArgs args = {
+          .qkv = view<const float>(op.in[0], chunk.first_token + first),
+          .gates = view<const float>(op.in[1], chunk.first_token + first),
+          .num_rows = count,
+          .num_heads = op.num_heads,
+          .num_key_heads = op.groups,
+          .key_dim = op.head_dim,
+          .value_dim = value_dim,
+          .decay = engine_.file_.tensor<float>(op.tensors[0]),
+          .bias = engine_.file_.tensor<float>(op.tensors[1]),
+          .before = before,
+          .after = after,
+          .y = view<float>(op.out, chunk.first_token + first),
+      };
+      engine_.kernels_->delta_rule(args, head, begin, std::min(begin + kStateColumns, value_dim));
+    });
   });
 }
 

@@ -1,5 +1,6 @@
 #include "step.h"
 
+#include <algorithm>
 #include <string>
 
 namespace llmserve {
@@ -31,7 +32,8 @@ Error check_chunks(const StepRecord& step, const FileHeader& header, uint32_t nu
         uint64_t{chunk.first_block} + chunk.num_blocks > step.num_block_ids) {
       return invalid("a block table is too short for its sequence");
     }
-    if (num_states > 0 && (chunk.state_before >= num_states || chunk.state_after >= num_states)) {
+    const uint32_t last_state = std::max({chunk.state_before, chunk.state_after, chunk.state_kept});
+    if (num_states > 0 && (last_state >= num_states || chunk.num_kept >= chunk.num_tokens)) {
       return invalid("a state is outside of the " + std::to_string(num_states) + " that there are");
     }
   }

@@ -18,6 +18,8 @@ struct ChunkRecord {
   uint32_t num_blocks;
   uint32_t state_before;  // slot of the state that the sequence has before its first token here; of no one at its start
   uint32_t state_after;   // and after its last: perhaps the same slot
+  uint32_t state_kept;    // a third, for the state after so many of its tokens, fewer than all; 0: it is not wanted
+  uint32_t num_kept;
   uint32_t second_segment;  // position from which on tokens belong to a second text; 0: there is one
   uint32_t adapter;      // the slot of its adapter (adapters.h); 0: none
 };
@@ -55,7 +57,7 @@ struct ScoreRecord {
   uint32_t num_top;
   uint32_t first_top;
 };
-static_assert(sizeof(ChunkRecord) == 36 && sizeof(SampleRecord) == 96 && sizeof(ScoreRecord) == 16);
+static_assert(sizeof(ChunkRecord) == 44 && sizeof(SampleRecord) == 96 && sizeof(ScoreRecord) == 16);
 
 struct StepRecord {
   const int32_t* token_ids;
