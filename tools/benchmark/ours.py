@@ -107,7 +107,7 @@ class RunnerModel:
             ids = prompt[start : start + most]
             end = start + len(ids)
             sample = SampleRequest(GREEDY, stream=0, position=end) if end == len(prompt) else None
-            chunk = Chunk(s, ids, start, self._tables[s][: -(-end // block_size)], sample)
+            chunk = Chunk(s, ids, start, self._tables[s][: -(-end // block_size)], sample, states=(s, s))
             tokens = self._runner.step(StepPlan((chunk,))).tokens
         [token] = tokens
         return token
@@ -119,7 +119,7 @@ class RunnerModel:
         num_blocks = -(-self._length // self._runner.info.block_size)
         sample = SampleRequest(GREEDY, stream=0, position=self._length)
         chunks = [
-            Chunk(s, ids, start, table[:num_blocks], sample)
+            Chunk(s, ids, start, table[:num_blocks], sample, states=(s, s))
             for s, (ids, table) in enumerate(zip(new_ids, self._tables, strict=True))
         ]
         self._ids = list(self._runner.step(StepPlan(tuple(chunks))).tokens)
