@@ -83,13 +83,14 @@ class BuildPlan:
     def _machine_rows(self) -> list[tuple[str, str]]:
         fits = ", ".join(f"{count:,} of {length:,} tokens" for length, count in self.sequences_that_fit.items())
         empty, full = (_rate(self.tokens_per_s_bound(context)) for context in (0, self.options.max_seq_len - 1))
-        return [
+        rows = [
             ("memory here", f"{self.available_bytes / 2**30:,.1f} GiB available to this process"),
             ("sequences that fit", fits),
             ("memory read", f"{self.read_bytes_per_s / 1e9:,.1f} GB/s (measured now, with all cores)"),
             ("bound at batch 1", f"{empty} tokens/s with an empty KV cache, {full} with a full one: "
                                  f"each token reads weights and cache once"),
         ]  # fmt: skip
+        return rows[:-1] if self.program.pools else rows
 
     def _rounded_to_blocks(self, length: int) -> int:
         block = self.options.tokens_per_block

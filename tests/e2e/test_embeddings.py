@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from tritonclient.utils import InferenceServerException
 from tests.checkpoints import make_checkpoint, write_json
 from tests.e2e.conftest import ServerProcess, llmserve, start_server
 from tests.embedders import make_embedder, make_reranker, wanted_embedding, wanted_score, write_word_pieces
+from tests.frontends.server import wait_until
 
 MODEL = "ensemble"
 TEXTS = ("The quick brown fox", "boats of the harbour city", "a", "fish " * 40, "winter lake, birds! price of fish?")
@@ -55,7 +57,7 @@ def embedder(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def server(embedder: Any, folder: Path) -> Iterator[ServerProcess]:
-    with serving(folder) as running:
+    with serving(folder, "--batch-dir", str(folder / "batches")) as running:
         yield running
 
 
@@ -105,6 +107,25 @@ def test_embeddings_are_cut_where_the_checkpoint_allows_it(client: openai.OpenAI
     with pytest.raises(openai.BadRequestError, match="dimensions 17 is not supported: it may be 16, 32") as caught:
         client.embeddings.create(model=MODEL, input="fox", dimensions=17)
     assert caught.value.param == "dimensions"
+
+
+def test_a_batch_of_requests(client: openai.OpenAI) -> None:
+    endpoint: Any = "/v1/embeddings"
+    bodies = [{"model": MODEL, "input": text} for text in ("fox", ["dog", "lake"])]
+    lines = [
+        {"custom_id": f"r{number}", "method": "POST", "url": endpoint, "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = client.files.create(file=("requests.jsonl", content), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
+    output = client.batches.retrieve(batch.id).output_file_id
+    assert output is not None
+    answers = [json.loads(line)["response"]["body"] for line in client.files.content(output).text.splitlines()]
+    found = [row["embedding"] for answer in answers for row in answer["data"]]
+    data = client.embeddings.create(model=MODEL, input=["fox", "dog", "lake"], encoding_format="float").data
+    assert found == [each.embedding for each in data]
 
 
 def test_ollamas_route(server: ServerProcess, client: openai.OpenAI) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from llmserve.checkpoint.gguf import architectures as gguf
 from llmserve.errors import CheckpointError, Unsupported
 from llmserve.models.graph import OpKind
 from llmserve.models.registry import ARCHITECTURES, MODEL_TYPES, architecture_for
-from llmserve.models.spec import Combine, DecoderSpec
+from llmserve.models.spec import Combine, DecoderSpec, Pooling
 from tests.checkpoints import KINDS, LONGROPE, tensor_shapes
 
 MODELS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -60,6 +61,23 @@ def test_matrix_products_and_only_those_may_be_quantized(kind: str) -> None:
     chooses = {name for name in products if name.endswith((".router", "mlp.gate", "attn.gates"))}
     products -= chooses
     assert {param.name for param in architecture.params(spec) if param.quantizable} == products
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_decoder_can_pool(kind: str) -> None:
+    """Its program is the same up to the head, without a selection of rows, and with the last norm."""
+    architecture = architecture_for(KINDS[kind])
+    spec = spec_of(kind)
+    whole = architecture.program(spec)
+    pooling = architecture.program(replace(spec, pooling=Pooling("last", normalize=True)))
+    assert [op.kind for op in pooling.ops] == [
+        *(op.kind for op in whole.ops[:-1] if op.kind is not OpKind.SELECT_ROWS), OpKind.POOL
+    ]  # fmt: skip
+    made = {op.output for op in pooling.ops}
+    assert all(name in made for op in pooling.ops for name in op.inputs)
+    assert (pooling.pools, pooling.needs_whole, pooling.output_width) == (True, False, spec.hidden_size)
+    assert architecture.program(replace(spec, pooling=Pooling("mean"))).needs_whole
+    assert not whole.pools
 
 
 def test_tied_embeddings_are_two_parameters_with_one_source() -> None:

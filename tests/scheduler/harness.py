@@ -66,6 +66,7 @@ class Bench:
             num_states=info.num_states,
             checkpoint_blocks=info.checkpoint_blocks,
             settings=replace(settings or PLAIN, block_listener=self.listener),
+            needs_whole=info.needs_whole,
         )
         self.scheduler = scheduler_class(config, clock=lambda: self.now, wall_clock_ns=lambda: int(self.now * 1e9) + 1)
         self.ids = itertools.count()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.engine.cpu.runner import CpuRunner
-from tests.engine.cpu.networks import LIMITS, Network, odd_network
+from tests.engine.cpu.networks import LIMITS, Network, encoder_network, odd_network
 from tests.engine.cpu.other_process import ISAS, PROGRAM, OtherRunner
 
 NETWORKS: dict[str, Callable[[], Network]] = {
@@ -21,6 +21,10 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "plain": lambda: odd_network(plain=True),
     "routers": lambda: odd_network(plain=True, experts=True),
     "states": lambda: odd_network(states=True),
+}
+POOLING: dict[str, Callable[[], Network]] = {  # that make no tokens
+    "encoder": encoder_network,
+    "scorer": lambda: encoder_network(scores=True),
 }
 EngineFile = Callable[..., Path]
 OpenRunner = Callable[..., CpuRunner | OtherRunner]
@@ -34,7 +38,8 @@ def engine_file(tmp_path_factory: pytest.TempPathFactory) -> EngineFile:
     @cache
     def compiled(network: str, dtype: str, quantization: str, cache_dtype: str = "auto") -> Path:
         options = dataclasses.replace(LIMITS, dtype=dtype, quantization=quantization, kv_cache_dtype=cache_dtype)
-        return NETWORKS[network]().compile(folder / f"{network}-{dtype}-{quantization}-{cache_dtype}.engine", options)
+        made = (NETWORKS | POOLING)[network]()
+        return made.compile(folder / f"{network}-{dtype}-{quantization}-{cache_dtype}.engine", options)
 
     return compiled
 

@@ -263,6 +263,42 @@ def odd_network(
     return Network(g.program(), arrays, kept)
 
 
+def encoder_network(*, scores: bool = False) -> Network:
+    """One that makes a row of each sequence, of odd widths: its mean, or a score of its first token."""
+    rng = np.random.default_rng(1)
+    hidden, heads, head_dim, inner, vocab, layers = 42, 3, 10, 37, 83, 2
+    arrays: dict[str, NDArray[np.float32]] = {}
+
+    def param(name: str, *shape: int, near: float = 0.0) -> str:
+        spread = 0.3 if len(shape) == 1 else 1.0 / np.sqrt(shape[-1])
+        arrays[name] = (near + spread * rng.standard_normal(shape)).astype(np.float32)
+        return name
+
+    def linear(x: Value, name: str, width: int) -> Value:
+        return g.linear(x, param(name, width, x.width), width, bias=param(f"{name}.bias", width))
+
+    def norm(x: Value, name: str) -> Value:
+        return g.layer_norm(x, param(name, hidden, near=1.0), eps=1e-5, bias=param(f"{name}.bias", hidden))
+
+    g = Graph(CacheShape(layers, heads, head_dim), vocab)
+    x = g.add(g.embed(param("embed", vocab, hidden), hidden), g.embed_segment(param("segments", 2, hidden), hidden))
+    x = norm(g.add(x, g.embed_position(param("positions", 99, hidden), hidden, begin=2)), "norm")
+    for i in range(layers):
+        qkv = linear(x, f"{i}.qkv", 3 * heads * head_dim)
+        q, k, v = (g.slice(qkv, n * heads * head_dim, heads * head_dim) for n in range(3))
+        a = g.attention(
+            q, k, v, layer=i, num_heads=heads, num_kv_heads=heads, head_dim=head_dim, scale=0.3, bidirectional=True
+        )
+        x = norm(g.add(linear(a, f"{i}.out", hidden), x), f"{i}.norm")
+        y = g.activation(linear(x, f"{i}.up", inner), activation="gelu")
+        x = norm(g.add(linear(y, f"{i}.down", hidden), x), f"{i}.mlp_norm")
+    x = g.pool(x, "first" if scores else "mean", normalize=not scores)
+    if scores:
+        x = g.activation(linear(x, "scorer", hidden), activation="tanh")
+        g.logits(x, param("score", 1, hidden), bias=param("score.bias", 1), width=1)
+    return Network(g.program(), arrays, frozenset(("scorer", "score", "segments", "positions")))
+
+
 def table_network(table: NDArray[np.float32]) -> Network:
     """The logits after token t are row t of `table` [vocab, vocab]."""
     vocab = len(table)

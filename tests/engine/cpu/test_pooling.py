@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,18 @@ from numpy.typing import NDArray
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.reference import Run
 from llmserve.builder.resolve import resolve_network
 from llmserve.checkpoint.reader import read_config
 from llmserve.core import GenerateRequest, SamplingParams, TokenEvent
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.open import open_engine
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, PromptTooLong, RecipeError
+from llmserve.scheduler.plan import Chunk, StepPlan
 from tests.embedders import make_embedder, make_reranker, wanted_embedding
+from tests.engine.cpu.conftest import POOLING, EngineFile, OpenRunner
+from tests.engine.cpu.law import FORMATS
+from tests.engine.cpu.networks import LIMITS, random_ids
 
 LONGEST = 64  # positions of the network
 TEXTS = [tuple(range(3, 3 + length)) for length in (1, 5, 17, 33, LONGEST, 2, 64, 9, 40, 7)]
@@ -90,6 +97,8 @@ def test_many_texts_in_flight_have_the_embeddings_that_each_has_alone(checkpoint
 
 def test_a_decoder_finds_prefixes_and_pools_the_same(tmp_path: Path) -> None:
     model = make_embedder(tmp_path, "qwen3", pooling="lasttoken", normalize=True)
+    config = json.loads((tmp_path / "config.json").read_text())  # as Qwen3-Embedding is published: no "model." in names
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForCausalLM"]}))
     engine_dir = built(tmp_path, tmp_path / "engine", max_num_tokens=16)  # a long text is several steps
 
     async def ask() -> list[TokenEvent]:
@@ -148,3 +157,35 @@ def test_configs_that_mean_something_else_are_refused_by_name(checkpoint: Path) 
     other = {"id2label": {"0": "a"}, "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}
     with pytest.raises(CheckpointError, match="Tanh of scores is not supported; supported: Sigmoid, Identity"):
         resolve_network(scorer | other, BuildOptions())
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("network", POOLING)
+def test_rows_of_texts_depend_on_nothing_but_the_text(
+    network: str, form: tuple[str, str, str], engine_file: EngineFile, open_runner: OpenRunner
+) -> None:
+    """Neither on company, nor on threads, nor on where blocks lie; and they are the reference's."""
+    path = engine_file(network, *form)
+    texts = [(random_ids(83, length, seed=length), length // 3) for length in (1, 2, 9, 16, 31, 37)]
+    alone = [texts_in_a_step(open_runner(path, num_blocks=64), [text])[0] for text in texts]
+    for threads in (1, 2, 3):
+        runner = open_runner(path, num_blocks=64, threads=threads)
+        for order in ([0, 1, 2, 3, 4], [5, 3, 1], [4, 5, 0]):
+            for index, found in zip(order, texts_in_a_step(runner, [texts[i] for i in order]), strict=True):
+                np.testing.assert_array_equal(found, alone[index])
+    dtype, quantization, cache_dtype = form
+    options = replace(LIMITS, dtype=dtype, quantization=quantization, kv_cache_dtype=cache_dtype)
+    reference = POOLING[network]().reference(options)
+    wanted = reference.logits_of([Run(ids, second_segment=second) for ids, second in texts])
+    error = max(np.abs(row - exact[0]).max() for row, exact in zip(alone, wanted, strict=True))
+    assert error / max(np.abs(exact).max() for exact in wanted) < (1e-5 if form == ("float32", "", "auto") else 0.06)
+
+
+def texts_in_a_step(runner: Any, texts: Sequence[tuple[Sequence[int], int]]) -> list[NDArray[np.float32]]:
+    """Of each text the row; the last one has the first blocks."""
+    free, chunks = list(range(64)), []
+    for index, (ids, second) in enumerate(texts):
+        table = [free.pop() for _ in range(-(-len(ids) // LIMITS.tokens_per_block))]
+        chunks.append(Chunk(index, ids, 0, table, pooled=True, second_segment=second))
+    found = runner.step(StepPlan(tuple(chunks))).logits
+    return [found[index][0] for index in range(len(texts))]

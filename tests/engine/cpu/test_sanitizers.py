@@ -18,7 +18,7 @@ import pytest
 from llmserve.engine.cpu.runner import available_isas
 from tests.engine.cpu.conftest import EngineFile, OpenRunner
 from tests.engine.cpu.law import FORMATS, any_of, law
-from tests.engine.cpu.networks import LIMITS, all_logits, odd_network, random_ids
+from tests.engine.cpu.networks import LIMITS, all_logits, encoder_network, odd_network, random_ids
 from tests.engine.cpu.other_process import PROGRAM, variants
 
 ROOT = Path(__file__).parents[3]
@@ -53,7 +53,8 @@ def programs() -> tuple[str, ...]:
 def test_kernels_and_damaged_files_under_sanitizers(programs: tuple[str, ...], tmp_path: Path) -> None:
     options = dataclasses.replace(LIMITS, quantization="int4", dtype="float16", tokens_per_block=2, max_num_tokens=16)
     parts = ({"peculiar": True}, {"experts": True}, {"plain": True, "experts": True}, {"states": True})
-    engines = [odd_network(**own).compile(tmp_path / f"{i}.engine", options) for i, own in enumerate(parts)]
+    networks = [*(odd_network(**own) for own in parts), encoder_network(), encoder_network(scores=True)]
+    engines = [network.compile(tmp_path / f"{i}.engine", options) for i, network in enumerate(networks)]
     tests: tuple[str | Path, ...] = (*programs[:-1], Path(programs[-1]).with_name("kernel_tests"))
     output = run(*tests, tmp_path / "damaged.engine", *engines, ASAN_OPTIONS=LEAKS)
     assert [line.split()[0] for line in output.splitlines() if line.endswith("done")] == variants(programs)

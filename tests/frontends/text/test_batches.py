@@ -194,7 +194,7 @@ def test_wrong_uploads_are_refused(server: RunningServer, batch_client: openai.O
         assert http.get("/v1/files", params={"limit": "0"}).status_code == 400
         unknown = {"input_file_id": "file-0", "endpoint": CHAT}
         assert http.post("/v1/batches", json=unknown).status_code == 404
-        assert http.post("/v1/batches", json={**unknown, "endpoint": "/v1/embeddings"}).status_code == 400
+        assert http.post("/v1/batches", json={**unknown, "endpoint": "/v1/rerank"}).status_code == 400
 
 
 @pytest.mark.parametrize(

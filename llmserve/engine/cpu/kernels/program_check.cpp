@@ -358,7 +358,7 @@ class OpCheck {
 
   // Floats in rows or in the panels of a tied head, or integers in panels.
   void table() {
-    if (op_.tensors[1] == kNoTensor) return matrix(op_.tensors[0], header_.vocab_size, op_.out.width);
+    if (op_.tensors[1] == kNoTensor && op_.tensors[2] == kNoTensor) return matrix(op_.tensors[0], header_.vocab_size, op_.out.width);
     const std::array<int32_t, 3> indices = {op_.tensors[0], op_.tensors[1], op_.tensors[2]};
     const TensorRecord* t = tensor(indices[0]);
     if (t && t->dtype > static_cast<uint32_t>(DType::kI8)) return blocks(indices, header_.vocab_size, op_.out.width);
@@ -369,7 +369,7 @@ class OpCheck {
   void float_table(uint64_t least) {
     const TensorRecord* t = tensor(op_.tensors[0]);
     require(t && t->dtype <= static_cast<uint32_t>(DType::kBF16) && t->rows >= least && t->cols == op_.out.width &&
-            !in_panels(*t) && op_.tensors[1] == kNoTensor && has(RowsOf::kTokens));
+            !in_panels(*t) && op_.tensors[1] == kNoTensor && op_.tensors[2] == kNoTensor && has(RowsOf::kTokens));
   }
 
   // Of heads, or of the first part of each; or none.

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 4 << 20  # as of a request by itself
 MOST_PROBLEMS = 20  # that are told of a file
-Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
 METHOD = "POST"
 
 

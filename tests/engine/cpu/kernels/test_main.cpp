@@ -254,10 +254,11 @@ void test_routes_of_no_numbers(const KernelTable& k) {
   }
 }
 
-// One step of two sequences over an engine: three tokens, then one, both sampled, the first token scored.
+// One step of two sequences over an engine: three tokens, then one, both sampled, the first token scored; or only
+// computed, where the engine pools them.
 Error run_step(Engine& engine) {
   const int32_t tokens[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3, 4, 5}, sample_ids[] = {1, 2, 3, 5, 0};
-  const ChunkRecord chunks[] = {{0, 3, 0, 0, 3}, {3, 1, 0, 3, 3}};
+  const ChunkRecord chunks[] = {{0, 3, 0, 0, 3, 2}, {3, 1, 0, 3, 3, 0}};
   const uint32_t selected[] = {0, 2, 3}, mask[8] = {0xaaaaaaaa, 0, 0xffffffff};
   const ScoreRecord scores[] = {{0, 4, 2, 0}};
   SampleRecord samples[2] = {};
@@ -270,8 +271,11 @@ Error run_step(Engine& engine) {
   const float bias[5] = {};
   int32_t out[2], top_ids[5];
   double log_probs[2], score_log_probs[1], top_log_probs[5];
-  return engine.step({tokens, chunks, blocks, selected, nullptr, samples, scores, sample_ids, bias, mask, nullptr, out, log_probs,
-                      score_log_probs, top_ids, top_log_probs, nullptr, 4, 2, 6, 3, 0, 2, 1, 5, 5, 8});
+  StepRecord step = {tokens, chunks, blocks, selected, nullptr, samples, scores, sample_ids, bias, mask, nullptr, out, log_probs,
+                     score_log_probs, top_ids, top_log_probs, nullptr, 4, 2, 6, 3, 0, 2, 1, 5, 5, 8};
+  if (!engine.step(step)) return {};
+  step.num_samples = step.num_scores = 0;
+  return engine.step(step);
 }
 
 uint32_t checksum(const std::vector<char>& bytes, size_t begin, size_t end) {
