@@ -20,7 +20,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/checkpoint": 5_490,
     "llmserve/cli": 6_815,
     "llmserve/cluster": 1_506,
-    "llmserve/engine": 12_420,
+    "llmserve/engine": 12_480,
     "llmserve/evaluation": 6_530,
     "llmserve/frontends": 14_730,
     "llmserve/models": 4_320,

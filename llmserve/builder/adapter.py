@@ -24,10 +24,12 @@ from llmserve.engine.adapters.sealed import (
     PartShape,
     seal_adapter,
 )
-from llmserve.engine.directory.artifact import EngineDirectory, hash_file
+from llmserve.engine.directory.artifact import EngineDirectory, hash_file, rebuild_command
+from llmserve.engine.directory.factors import FACTORS_FILE, Factors
+from llmserve.engine.directory.manifest import Manifest
 from llmserve.errors import CheckpointError, Unsupported, raise_problems
 from llmserve.models.graph import OpKind, Program
-from llmserve.models.number_formats import AUTO, CACHES, FLOATS
+from llmserve.models.number_formats import AUTO, BFLOAT16, CACHES, FLOAT32, FLOATS
 from llmserve.models.registry import architecture_for
 from llmserve.models.spec import DecoderSpec, Param, RowOrder
 
@@ -57,32 +59,39 @@ def build_adapter(folder: Path, engine: Path, output: Path) -> AdapterManifest:
     `Unsupported` for an engine that takes none.
     """
     directory = EngineDirectory.open(engine)
-    _require_floats(directory)
+    factors = _factors(directory)
     adapter = Adapter.read(folder)
     places = _places(directory)
     problems = list(_problems(adapter, places))
     if len(problems) > MAX_LISTED:
         problems[MAX_LISTED:] = [f"... and {len(problems) - MAX_LISTED} more"]
     raise_problems(CheckpointError, f"adapter {folder} does not fit engine {engine}", problems)
-    dtype = str(directory.manifest.options["dtype"])
-    parts = [_part(change, places[name], dtype, name) for name, change in sorted(adapter.changes.items())]
+    dtype = _dtype(directory.manifest)
+    parts = [_part(change, places[name], dtype, factors, name) for name, change in sorted(adapter.changes.items())]
     base, config = directory.manifest.engine_digest, (folder / CONFIG_FILE).read_bytes()
     source = hashlib.sha256("".join(hash_file(folder / name) for name in ADAPTER_FILES).encode()).hexdigest()
     with staged_directory(output, ADAPTER) as staged:
         return seal_adapter(staged, parts, base_digest=base, source_digest=source, config=config)
 
 
-def _require_floats(directory: EngineDirectory) -> None:
-    """Engines whose numbers are rounded have factors moved between their matrices, and do not keep them."""
+def _factors(directory: EngineDirectory) -> Factors:
+    """What the engine's matrices were multiplied with; nothing where none is rounded."""
     options = directory.manifest.options
+    if FACTORS_FILE in directory.manifest.files:
+        return Factors.load(directory.path / FACTORS_FILE)
     cache = str(options.get("kv_cache_dtype", AUTO))
-    rounded = [str(options["quantization"])] if options["quantization"] else []
-    rounded += [f"a KV cache in {cache}"] if cache != AUTO and CACHES[cache].is_rounded else []
-    if rounded:
+    if options["quantization"] or (cache != AUTO and CACHES[cache].is_rounded):
         raise Unsupported(
-            f"engine {directory.path} has {' and '.join(rounded)}: adapters at run time need float16, bfloat16 or "
-            f"float32; {MERGE}"
+            f"engine {directory.path} is rounded, and has no {FACTORS_FILE}: an older llmserve built it; build it "
+            f"again with: {rebuild_command(directory.path)}"
         )
+    return Factors()
+
+
+def _dtype(manifest: Manifest) -> str:
+    """Of the adapter's numbers: the engine's, or with a wider range where factors multiply them."""
+    dtype = FLOATS[str(manifest.options["dtype"])]
+    return BFLOAT16.name if FACTORS_FILE in manifest.files and dtype.bits < FLOAT32.bits else dtype.name
 
 
 def _places(directory: EngineDirectory) -> Mapping[str, Place]:
@@ -132,13 +141,18 @@ def _problems(adapter: Adapter, places: Mapping[str, Place]) -> Iterator[str]:
             yield f"{name} has the rank {len(change.down)}; at run time it may be {MAX_RANK} at most; {MERGE}"
 
 
-def _part(change: LowRank, place: Place, dtype: str, name: str) -> AdapterPart:
-    """In the engine's dtype and order of rows; the scale is multiplied in before that."""
+def _part(change: LowRank, place: Place, dtype: str, factors: Factors, name: str) -> AdapterPart:
+    """In the engine's order of rows; the scale and the factors of its matrices are multiplied in."""
     values = np.dtype(FLOATS[dtype].values)
     up = change.up.astype(np.float32) * np.float32(change.scale)
     up = up if place.order is None else up[row_order(len(up), place.order)]
+    down = change.down.astype(np.float32)
+    if (rows := factors.rows.get(place.param)) is not None:
+        up = up * rows[place.begin : place.begin + len(up), None]
+    if (columns := factors.columns.get(place.param)) is not None:
+        down = down * columns
     with np.errstate(over="ignore"):
-        down, up = change.down.astype(values), up.astype(values)
+        down, up = down.astype(values), up.astype(values)
     if not all(np.isfinite(each.astype(np.float32)).all() for each in (down, up)):
         raise CheckpointError(
             f"{name} does not fit {dtype} (a value overflows); build the engine with --dtype bfloat16"

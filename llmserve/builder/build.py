@@ -44,6 +44,7 @@ from llmserve.engine.directory.artifact import (
     hash_file,
 )
 from llmserve.engine.directory.build_time import BuildTime
+from llmserve.engine.directory.factors import FACTORS_FILE, Factors
 from llmserve.engine.directory.manifest import FileRecord, Manifest, Source
 from llmserve.engine.machine.cores import num_threads
 from llmserve.engine.machine.description import machine_name
@@ -138,6 +139,8 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
     device |= {"kept_params": num_matrices(build.params, build.kept)} if build.kept else {}
     if not (directory / CONFIG_FILE).exists():
         _write_json(directory / CONFIG_FILE, engine_config(build.spec, build.program, build.options))
+    if build.target.rounds_activations and build.is_rounded:
+        Factors(rounding.equalization.rows, rounding.equalization.columns).save(directory / FACTORS_FILE)
     (directory / PROGRAM_FILE).write_text(f"{build.program}\n")
     _copy_pipeline_files(checkpoint, directory, build.tokenizer_code.files)
     progress.phase("hash the checkpoint", _checkpoint_bytes(checkpoint) + build.weight_bytes)

@@ -67,6 +67,11 @@ class ResolvedBuild:
         return {name for name in self.quantized if stored[name] in tables}
 
     @property
+    def is_rounded(self) -> bool:
+        """Weights, or keys and values."""
+        return bool(self.quantized) or self.target.cache_format(self.options).is_rounded
+
+    @property
     def weight_bytes(self) -> int:
         """Of all parameters in the engine's dtype, before they are rounded to fewer bits."""
         return self.options.floats.num_bytes(sum(param.num_elements for param in self.params))
