@@ -48,65 +48,105 @@ void normalize_length(const float* x, size_t width, float factor, float* y) {
   for_lanes(width, [&](size_t i) { multiply(i, kLanes); }, multiply);
 }
 
-// What a token does to a head.
-struct TokenOfHead {
-  const float* q;  // [key_dim], as they are multiplied with the state
-  const float* k;
-  const float* v;  // of the panel's columns, like y
-  float kept;      // of the state
-  float beta;
-  float* y;
-};
-
-// V vectors of a panel of the state from `column` on; rows of the panel are `width` columns.
-template <size_t V>
-void change_state(const TokenOfHead& token, float* panel, size_t key_dim, size_t width, size_t column) {
-  F32x16 found[V], sums[V];
-  unroll<V>([&](auto v) __attribute__((always_inline)) { found[v] = sums[v] = zero(); });
-  float* place = panel + column;
-  for (size_t k = 0; k < key_dim; ++k, place += width) {
-    const F32x16 key = broadcast(token.k[k]);
-    unroll<V>([&](auto v) __attribute__((always_inline)) { found[v] = fma(key, load(place + v * kLanes), found[v]); });
-  }
-  const F32x16 kept = broadcast(token.kept), beta = broadcast(token.beta);
-  unroll<V>([&](auto v) __attribute__((always_inline)) {
-    found[v] = (load(token.v + column + v * kLanes) - found[v] * kept) * beta;
-  });
-  place = panel + column;
-  for (size_t k = 0; k < key_dim; ++k, place += width) {
-    const F32x16 key = broadcast(token.k[k]), query = broadcast(token.q[k]);
-    unroll<V>([&](auto v) __attribute__((always_inline)) {
-      const F32x16 changed = fma(key, found[v], load(place + v * kLanes) * kept);
-      store(place + v * kLanes, changed);
-      sums[v] = fma(query, changed, sums[v]);
-    });
-  }
-  unroll<V>([&](auto v) __attribute__((always_inline)) { store(token.y + column + v * kLanes, sums[v]); });
-}
-
-// The same for the last n columns.
-void change_rest(const TokenOfHead& token, float* panel, size_t key_dim, size_t width, size_t column, size_t n) {
-  F32x16 found = zero(), sums = zero();
-  for (size_t k = 0; k < key_dim; ++k) {
-    found = fma(broadcast(token.k[k]), load_partial(panel + k * width + column, n), found);
-  }
-  const F32x16 kept = broadcast(token.kept);
-  found = (load_partial(token.v + column, n) - found * kept) * broadcast(token.beta);
-  for (size_t k = 0; k < key_dim; ++k) {
-    float* place = panel + k * width + column;
-    const F32x16 changed = fma(broadcast(token.k[k]), found, load_partial(place, n) * kept);
-    store_partial(place, changed, n);
-    sums = fma(broadcast(token.q[k]), changed, sums);
-  }
-  store_partial(token.y + column, sums, n);
-}
-
 // By the C library in double precision: two numbers for each token of a head.
 float kept_part(float decay, float gate) {
   const double x = gate, grown = x > 20.0 ? x : __builtin_log1p(__builtin_exp(x));
   return static_cast<float>(__builtin_exp(-__builtin_exp(double{decay}) * grown));
 }
 float sigmoid(float x) { return static_cast<float>(1.0 / (1.0 + __builtin_exp(-double{x}))); }
+
+// A token of a head, as it meets the state.
+struct Token {
+  float q[kMaxHeadDim], k[kMaxHeadDim];
+  float kept;  // of the state
+  float beta;
+};
+
+// Vectors of columns that stay in registers with what is summed up for them.
+#if defined(LLMSERVE_USE_AVX512)
+constexpr size_t kVectors = 4;
+#else
+constexpr size_t kVectors = 2;
+#endif
+
+// Columns [begin, end) of the values of a head, a panel of its state: [key_dim, end - begin].
+class HeadPanel {
+ public:
+  HeadPanel(const DeltaRuleArgs& args, size_t head, size_t begin, size_t end)
+      : args_(args), head_(head), key_begin_(head / (args.num_heads / args.num_key_heads) * args.key_dim),
+        first_(head * args.value_dim + begin), width_(end - begin), panel_(args.after + first_ * args.key_dim) {}
+
+  void run() const {
+    const size_t num_bytes = args_.key_dim * width_ * sizeof(float);
+    if (!args_.before) {
+      __builtin_memset(panel_, 0, num_bytes);
+    } else if (args_.before != args_.after) {
+      __builtin_memcpy(panel_, args_.before + first_ * args_.key_dim, num_bytes);
+    }
+    size_t column = 0;
+    for (; column + kVectors * kLanes <= width_; column += kVectors * kLanes) change<kVectors>(column, kLanes);
+    for (; column < width_; column += kLanes) change<1>(column, width_ - column < kLanes ? width_ - column : kLanes);
+  }
+
+ private:
+  void prepare(size_t r, Token& token) const {
+    const float *row = args_.qkv.row(r), *gates = args_.gates.row(r), *keys = row + args_.num_key_heads * args_.key_dim;
+    normalize_length(row + key_begin_, args_.key_dim, 1.0f / __builtin_sqrtf(static_cast<float>(args_.key_dim)), token.q);
+    normalize_length(keys + key_begin_, args_.key_dim, 1.0f, token.k);
+    token.kept = kept_part(args_.decay[head_], gates[args_.num_heads + head_] + args_.bias[head_]);
+    token.beta = sigmoid(gates[head_]);
+  }
+
+  // V vectors of columns, or the first n of one, through all tokens. What the next token finds in the state is summed up
+  // while this one changes it: so the state is read and written once for a token, in the same order as if it were apart.
+  template <size_t V>
+  void change(size_t column, size_t n) const {
+    const auto at = [&](const float* from, size_t v) __attribute__((always_inline)) {
+      return V > 1 ? load(from + v * kLanes) : load_lanes(from, n);
+    };
+    const auto put = [&](float* to, size_t v, F32x16 x) __attribute__((always_inline)) {
+      return V > 1 ? store(to + v * kLanes, x) : store_lanes(to, x, n);
+    };
+    const float* values = args_.qkv.data + 2 * args_.num_key_heads * args_.key_dim + first_ + column;
+    Token tokens[2];
+    F32x16 found[V];
+    unroll<V>([&](auto v) __attribute__((always_inline)) { found[v] = zero(); });
+    prepare(0, tokens[0]);
+    for (size_t k = 0; k < args_.key_dim; ++k) {
+      const F32x16 key = broadcast(tokens[0].k[k]);
+      const float* place = panel_ + k * width_ + column;
+      unroll<V>([&](auto v) __attribute__((always_inline)) { found[v] = fma(key, at(place, v), found[v]); });
+    }
+    for (size_t r = 0; r < args_.num_rows; ++r) {
+      const Token& token = tokens[r % 2];
+      Token& next = tokens[(r + 1) % 2];
+      if (r + 1 < args_.num_rows) prepare(r + 1, next);
+      const float* next_keys = r + 1 < args_.num_rows ? next.k : token.k;  // behind the last one nobody finds anything
+      const F32x16 kept = broadcast(token.kept), beta = broadcast(token.beta);
+      F32x16 added[V], sums[V];
+      unroll<V>([&](auto v) __attribute__((always_inline)) {
+        added[v] = (at(values + r * args_.qkv.stride, v) - found[v] * kept) * beta;
+        found[v] = sums[v] = zero();
+      });
+      float* place = panel_ + column;
+      for (size_t k = 0; k < args_.key_dim; ++k, place += width_) {
+        const F32x16 key = broadcast(token.k[k]), query = broadcast(token.q[k]), following = broadcast(next_keys[k]);
+        unroll<V>([&](auto v) __attribute__((always_inline)) {
+          const F32x16 changed = fma(key, added[v], at(place, v) * kept);
+          put(place, v, changed);
+          sums[v] = fma(query, changed, sums[v]);
+          found[v] = fma(following, changed, found[v]);
+        });
+      }
+      float* y = args_.y.row(r) + first_ + column;
+      unroll<V>([&](auto v) __attribute__((always_inline)) { put(y, v, sums[v]); });
+    }
+  }
+
+  const DeltaRuleArgs& args_;
+  const size_t head_, key_begin_, first_, width_;
+  float* const panel_;
+};
 
 }  // namespace
 
@@ -117,28 +157,7 @@ void convolution(const ConvolutionArgs& args, size_t begin, size_t end) {
 }
 
 void delta_rule(const DeltaRuleArgs& args, size_t head, size_t begin, size_t end) {
-  const size_t key_dim = args.key_dim, key_width = args.num_key_heads * key_dim, width = end - begin;
-  const size_t key_begin = head / (args.num_heads / args.num_key_heads) * key_dim;
-  const size_t first = head * args.value_dim + begin;
-  float* panel = args.after + first * key_dim;
-  if (!args.before) {
-    __builtin_memset(panel, 0, key_dim * width * sizeof(float));
-  } else if (args.before != args.after) {
-    __builtin_memcpy(panel, args.before + first * key_dim, key_dim * width * sizeof(float));
-  }
-  float q[kMaxHeadDim], k[kMaxHeadDim];
-  const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(key_dim));
-  for (size_t r = 0; r < args.num_rows; ++r) {
-    const float *row = args.qkv.row(r), *gates = args.gates.row(r);
-    normalize_length(row + key_begin, key_dim, scale, q);
-    normalize_length(row + key_width + key_begin, key_dim, 1.0f, k);
-    const float kept = kept_part(args.decay[head], gates[args.num_heads + head] + args.bias[head]);
-    const TokenOfHead token = {q, k, row + 2 * key_width + first, kept, sigmoid(gates[head]), args.y.row(r) + first};
-    size_t column = 0;
-    for (; column + 4 * kLanes <= width; column += 4 * kLanes) change_state<4>(token, panel, key_dim, width, column);
-    for (; column + kLanes <= width; column += kLanes) change_state<1>(token, panel, key_dim, width, column);
-    if (column < width) change_rest(token, panel, key_dim, width, column, width - column);
-  }
+  HeadPanel(args, head, begin, end).run();
 }
 
 }  // namespace llmserve::LLMSERVE_VARIANT
