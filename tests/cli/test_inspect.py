@@ -38,15 +38,15 @@ def inspected(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def test_a_cpu_engine_that_has_kernels_and_memory_fits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "pool_blocks", lambda *arguments: 4)
+    monkeypatch.setattr(runtime, "pool_sizes", lambda *arguments: (4, 0))
     assert runtime_for("cpu").problems_here(EngineDirectory.open(directory)) == []
 
 
 def test_what_a_cpu_engine_lacks_is_listed_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(*arguments: object) -> int:
+    def no_room(*arguments: object) -> tuple[int, int]:
         raise ResourceExhausted("no room; free some memory")
 
-    monkeypatch.setattr(runtime, "pool_blocks", no_room)
+    monkeypatch.setattr(runtime, "pool_sizes", no_room)
     monkeypatch.setattr(runtime, "load_library", lambda: Library(directory / "nothing.so"))
     no_library, no_memory = runtime_for("cpu").problems_here(EngineDirectory.open(directory))
     assert "pip install" in no_library
