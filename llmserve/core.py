@@ -164,6 +164,7 @@ class Tenant:
     weight: float = 1.0  # positive
     max_answers: int = 0  # that it may have under way
     tokens_per_minute: int = 0  # of prompts and answers
+    adapters: tuple[str, ...] | None = None  # names of those that its requests may name; None: all
     counters: TenantCounters | None = field(default=None, compare=False, repr=False)  # None: nobody counts
 
 

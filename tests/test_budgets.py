@@ -21,7 +21,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cli": 6_815,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 12_480,
-    "llmserve/evaluation": 6_530,
+    "llmserve/evaluation": 6_560,
     "llmserve/frontends": 14_730,
     "llmserve/models": 4_320,
     "llmserve/scheduler": 1_925,

@@ -49,6 +49,12 @@ class EvalFlags(SummarizeFlags):
         Path | None,
         typer.Option(help="LoRA adapter (PEFT) that is merged into that checkpoint.", show_default=False),
     ] = None
+    adapter: Annotated[
+        Path | None,
+        typer.Option(
+            help="Judge the engine with this adapter directory, in this process; no record.", show_default=False
+        ),
+    ] = None
     baseline: Annotated[
         Path | None,
         typer.Option(help="Compare with this engine instead of the checkpoint; makes no record.", show_default=False),
@@ -104,12 +110,16 @@ class EvalFlags(SummarizeFlags):
 
     @property
     def has_record(self) -> bool:
-        return self.engine is not None and not self.url and self.baseline is None and self.record
+        is_engine_alone = self.engine is not None and not self.url and self.adapter is None
+        return is_engine_alone and self.baseline is None and self.record
 
     def problems(self) -> list[str]:
         found = []
         if self.sign_key is not None and not self.has_record:
-            found.append("--sign-key signs a record; with --url, --baseline or --no-record there is none: leave it out")
+            found.append(
+                "--sign-key signs a record; with --url, --baseline, --adapter or --no-record there is none: leave "
+                "it out"
+            )
         if self.output is not None and self.output.suffix == ".html":
             found.append(f"--output names the JSON report, and the page beside it ends in .html: not {self.output}")
         if self.earlier is not None and not self.plan:
@@ -138,8 +148,9 @@ class EvalFlags(SummarizeFlags):
             concurrency=self.batch_size or self.concurrency,
             threads=self.threads,
             access=Access(self.api_key, self.root_certificates),
-            served=served if self.as_served else None,
+            served=served if self.as_served and not self.adapter else None,
             lora=self.lora,
+            adapter=self.adapter,
         )
 
 
@@ -171,10 +182,10 @@ def _judged(flags: EvalFlags) -> bool:
     from llmserve.sealed_log import Signer
 
     signer = Signer.load(flags.sign_key) if flags.sign_key is not None else None
-    judged = flags.engine.resolve().name if flags.engine and not flags.url else "server"
+    judged = (flags.adapter or flags.engine).resolve().name if flags.engine and not flags.url else "server"
     suite = load_suite(flags.suite)
     path = flags.output or RESULTS / f"{judged}-{suite.name}.json"
-    partial = path.with_suffix(PARTIAL) if flags.engine and not flags.url else None
+    partial = path.with_suffix(PARTIAL) if flags.engine and not (flags.url or flags.adapter) else None
     with terminated_as_exception(), _ProgressBars() as bars:
         report = run_suite(replace(flags.options(), kept_answers=partial), bars)
     report.save(path)

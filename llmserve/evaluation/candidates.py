@@ -14,7 +14,8 @@ import numpy as np
 
 from llmserve.client import Access, AsyncClient, Parameter
 from llmserve.core import GenerateRequest, Guide, PromptScores, SamplingParams, TopTokens
-from llmserve.engine.base import Engine
+from llmserve.engine.adapters.sealed import SealedAdapter
+from llmserve.engine.base import AdapterEngine, Engine
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
 from llmserve.engine.validation import MAX_TOP_LOG_PROBS
@@ -72,9 +73,11 @@ class EngineCandidate:
         max_tokens: int,
         *,
         guide: Guide | None = None,
+        adapter: str = "",
     ) -> None:
-        """`guide`: what its answers have to look like."""
+        """`guide`: what its answers have to look like; `adapter`: the digest of the one that gives them."""
         self._engine = engine
+        self._adapter = adapter
         self._encoder = encoder
         self._postprocessor = postprocessor
         self._sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
@@ -94,6 +97,7 @@ class EngineCandidate:
             end_id=prompt.end_id if prompt.end_id >= 0 else None,
             stop_ids=prompt.stop_words,
             guide=self._guide,
+            adapter=self._adapter,
         )
         ids: list[int] = []
         async with aclosing(generate(self._engine, request)) as stream:
@@ -111,6 +115,7 @@ class EngineCandidate:
             SamplingParams(max_tokens=1, temperature=0.0),
             return_prompt_log_probs=True,
             num_top_log_probs=min(MAX_TOP_LOG_PROBS, self._engine.info.vocab_size),
+            adapter=self._adapter,
         )
         scores = PromptScores()
         async with aclosing(generate(self._engine, request)) as stream:
@@ -186,15 +191,25 @@ class ServerCandidate:
 
 @asynccontextmanager
 async def engine_candidate(
-    path: Path, *, max_tokens: int, threads: int, guide: GuideText | None = None
+    path: Path, *, max_tokens: int, threads: int, guide: GuideText | None = None, adapter: Path | None = None
 ) -> AsyncGenerator[EngineCandidate, None]:
     encoder, postprocessor = PromptEncoder(path, max_tokens), Postprocessor.open(path)
     engine = open_engine(path, EngineSettings(threads=threads))
     try:
         compiled = GuideCompiler(load_tokenizer(path), engine.info.vocab_size).compile(guide) if guide else None
-        yield EngineCandidate(engine, encoder, postprocessor, max_tokens, guide=compiled)
+        digest = added_adapter(engine, adapter) if adapter else ""
+        yield EngineCandidate(engine, encoder, postprocessor, max_tokens, guide=compiled, adapter=digest)
     finally:
         engine.close()
+
+
+def added_adapter(engine: Engine, path: Path) -> str:
+    """The digest of the adapter in a directory, which requests may name from here on."""
+    if not isinstance(engine, AdapterEngine):
+        raise Unsupported(f"{engine.info.name} takes no adapters: leave out --adapter")
+    adapter = SealedAdapter.open(path)
+    engine.add_adapter(adapter)
+    return adapter.digest
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from llmserve.checkpoint.adapters.adapted import open_checkpoint
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.client import Access
+from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.identity import EngineIdentity
 from llmserve.engine.machine.description import machine_name
@@ -51,6 +52,7 @@ from llmserve.evaluation.kept import KeptAnswers, identity_of, kept_answers, tim
 from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, text_digest
 from llmserve.evaluation.reporting.report import STORED, Report, Side
 from llmserve.evaluation.reporting.versions import package_versions
+from llmserve.evaluation.same_prompts import require_same_prompts
 from llmserve.evaluation.served.check import Asked
 from llmserve.evaluation.served.run import ServedOptions, Subject, with_served
 from llmserve.evaluation.suite import Suite, load_suite
@@ -83,6 +85,7 @@ class EvalOptions:
     kept_answers: Path | None = None  # where an engine's answers are kept until the run has ended; None: nowhere
     served: ServedOptions | None = None  # None: it is not asked as it is served
     lora: Path | None = None  # adapter that is merged into the checkpoint
+    adapter: Path | None = None  # directory of the adapter that answers with the engine
 
     def problems(self) -> list[str]:
         rules = [
@@ -94,6 +97,11 @@ class EvalOptions:
             (
                 not (self.checkpoint and self.baseline),
                 "--hf-model-dir and --baseline are two baselines; give one of them",
+            ),
+            (not self.adapter or not self.url, "--adapter is for an engine directory: leave out --url"),
+            (
+                not self.adapter or self.lora or self.baseline,
+                "--adapter changes the engine: give the baseline the same adapter, as PEFT saved it, with --lora",
             ),
             (self.checkpoint or not self.lora, "--lora changes the checkpoint of --hf-model-dir: give that, too"),
             (
@@ -197,7 +205,7 @@ def compare(
     others: Sequence[GroupedResult] = (),
 ) -> Report:
     """Both sides' answers, and what the engine says about the baseline's -> scores, verdict and report."""
-    _require_same_prompts(samples, baseline.answers, engine.answers)
+    require_same_prompts(samples, baseline.answers, engine.answers)
     scores = [scores_of(suite, samples, side.answers) for side in (baseline, engine)]
     evidence = (
         decisions if isinstance(decisions, str) else Evidence.of([a.decisions for a in baseline.answers], decisions)
@@ -347,7 +355,9 @@ def _open_candidate(options: EvalOptions, suite: Suite) -> AbstractAsyncContextM
     if options.url:
         return server_candidate(options.url, options.access, max_tokens=suite.max_tokens, guide=suite.guide)
     assert options.engine is not None, "checked with the options"
-    return engine_candidate(options.engine, max_tokens=suite.max_tokens, threads=options.threads, guide=suite.guide)
+    return engine_candidate(
+        options.engine, max_tokens=suite.max_tokens, threads=options.threads, guide=suite.guide, adapter=options.adapter
+    )
 
 
 def candidate_side(
@@ -364,33 +374,9 @@ def candidate_side(
     else:
         assert directory is not None, "checked with the options"
         facts = engine_facts(directory)
+    if options.adapter:
+        facts |= {"adapter_digest": SealedAdapter.open(options.adapter).digest}
     facts |= {"in_flight": str(options.concurrency), "machine": machine_name()}
     if run.fresh is not None and (num_kept := len(run.answers) - len(run.fresh)):
         facts["kept_answers"] = str(num_kept)
     return Side(facts, run.answers, run.performance)
-
-
-def _require_same_prompts(samples: Sequence[Sample], baseline: Sequence[Answer], engine: Sequence[Answer]) -> None:
-    """A comparison counts only on the same prompts: an engine with another tokenizer or chat format is refused."""
-    different = [
-        f"sample {sample.id}: {_prompt_words(expected)} for the baseline, {_prompt_words(actual)} for the engine"
-        for sample, expected, actual in zip(samples, baseline, engine, strict=True)
-        if not _is_same_prompt(expected, actual)
-    ]
-    raise_problems(
-        InvalidArgument,
-        "the engine and the baseline get different prompts (check tokenizer, chat format, end token and limits)",
-        different[:5],
-    )
-
-
-def _is_same_prompt(expected: Answer, actual: Answer) -> bool:
-    """By ids and end ids; through a server, which tells no ids, by their number."""
-    if expected.prompt_digest and actual.prompt_digest:
-        return expected.prompt_digest == actual.prompt_digest
-    return expected.num_prompt_tokens == actual.num_prompt_tokens
-
-
-def _prompt_words(answer: Answer) -> str:
-    ids = f" (ids {answer.prompt_digest})" if answer.prompt_digest else ""
-    return f"{answer.num_prompt_tokens} prompt tokens{ids}"

@@ -15,13 +15,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from llmserve.engine.adapters.sealed import SealedAdapter
-from llmserve.engine.base import AdapterEngine, Engine
+from llmserve.engine.base import Engine
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.identity import told_apart
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
-from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unsupported, raise_problems
+from llmserve.errors import InvalidArgument, LlmserveError, NotFound, raise_problems
+from llmserve.evaluation.candidates import added_adapter
 from llmserve.evaluation.judging.statistics import first_divergence
 from llmserve.stages.generate import GeneratedEvent, generate
 from llmserve.stages.guides import GuideCompiler
@@ -99,17 +99,11 @@ def verify(claims: Sequence[Claim], path: Path, *, threads: int = 0, adapters: S
         return [_of_another(claim, digest) for claim in claims]
     engine = open_engine(path, EngineSettings(threads=threads))
     try:
-        _add(engine, adapters)
+        for adapter in adapters:
+            added_adapter(engine, adapter)
         return asyncio.run(_verify_all(claims, engine, Postprocessor.open(path)))
     finally:
         engine.close()
-
-
-def _add(engine: Engine, adapters: Sequence[Path]) -> None:
-    for path in adapters:
-        if not isinstance(engine, AdapterEngine):
-            raise Unsupported(f"{engine.info.name} takes no adapters: leave out --adapter")
-        engine.add_adapter(SealedAdapter.open(path))
 
 
 async def _verify_all(claims: Sequence[Claim], engine: Engine, postprocessor: Postprocessor) -> list[Finding]:

@@ -13,9 +13,11 @@ import httpx
 import pytest
 
 from llmserve.engine.adapters.sealed import SealedAdapter
+from llmserve.engine.directory.gate_record import every_record
 from tests.adapters import MODULES, make_adapter
-from tests.e2e.conftest import CHECKPOINT, ServerProcess, llmserve, start_server
+from tests.e2e.conftest import CHECKPOINT, ROOT, ServerProcess, llmserve, start_server
 
+SMOKE = ROOT / "eval/suites/docstrings-smoke.yaml"
 TEXT = "Summarize: Open the file and read all of its lines."
 
 
@@ -83,6 +85,22 @@ def test_an_adapter_comes_and_goes(server: ServerProcess, adapters: dict[str, Pa
     assert httpx.post(f"{url}/unload_lora_adapter", json=name, timeout=60).status_code == 200
     gone = httpx.post(f"{url}/completions", json={"model": "late", "prompt": "x"}, timeout=60)
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_an_adapter_is_evaluated_and_leaves_the_engines_record_alone(
+    demo_engine: Path, adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    output, sealed = tmp_path / "report.json", adapters["formal"]
+    flags = ("--adapter", str(sealed), "--suite", str(SMOKE), "--num-samples", "6", "--output", str(output))
+    done = llmserve("eval", str(demo_engine), *flags, "--hf-model-dir", str(CHECKPOINT))
+    assert "give the baseline the same adapter" in done.stderr
+    before = every_record(demo_engine)
+    as_peft_saved_it = str(sealed.with_name("formal"))
+    llmserve("eval", str(demo_engine), *flags, "--hf-model-dir", str(CHECKPOINT), "--lora", as_peft_saved_it)
+    report = json.loads(output.read_text())
+    assert report["engine"]["adapter_digest"] == SealedAdapter.open(sealed).digest
+    assert report["parity"]["exact_match_rate"] > 0.5
+    assert every_record(demo_engine) == before
 
 
 def test_an_adapter_for_another_engine_keeps_the_server_from_starting(

@@ -16,7 +16,7 @@ from typing import Any
 
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import AdapterEngine, Engine
-from llmserve.errors import InvalidArgument, LlmserveError, Unsupported, nearest, raise_problems
+from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unsupported, nearest, raise_problems
 from llmserve.serving.backend import GaugeSample
 from llmserve.serving.types import ADAPTER_ID, ADAPTER_NAME, InferRequest
 
@@ -24,7 +24,15 @@ NAME = re.compile(r"[A-Za-z0-9][\w.:@-]{0,127}")  # a part of a path, and a labe
 
 
 def adapter_name(request: InferRequest) -> str:
-    """That a request asks for: its parameter, or TensorRT-LLM's number. Empty: none."""
+    """That a request asks for. Empty: none. Raises NotFound for one that its API key may not use."""
+    name, allowed = _asked_name(request), request.tenant.adapters
+    if name and allowed is not None and name not in allowed:
+        raise NotFound(f"there is no adapter '{name}' for this API key")
+    return name
+
+
+def _asked_name(request: InferRequest) -> str:
+    """Its parameter, or TensorRT-LLM's number."""
     name, ids = request.parameters.get(ADAPTER_NAME, ""), request.inputs.get(ADAPTER_ID)
     if not isinstance(name, str):
         raise InvalidArgument(f"{ADAPTER_NAME} must be a text, the name of an adapter")

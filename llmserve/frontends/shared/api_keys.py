@@ -30,7 +30,7 @@ SHORTEST_KEY = 16  # characters: no guessing
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 LIMITS = (MAX_ANSWERS, TOKENS_PER_MINUTE)
-FIELDS = ("name", "key", "sha256", "admin", "weight", *LIMITS)
+FIELDS = ("name", "key", "sha256", "admin", "weight", "adapters", *LIMITS)
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 100
 MOST = 10**12  # of a limit
 CHECK_INTERVAL_S = 1.0  # of the file
@@ -191,6 +191,9 @@ def _owner(entry: Any, number: int, problems: list[str]) -> KeyOwner | None:
         found.append("admin must be true or false")
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
         found.append(f"weight must be a number from {LEAST_WEIGHT} to {MOST_WEIGHT}")
+    adapters = entry.get("adapters")
+    if adapters is not None and not (isinstance(adapters, list) and all(isinstance(each, str) for each in adapters)):
+        found.append("adapters must be a list of the adapters' names")
     limits = {field: entry.get(field, 0) for field in LIMITS}
     found += [
         f"{field} must be a whole number, 0 for no limit"
@@ -200,8 +203,9 @@ def _owner(entry: Any, number: int, problems: list[str]) -> KeyOwner | None:
     problems += [f"{place}: {problem}" for problem in found]
     if found:
         return None
+    allowed = None if adapters is None else tuple(adapters)
     stored = bytes.fromhex(str(digest)) if key is None else hashlib.sha256(key.encode()).digest()
-    return KeyOwner(name, stored, bool(is_admin), Tenant(name, float(weight), **limits))
+    return KeyOwner(name, stored, bool(is_admin), Tenant(name, float(weight), **limits, adapters=allowed))
 
 
 def _key_problems(key: Any) -> list[str]:

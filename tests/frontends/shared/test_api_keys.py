@@ -219,14 +219,14 @@ keys:
   - {{name: f, key: {KEY}}}
   - {{name: f, key: {WRONG}}}
   - {{name: g, key: {KEY}}}
-  - {{name: h, key: "{WRONG}-2", weight: 0, max_answers: -1, tokens_per_minute: 1.5}}
+  - {{name: h, key: "{WRONG}-2", weight: 0, max_answers: -1, tokens_per_minute: 1.5, adapters: a}}
 """
     )
     with pytest.raises(InvalidArgument) as caught:
         read_owners(path)
     text = str(caught.value)
     for words in (
-        "(13 problems)",
+        "(14 problems)",
         "entry 1 is not a mapping",
         "entry 2 (a b): name must be",
         "entry 2 (a b): a key must be at least 16",
@@ -237,6 +237,7 @@ keys:
         "entry 5 (e): admin must be",
         "entry 9 (h): weight must be a number from 0.01 to 100",
         "entry 9 (h): max_answers must be a whole number",
+        "entry 9 (h): adapters must be a list of the adapters' names",
         "entry 9 (h): tokens_per_minute must be a whole number",
         "the same name is there twice: f",
         "the same key is there twice: f, g",

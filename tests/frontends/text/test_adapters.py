@@ -18,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.fake import fake_answer
+from llmserve.frontends.shared.api_keys import ApiKeys
 from llmserve.serving.settings import ControlMode
 from llmserve.stages.tokenizer import Tokenizer
 from tests.engine.test_adapters import adapters
@@ -153,6 +154,24 @@ def test_what_cannot_be_loaded(http: httpx.Client, known: list[SealedAdapter], t
     assert "a model has the name 'ensemble'" in refused(lora_name="ensemble", lora_path=directory)[1]
     assert "there is no adapter 'x'" in refused("unload", lora_name="x")[1]
     assert refused(lora_name="x")[0] == 400
+
+
+def test_api_keys_may_be_limited_to_adapters(text_dir: Path, known: list[SealedAdapter], tmp_path: Path) -> None:
+    keys = {name: f"{name}-0123456789abcdef" for name in ("all", "some", "none")}
+    allowed = {"all": "", "some": ", adapters: [formal]", "none": ", adapters: []"}
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"keys: [{', '.join(f'{{name: {name}, key: {keys[name]}{allowed[name]}}}' for name in keys)}]")
+    given = json.dumps({"formal": str(known[0].path), "7": str(known[1].path)})
+    may_use = {"all": {"ensemble", "formal", "7"}, "some": {"ensemble", "formal"}, "none": {"ensemble"}}
+    with serving(text_dir, ApiKeys(file), engine={"adapters": given}) as server:
+        for name, key in keys.items():
+            with openai.OpenAI(base_url=f"{server.http_url}/v1", api_key=key, max_retries=0) as client:
+                for model in ("ensemble", "formal", "7"):
+                    if model in may_use[name]:
+                        assert client.completions.create(model=model, prompt=PROMPT, max_tokens=2).choices
+                        continue
+                    with pytest.raises(openai.NotFoundError, match=f"there is no adapter '{model}' for this API key"):
+                        client.completions.create(model=model, prompt=PROMPT, max_tokens=2)
 
 
 def test_other_control_modes_change_nothing(text_dir: Path, known: list[SealedAdapter]) -> None:
