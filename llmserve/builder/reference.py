@@ -22,6 +22,7 @@ from llmserve.builder.activations import activation, gated_activation, sigmoid
 from llmserve.builder.attention import attention, attention_in_integers, soft_capped, softmax
 from llmserve.builder.delta_rule import convolution, delta_rule
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
+from llmserve.builder.pooling import POSITIONAL, pool
 from llmserve.builder.quantization import (
     LINEAR_KINDS,
     Matrix,
@@ -246,7 +247,7 @@ class ReferenceModel:
             dtype = FLOATS[self._cache.name].values
             inputs = (q, *(x.astype(dtype).astype(np.float32) for x in kept))
         if op.kind in POSITIONAL:
-            return weights[0][POSITIONAL[op.kind](op, run, weights[0])]
+            return weights[0][POSITIONAL[op.kind](op, len(run.token_ids), run.second_segment, weights[0])]
         y: Matrix = OPERATIONS[op.kind](op, *inputs, *weights)
         return y
 
@@ -362,35 +363,6 @@ def _select_rows(op: Op, x: Matrix) -> Matrix:
     return x  # the reference wants the logits of every token
 
 
-def _pool(op: Op, x: Matrix) -> Matrix:
-    y = POOLED[str(op.attrs["mode"])](x)
-    if op.number("normalize"):
-        y = y / max(np.sqrt(np.square(y, dtype=np.float64).sum()), SMALLEST_NORM)
-    return y.astype(np.float32)
-
-
-def _positions(op: Op, run: Run, table: Matrix) -> NDArray[np.int64]:
-    return int(op.number("begin")) + np.arange(len(run.token_ids))
-
-
-def _segments(op: Op, run: Run, table: Matrix) -> NDArray[np.int64]:
-    is_second = np.arange(len(run.token_ids)) >= (run.second_segment or len(run.token_ids))
-    return np.minimum(is_second, len(table) - 1).astype(np.int64)
-
-
-POSITIONAL: Mapping[OpKind, Callable[[Op, Run, Matrix], NDArray[np.int64]]] = {  # rows of a table
-    OpKind.EMBED_POSITION: _positions,
-    OpKind.EMBED_SEGMENT: _segments,
-}
-SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize's guard
-POOLED: Mapping[str, Callable[[Matrix], Matrix]] = {
-    "first": lambda x: x[:1],
-    "last": lambda x: x[-1:],
-    "mean": lambda x: x.mean(axis=0, keepdims=True),
-    "max": lambda x: x.max(axis=0, keepdims=True),
-}
-
-
 OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and products
     OpKind.RMS_NORM: _rms_norm,
     OpKind.LAYER_NORM: _layer_norm,
@@ -407,5 +379,5 @@ OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and pr
     OpKind.CONVOLUTION: convolution,
     OpKind.DELTA_RULE: delta_rule,
     OpKind.SELECT_ROWS: _select_rows,
-    OpKind.POOL: _pool,
+    OpKind.POOL: pool,
 }

@@ -9,7 +9,7 @@ matrix [T, width] (or [S, width] after `select_rows`) of real numbers; precision
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
@@ -148,17 +148,6 @@ class Program:
         """Whether all tokens of a sequence must be in one step."""
         looks_back = {"bidirectional": False, "mode": "last"}
         return any(op.attrs.get(name, usual) != usual for op in self.ops for name, usual in looks_back.items())
-
-    def pooled(self, mode: str, *, normalize: bool) -> Program:
-        """What the network makes of each sequence before its head, whose parameters it is without."""
-        (selection,) = (op for op in self.ops if op.kind is OpKind.SELECT_ROWS)
-        *ops, head = (
-            replace(op, inputs=tuple(selection.inputs[0] if x == selection.output else x for x in op.inputs))
-            for op in self.ops
-            if op is not selection
-        )
-        own = {"mode": mode} | ({"normalize": True} if normalize else {})
-        return replace(self, ops=(*ops, Op(OpKind.POOL, head.inputs, head.output, ops[-1].width, attrs=own)))
 
     def __str__(self) -> str:
         return "\n".join(str(op) for op in self.ops)

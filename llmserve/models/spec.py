@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
-from llmserve.models.graph import CacheShape, Graph, Program, Value
+from llmserve.models.graph import CacheShape, Graph, Op, OpKind, Program, Value
 
 HfConfig: TypeAlias = Mapping[str, Any]
 
@@ -220,4 +220,16 @@ class Architecture(Generic[Spec]):
         program, pooling = graph.program(), spec.pooling
         if pooling is None or program.pools:
             return program
-        return program.pooled(pooling.mode, normalize=pooling.normalize)
+        return without_head(program, pooling)
+
+
+def without_head(program: Program, pooling: Pooling) -> Program:
+    """What the network makes of each sequence before its head, whose parameters it is without."""
+    (selection,) = (op for op in program.ops if op.kind is OpKind.SELECT_ROWS)
+    *ops, head = (
+        replace(op, inputs=tuple(selection.inputs[0] if x == selection.output else x for x in op.inputs))
+        for op in program.ops
+        if op is not selection
+    )
+    own = {"mode": pooling.mode} | ({"normalize": True} if pooling.normalize else {})
+    return replace(program, ops=(*ops, Op(OpKind.POOL, head.inputs, head.output, ops[-1].width, attrs=own)))

@@ -180,6 +180,8 @@ class Sequence:
                 block_table=self.block_table[:],
                 pooled=num_tokens == self.num_pending,
                 second_segment=self.request.second_segment,
+                states=self.states,
+                adapter=self.adapter,
             )
         return Chunk(
             sequence_id=self.id,

@@ -232,13 +232,16 @@ class EngineInstance:
         """What an engine that makes no tokens answers."""
         try:
             job = pooled_request(request.inputs, self.engine.info, self._id_of(request))
-            with counted(Answer(job, streaming=False), job, self.config.name) as ended:
+            with (
+                self.adapters.held(adapter_name(request)) as adapter,
+                counted(Answer(job, streaming=False), job, self.config.name) as ended,
+            ):
 
                 def note(usage: Usage) -> None:
                     self.histograms.record(usage)
                     ended(usage)
 
-                asked = self._scheduled(job, request)
+                asked = replace(self._scheduled(job, request), adapter=adapter)
                 outputs = await pooled_outputs(self.engine, asked, request.requested_outputs, note)
             yield self._response(request, outputs, final=True)
         except LlmserveError as error:

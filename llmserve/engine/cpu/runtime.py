@@ -102,7 +102,9 @@ def pool_sizes(directory: EngineDirectory, settings: EngineSettings) -> tuple[in
         num_blocks = num_kv_blocks(
             info, settings, block_size=header.block_size, block_bytes=block_bytes, free_bytes=free_bytes
         )
-        return num_blocks, 0
+        # of texts that need one step: its tokens, and for each of them a block that is not full
+        of_step = -(-header.max_num_tokens // header.block_size) + header.max_batch_size
+        return min(num_blocks, of_step) if header.needs_whole else num_blocks, 0
     if state_bytes > settings.kv_cache_fraction * free_bytes:
         raise ResourceExhausted(
             f"there is no memory for a state of a sequence, which needs {state_bytes:,} bytes: the KV cache may have "

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.pooling import POSITIONAL
 from llmserve.builder.quantization import LINEAR_KINDS
-from llmserve.builder.reference import OPERATIONS, POSITIONAL
+from llmserve.builder.reference import OPERATIONS
 from llmserve.builder.resolve import resolve_network, target_for
 from llmserve.errors import RecipeError
 from llmserve.models.graph import Op, OpKind, Program

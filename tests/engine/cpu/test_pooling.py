@@ -19,14 +19,17 @@ from llmserve.builder.reference import Run
 from llmserve.builder.resolve import resolve_network
 from llmserve.checkpoint.reader import read_config
 from llmserve.core import GenerateRequest, SamplingParams, TokenEvent
+from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.open import open_engine
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, PromptTooLong, RecipeError
+from llmserve.models.spec import Pooling, without_head
 from llmserve.scheduler.plan import Chunk, StepPlan
 from tests.embedders import make_embedder, make_reranker, wanted_embedding
 from tests.engine.cpu.conftest import POOLING, EngineFile, OpenRunner
 from tests.engine.cpu.law import FORMATS
-from tests.engine.cpu.networks import LIMITS, random_ids
+from tests.engine.cpu.networks import LIMITS, odd_network, random_ids
+from tests.sealed_adapters import random_parts, sealed
 
 LONGEST = 64  # positions of the network
 TEXTS = [tuple(range(3, 3 + length)) for length in (1, 5, 17, 33, LONGEST, 2, 64, 9, 40, 7)]
@@ -128,6 +131,15 @@ def test_what_the_engine_cannot_do_is_refused(checkpoint: Path, engine_dir: Path
     assert "this engine makes tokens, and neither embeddings nor scores" in str(refusal(tokens, pooled((1, 2))))
 
 
+def test_an_encoder_keeps_no_more_than_a_step_needs(engine_dir: Path) -> None:
+    """Other engines have room for the largest batch of their longest sequences: 256 blocks."""
+    engine = open_engine(engine_dir)
+    try:
+        assert engine.stats().max_num_blocks == LONGEST // 16 + 64
+    finally:
+        engine.close()
+
+
 def test_the_engine_says_what_it_makes(engine_dir: Path, tmp_path: Path) -> None:
     info = EngineDirectory.open(engine_dir).info()
     assert (info.pooling, info.output_width, info.max_seq_len) == ("embeddings", 64, LONGEST)
@@ -189,3 +201,21 @@ def texts_in_a_step(runner: Any, texts: Sequence[tuple[Sequence[int], int]]) -> 
         chunks.append(Chunk(index, ids, 0, table, pooled=True, second_segment=second))
     found = runner.step(StepPlan(tuple(chunks))).logits
     return [found[index][0] for index in range(len(texts))]
+
+
+def test_a_decoder_that_pools_has_adapters(tmp_path: Path, open_runner: OpenRunner) -> None:
+    """In one step with one that has none."""
+    base = odd_network()
+    network = replace(base, program=without_head(base.program, Pooling("last", normalize=True)))
+    arrays = network.arrays
+    parts = random_parts({f"{i}.out": (arrays[f"{i}.out"].shape[0], arrays[f"{i}.out"].shape[1]) for i in range(3)})
+    runner = open_runner(network.compile(tmp_path / "e.engine", LIMITS), threads=2)
+    assert isinstance(runner, CpuRunner)
+    runner.load_adapter(1, runner.packed(sealed(tmp_path / "adapter", parts)))
+    ids = random_ids(83, 30)
+    chunks = [Chunk(slot, ids, 0, [8 * slot + n for n in range(8)], pooled=True, adapter=slot) for slot in (0, 1)]
+    found = runner.step(StepPlan(tuple(chunks))).logits
+    for slot, adapter in ((0, ()), (1, parts)):
+        wanted = network.reference(LIMITS, adapter).logits(ids)
+        assert np.abs(found[slot] - wanted).max() < 1e-5
+    assert float(found[0][0] @ found[1][0]) < 0.99

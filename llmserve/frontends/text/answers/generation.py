@@ -21,7 +21,7 @@ from llmserve.frontends.shared.server_core import Core, single_response
 from llmserve.frontends.text.requests.ensembles import Ensemble, Values
 from llmserve.frontends.text.requests.notes import Notes
 from llmserve.serving.instruments.trace import Trace
-from llmserve.serving.types import ADAPTER_NAME, InferRequest
+from llmserve.serving.types import ADAPTER_NAME, InferRequest, ParameterValue
 from llmserve.wire.http1.request import Request
 
 Result = TypeVar("Result")
@@ -187,8 +187,11 @@ class Caller:
 
     async def vector(self, ensemble: Ensemble, values: Values, output: str) -> tuple[NDArray[Any], int]:
         """What an ensemble makes of one text, and of how many tokens. Raises `LlmserveError`."""
-        name_model(ensemble.name)
-        asked = InferRequest(ensemble.name, ensemble.tensors(values), requested_outputs=(output, NUM_TOKENS))
+        name_model(ensemble.adapter or ensemble.name)
+        asked = InferRequest(
+            ensemble.name, ensemble.tensors(values), requested_outputs=(output, NUM_TOKENS),
+            parameters=_adapter_of(ensemble),
+        )  # fmt: skip
         trace, headers = self._trace(ensemble.name), self.extensions.http_headers.chosen(self.request.header_items)
         try:
             response = await single_response(self.core, accompanied(asked, trace, headers, self.tenant))
@@ -232,8 +235,13 @@ def _infer_request(
     more = {"num_return_sequences": "sequence_index", "return_receipt": "receipt"}
     wanted = (*TEXT, *(output for asked, output in more.items() if asked in values), *outputs)
     known = tuple([name for name in wanted if name in ensemble.outputs])
-    chosen = {ADAPTER_NAME: ensemble.adapter} if ensemble.adapter else {}
+    chosen = _adapter_of(ensemble)
     return InferRequest(ensemble.name, ensemble.tensors(values), requested_outputs=known, parameters=chosen)
+
+
+def _adapter_of(ensemble: Ensemble) -> dict[str, ParameterValue]:
+    """The parameter that names it."""
+    return {ADAPTER_NAME: ensemble.adapter} if ensemble.adapter else {}
 
 
 def _piece(outputs: Arrays, *, wants_tokens: bool, hides_limit: bool) -> Piece:
