@@ -8,11 +8,12 @@ over a runner.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from llmserve.core import Allowance, GenerateRequest, Logits, Tenant, TokenEvent
 from llmserve.scheduler.plan import ChunkScores, StepPlan
+from llmserve.scheduler.settings import SchedulerConfig, SchedulerSettings
 
 if TYPE_CHECKING:
     from llmserve.engine.adapters.sealed import SealedAdapter  # with number formats, which clients do without
@@ -41,6 +42,22 @@ class RunnerInfo:
     def checkpoint_blocks(self) -> int:
         """Blocks that take as much memory as a state: between two that are kept, so that these take no more."""
         return max(1, -(-self.state_bytes // max(1, self.block_bytes)))
+
+    def scheduler_config(self, settings: SchedulerSettings) -> SchedulerConfig:
+        """What a scheduler plans with. Keys and values that depend on what comes later are of use to nobody else."""
+        if self.needs_whole:
+            settings = replace(settings, enable_block_reuse=False)
+        return SchedulerConfig(
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            max_num_tokens=self.max_num_tokens,
+            max_batch_size=self.max_batch_size,
+            max_seq_len=self.max_seq_len,
+            settings=settings,
+            needs_whole=self.needs_whole,
+            num_states=self.num_states,
+            checkpoint_blocks=self.checkpoint_blocks,
+        )
 
 
 @dataclass(frozen=True, slots=True)

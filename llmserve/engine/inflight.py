@@ -44,7 +44,7 @@ from llmserve.scheduler.fairness import has_queue_share
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler, Update
 from llmserve.scheduler.sequence import Sequence, sequences_for
-from llmserve.scheduler.settings import SchedulerConfig, SchedulerSettings
+from llmserve.scheduler.settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -76,24 +76,10 @@ class InflightEngine:
         limits, settings = runner.info, settings or SchedulerSettings()
         if isinstance(runner, PipelinedRunner):  # the next step begins before tokens are known
             settings = replace(settings, speculation=Speculation.OFF)
-        if limits.needs_whole:  # keys and values depend on what comes later
-            settings, files = replace(settings, enable_block_reuse=False), None
         self._info = info
         self._runner = runner
         self._limits = limits
-        self._scheduler = Scheduler(
-            SchedulerConfig(
-                block_size=limits.block_size,
-                num_blocks=limits.num_blocks,
-                max_num_tokens=limits.max_num_tokens,
-                max_batch_size=limits.max_batch_size,
-                max_seq_len=limits.max_seq_len,
-                needs_whole=limits.needs_whole,
-                settings=settings,
-                num_states=limits.num_states,
-                checkpoint_blocks=limits.checkpoint_blocks,
-            )
-        )
+        self._scheduler = Scheduler(limits.scheduler_config(settings))
         self._pipelined = runner if isinstance(runner, PipelinedRunner) else None
         self._ahead: BegunStep | None = None  # begun before the tokens of the step before it were known
         self._lock = threading.Lock()
@@ -113,7 +99,8 @@ class InflightEngine:
         self._num_steps = 0
         self._num_ctx_tokens = 0
         self._keeper: KvKeeper | None = None
-        if files is not None and self._pipelined is None and isinstance(runner, BlockRunner):
+        keeps_blocks = not limits.needs_whole and self._pipelined is None
+        if files is not None and keeps_blocks and isinstance(runner, BlockRunner):
             self._keeper = KvKeeper(files, runner, self._scheduler, self._come_back)
         self._stats = self._snapshot(StepPlan(()))
         self._thread = threading.Thread(target=self._run, name=f"llmserve-engine-{info.name}", daemon=True)

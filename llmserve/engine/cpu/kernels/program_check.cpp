@@ -5,17 +5,16 @@
 #include <cmath>
 #include <functional>
 
-#include "engine_file.h"
 #include "kernels.h"
+#include "record_check.h"
 
 namespace llmserve {
 namespace {
 
-// What must hold for one op. Each check that fails leaves `ok` false.
-class OpCheck {
+// What must hold for one op, by its kind.
+class OpCheck : private RecordCheck {
  public:
-  OpCheck(const EngineFile& file, const OpRecord& op, uint32_t num_experts)
-      : file_(file), header_(file.header()), op_(op), num_experts_(num_experts), output_width_(file.ops().back().out.width) {}
+  using RecordCheck::RecordCheck;
 
   bool run() {
     require(op_.rows <= static_cast<uint32_t>(RowsOf::kChosen) && std::isfinite(op_.scalar) && std::isfinite(op_.soft_cap) && op_.soft_cap >= 0.0f);
@@ -168,69 +167,6 @@ class OpCheck {
         return true;
     }
     return false;
-  }
-
-  void require(bool holds) { ok_ = ok_ && holds; }
-
-  bool has(RowsOf rows) const { return op_.rows == static_cast<uint32_t>(rows); }
-
-  uint64_t rows_per_token() const { return has(RowsOf::kChosen) ? header_.experts_per_token : 1; }
-
-  // Numbers and weights of a token's experts.
-  void routes(const Operand& o) {
-    operand(o, 4, 1);
-    require(header_.experts_per_token > 0 && o.width == 2 * header_.experts_per_token);
-  }
-
-  // Rows of a weight that makes so many columns.
-  uint64_t stacked(uint64_t columns) const { return has(RowsOf::kChosen) ? columns * num_experts_ : columns; }
-
-  uint64_t kv_width() const { return uint64_t{header_.num_kv_heads} * header_.head_dim; }
-
-  // A view inside its buffer, of elements of `bytes` each.
-  void operand(const Operand& o, uint64_t bytes) { operand(o, bytes, rows_per_token()); }
-  void operand(const Operand& o, uint64_t bytes, uint64_t rows) {
-    if (&o != &op_.out) used_[&o - op_.in] = true;
-    if (o.buffer < 0 || static_cast<uint32_t>(o.buffer) >= header_.num_buffers) return require(false);
-    const uint64_t capacity = file_.buffers()[static_cast<size_t>(o.buffer)].bytes_per_row;
-    require(o.width > 0 && uint64_t{o.offset} + o.width <= o.stride && o.stride * bytes * rows <= capacity);
-  }
-
-  // The output, which may also be the logits.
-  void output(uint64_t bytes) {
-    if (op_.out.buffer != kLogitsBuffer) return operand(op_.out, bytes);
-    require(has(RowsOf::kSelected) && op_.out.offset == 0 && op_.out.width == output_width_ &&
-            op_.out.stride == output_width_);
-  }
-
-  void same_width() {
-    operand(op_.in[0], 4);
-    output(4);
-    require(op_.in[0].width == op_.out.width);
-  }
-
-  const TensorRecord* tensor(int32_t index) {
-    if (index < 0 || static_cast<uint32_t>(index) >= header_.num_tensors) {
-      require(false);
-      return nullptr;
-    }
-    return &file_.tensors()[static_cast<size_t>(index)];
-  }
-
-  static bool in_panels(const TensorRecord& t) { return t.layout == static_cast<uint32_t>(Layout::kPanels); }
-
-  void vector(int32_t index, DType type, uint64_t count) {
-    const TensorRecord* t = tensor(index);
-    require(t && t->dtype == static_cast<uint32_t>(type) && t->rows == 1 && t->cols == count && !in_panels(*t));
-  }
-
-  void optional_vector(int32_t index, DType type, uint64_t count) {
-    if (index != kNoTensor) vector(index, type, count);
-  }
-
-  void matrix(int32_t index, uint64_t rows, uint64_t cols) {
-    const TensorRecord* t = tensor(index);
-    require(t && t->dtype <= static_cast<uint32_t>(DType::kBF16) && t->rows == rows && t->cols == cols);
   }
 
   void linear(uint64_t input_bytes) {
@@ -390,15 +326,6 @@ class OpCheck {
             (op_.groups == kBidirectional && op_.window == 0 && op_.tensors[0] == kNoTensor));
     for (const int32_t of_heads : {op_.tensors[0], op_.tensors[1]}) optional_vector(of_heads, DType::kF32, op_.num_heads);
   }
-
-  const EngineFile& file_;
-  const FileHeader& header_;
-  const OpRecord& op_;
-  const uint32_t num_experts_;  // of every mixture
-  const uint32_t output_width_;  // of the logits, or of what is pooled
-  bool for_experts_ = false;  // whether this kind of op, with these operands, works on rows of experts
-  bool used_[3] = {};  // which inputs this kind of op reads or writes
-  bool ok_ = true;
 };
 
 }  // namespace
