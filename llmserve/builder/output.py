@@ -26,10 +26,11 @@ class Kind(NamedTuple):
     """Of a directory that is built, and what tells it from others."""
 
     marker: str
-    words: str
+    refusal: str  # of another directory
 
 
-ENGINE, ADAPTER = Kind(MANIFEST_FILE, "an engine directory"), Kind(ADAPTER_FILE, "an adapter directory")
+ENGINE = Kind(MANIFEST_FILE, "exists and is not an engine directory, so it is not replaced")
+ADAPTER = Kind(ADAPTER_FILE, "exists and is not an adapter directory, so it is not replaced")
 
 
 def check_replaceable(output: Path, kind: Kind = ENGINE) -> None:
@@ -52,9 +53,7 @@ def check_replaceable(output: Path, kind: Kind = ENGINE) -> None:
             if not names or kind.marker in names:
                 return
             if _is_at(descriptor, output):
-                raise AlreadyExists(
-                    f"{output} exists and is not {kind.words}, so it is not replaced; choose another --output-dir"
-                )
+                raise AlreadyExists(f"{output} {kind.refusal}; choose another --output-dir")
         finally:
             os.close(descriptor)  # another build has moved it away, and was deleting it: look again
 
