@@ -35,7 +35,15 @@ MOST_PROGRAMS = {"sm_80": 32, "sm_89": 24, "sm_90": 32, "sm_100": 32, "sm_120": 
 # attention hide latency by the stages of their loads: eight warps are two per scheduler, and one program of eight, or
 # two of four, is what tiles of this size allow. What only moves rows hides latency by warps alone: half of the 48 that
 # the smallest multiprocessor has.
-LEAST_WARPS = {"linear": 4, "gated_linear": 4, "linear_segments": 4, "attention": 4, "attention_segments": 4}
+# Products in words have the loads of eight groups under way in each thread.
+LEAST_WARPS = {
+    "words_segments": 8,
+    "linear": 4,
+    "gated_linear": 4,
+    "linear_segments": 4,
+    "attention": 4,
+    "attention_segments": 4,
+}
 LEAST_WARPS.update(dict.fromkeys(("choose_best", "list_blocks", "draw_filtered", "draw"), 8))  # a program for each row
 LEAST_WARPS_OF_ROWS = 24
 MAX_SEQ_LEN = 8192

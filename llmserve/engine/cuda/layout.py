@@ -96,6 +96,7 @@ class Kernel:
     num_warps: int
     num_stages: int
     most_registers: int = 0  # of a thread; 0: what the compiler finds best
+    half_on: tuple[str, ...] = ()  # architectures where half as many warps have registers enough
 
 
 class Launch(NamedTuple):
@@ -295,7 +296,8 @@ def _decoded(path: Path, text: bytes) -> EngineHeader:
 def kernel_of(fields: dict[str, Any]) -> Kernel:
     """From what JSON has made of one."""
     pairs = {name: tuple((key, value) for key, value in fields[name]) for name in ("types", "constants")}
-    return Kernel(**{**fields, **pairs, "unaligned": tuple(fields["unaligned"])})
+    names = {name: tuple(fields[name]) for name in ("unaligned", "half_on")}
+    return Kernel(**{**fields, **pairs, **names})
 
 
 def _launch(values: Sequence[Any]) -> Launch:

@@ -28,7 +28,7 @@ FUNCTIONS = {
     "choosing.count_history", "choosing.penalize", "choosing.add_bias", "choosing.ban", "choosing.find_peaks",
     "choosing.choose_best", "drawing.weigh", "drawing.list_blocks", "drawing.draw_filtered", "drawing.draw",
     "attention.attention", "attention.attention_segments", "attention.merge_and_round", "attention.merge_segments",
-    "attention.turn_and_write", "attention.turn_queries", "attention.write_cache", "attention_int8.round_queries",
+    "attention.turn_and_write", "attention.write_cache", "attention_int8.round_queries",
     "attention_int8.write_cache", "linear.add_gated_segments", "linear.add_rounded_segments", "linear.add_segments",
     "linear.gated_linear", "linear.linear", "linear.linear_segments", "linear.words_segments", "rowwise.add",
     "rowwise.embed", "rowwise.gated_activation", "rowwise.rms_norm", "rowwise.round_rows", "rowwise.select_rows",
@@ -45,7 +45,11 @@ def test_a_network_of_real_shape_fits_every_architecture(architecture: str) -> N
 
 def test_kernels_that_few_networks_have_compile_too() -> None:
     """Soft caps, windows, ALiBi, tanh, erf, odd widths, bfloat16. Between them the tests see every kernel there is."""
-    kernels = peculiar_kernels("bfloat16")
+    strides = (("TILE_COLUMNS", 512), ("WIDTH", 384), ("X_STRIDE", 768), ("Y_STRIDE", 384))
+    of_two_formats = Kernel(  # of gates and ups in more formats than one
+        "rowwise.gated_activation", (("x", "*bf16"), ("y", "*bf16")), (), (("ACTIVATION", "silu"), *strides), 4, 3
+    )
+    kernels = [*peculiar_kernels("bfloat16"), of_two_formats]
     compiled = list(TritonCompiler().compile(kernels, "sm_90", 2))
     assert all(each.num_arguments == len(kernel.types) + 2 for each, kernel in zip(compiled, kernels, strict=True))
     real = [kernel for precision in PRECISIONS for kernel in kernels_of("Qwen3-0.6B", precision)]

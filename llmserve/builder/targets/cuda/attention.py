@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -20,8 +20,15 @@ LEAST_TILE = 16  # of a product of tiles
 WIDE_HEAD = 128  # above, a cache of integers is met in tiles of MOST_WIDE_KEYS: sums of more find no tensor memory
 MOST_WIDE_KEYS = 32
 NO_STRIDES = {"KEY_STRIDE": 0, "VALUE_STRIDE": 0}
+NUM_WARPS = 8  # of a run of positions
+HALF_WARPS_ON = ("sm_90",)
 SPLIT_ROWS = 64  # up to so many rows, segments of positions are worked off by several programs
 FEW_ROWS, MANY_ROWS = (1, SPLIT_ROWS), (SPLIT_ROWS + 1, MANY)
+
+
+class Warps(TypedDict):
+    num_warps: int
+    half_on: tuple[str, ...]
 
 
 class Cache(NamedTuple):
@@ -70,11 +77,12 @@ class AttentionLowering(RoundedValues):
     def _attention(self, op: Op) -> None:
         cache = self._cache_of(op)
         q, k, _ = op.inputs
-        if not cache.format.is_rounded and q in self._turned and self._turned[q] == self._turned.get(k):
+        if not cache.format.is_rounded and q in self._turned:
+            assert self._turned[q] == self._turned.get(k), "queries and keys are turned alike"
             queries = self._turn_and_write(op, cache)
         else:
             self._write_cache(op, cache)
-            queries = self._rounded_queries(op, cache.format) if cache.format.is_rounded else self._turned_queries(op)
+            queries = self._rounded_queries(op, cache.format) if cache.format.is_rounded else self._queries_of(q)
         y = self._new(op)  # never where the queries are, which other programs still read
         if queries.made:
             self._buffers.read(queries.made)
@@ -134,11 +142,13 @@ class AttentionLowering(RoundedValues):
         output = {"y": self._value(op.output)}
         num_segments, tile_dim = -(-self._max_seq_len // self._tiles.segment), int(constants["TILE_DIM"])
         tiles = Extent(of_tiles=True)
-        # The same for both kernels, since sums over a tile depend on it. More would multiply the same queries twice.
-        num_warps = 4 if tile_dim <= WIDE_HEAD else 8
+        # The same for both kernels: sums over a tile depend on it. Eight warps multiply the same queries twice, four
+        # have registers enough only where products of matrices leave their operands in shared memory.
+        is_small = tile_dim <= WIDE_HEAD and constants["FORMAT"] == "float"
+        warps: Warps = {"num_warps": NUM_WARPS, "half_on": HALF_WARPS_ON if is_small else ()}
         self._record.launch(
             "attention.attention", {**arguments, **output}, {**constants, "Y_STRIDE": y.stride},
-            (tiles, Extent(fixed=num_kv_heads), ONE), num_stages=2, num_warps=num_warps,
+            (tiles, Extent(fixed=num_kv_heads), ONE), num_stages=2, **warps,
             rows=MANY_ROWS if num_segments > 1 else ANY_ROWS,
         )  # fmt: skip
         rounding = self._rounded_at_once(op.output, y.width) if self._can_be_rounded(op) else None
@@ -153,7 +163,7 @@ class AttentionLowering(RoundedValues):
         found = {"peaks": peaks, "totals": totals, "parts": parts}
         self._record.launch(
             "attention.attention_segments", {**arguments, **found}, {**constants, "MAX_ROWS": SPLIT_ROWS},
-            (tiles, Extent(fixed=num_kv_heads), Extent(fixed=num_segments)), rows=FEW_ROWS, num_warps=num_warps,
+            (tiles, Extent(fixed=num_kv_heads), Extent(fixed=num_segments)), rows=FEW_ROWS, **warps,
         )  # fmt: skip
         merging = {
             "HEAD_DIM": head_dim, "NUM_HEADS": num_heads, "WINDOW": window, "MAX_ROWS": SPLIT_ROWS,
@@ -178,28 +188,17 @@ class AttentionLowering(RoundedValues):
         head_dim = int(op.number("head_dim"))
         return op.output in self._only_rounded and head_dim % GROUP == 0 and head_dim == power_of_two(head_dim)
 
-    def _turned_queries(self, op: Op) -> Queries:
-        """Turned, and in the engine's dtype."""
-        q = op.inputs[0]
-        source, nothing = self._buffers[q], self._input("positions")
-
-        def found(argument: Argument, stride: int, *made: str) -> Queries:
-            return Queries({"q": argument, "q_scales": nothing}, {"Q_STRIDE": stride, "SCALES_STRIDE": 0}, made)
-
-        if q not in self._turned and q not in self._wide:
-            return found(self._value(q), source.stride)
-        name, place = self._place_of_queries(op)
-        self._turn("attention.turn_queries", op, {"y": self._value(name)}, {"Y_STRIDE": place.stride}, LEAST_TILE)
-        return found(self._value(name), place.stride, name)
-
-    def _place_of_queries(self, op: Op) -> tuple[str, Place]:
-        name = f"{op.output}.queries"
-        self._uses[name] += 1
-        return name, self._buffers.new(name, self._buffers[op.inputs[0]].width, ITEM_BYTES[self._dtype])
+    def _queries_of(self, value: str, *made: str) -> Queries:
+        """As they are, in the engine's dtype."""
+        assert value not in self._wide
+        arguments = {"q": self._value(value), "q_scales": self._input("positions")}
+        return Queries(arguments, {"Q_STRIDE": self._buffers[value].stride, "SCALES_STRIDE": 0}, made)
 
     def _turn_and_write(self, op: Op, cache: Cache) -> Queries:
         """Queries, keys and values in one launch."""
-        turning, (name, place) = self._turned[op.inputs[0]], self._place_of_queries(op)
+        turning, name = self._turned[op.inputs[0]], f"{op.output}.queries"
+        self._uses[name] += 1
+        place = self._buffers.new(name, self._buffers[op.inputs[0]].width, ITEM_BYTES[self._dtype])
         num_heads, num_kv_heads = int(op.number("num_heads")), int(op.number("num_kv_heads"))
         tile_dim = _tile_dim(op, LEAST_TILE)
         tile = self._tiles.heads(num_heads, tile_dim)
@@ -214,9 +213,7 @@ class AttentionLowering(RoundedValues):
              "Y_STRIDE": place.stride, "TILE_HEADS": tile, "TILE_DIM": tile_dim},
             (ROWS, Extent(fixed=-(-num_heads // tile) - (-num_kv_heads // tile)), ONE),
         )  # fmt: skip
-        nothing = self._input("positions")
-        arguments = {"q": self._value(name), "q_scales": nothing}
-        return Queries(arguments, {"Q_STRIDE": place.stride, "SCALES_STRIDE": 0}, (name,))
+        return self._queries_of(name, name)
 
     def _rounded_queries(self, op: Op, format: NumberFormat) -> Queries:
         """Turned, and as integers: heads filled up to whole groups of dimensions."""

@@ -91,11 +91,12 @@ def compile_kernel(kernel: Kernel, architecture: str) -> Compiled:
         raise InternalError(f"{kernel.function} has the parameters {sorted(signature)}")
     are_aligned = types.keys() - set(kernel.unaligned)
     aligned = {(place,): ALIGNED for place, argument in enumerate(function.arg_names) if argument in are_aligned}
+    num_warps = kernel.num_warps // 2 if architecture in kernel.half_on else kernel.num_warps
     limits = {"maxnreg": kernel.most_registers} if kernel.most_registers else {}
     compiled = triton.compile(
         ASTSource(function, signature, constexprs=constants, attrs=aligned),
         target=GPUTarget("cuda", int(architecture.removeprefix("sm_")), WARP_THREADS),
-        options={"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, **limits, **OPTIONS},
+        options={"num_warps": num_warps, "num_stages": kernel.num_stages, **limits, **OPTIONS},
     )
     return _described(compiled)
 

@@ -164,7 +164,7 @@ class ProductLowering(RoundedValues):
             return {**constants, **shape}, grid
 
         kernel = self._record.launch(function, arguments, *cut(rows.tile), tile=rows.tile, rows=rows.rows)
-        for tile in rows.others:
+        for tile in rows.others if self._tiles.has_choice else ():
             self._record.tactic(kernel, function, arguments, *cut(tile), tile)
 
     def _factors(self, op: Op) -> list[Factors]:

@@ -69,14 +69,14 @@ class Recorder:
     def launch(
         self, function: str, arguments: Mapping[str, Argument], constants: Constants,
         grid: tuple[Extent, Extent, Extent], *, tile: ProductTile | None = None, num_warps: int = 4,
-        num_stages: int = 3, most_registers: int = 0, rows: tuple[int, int] = ANY_ROWS,
+        num_stages: int = 3, most_registers: int = 0, rows: tuple[int, int] = ANY_ROWS, half_on: tuple[str, ...] = (),
     ) -> int:  # fmt: skip
         """rows: the least and the most for which it runs. Returns the number of its kernel."""
         number = self._kernel(
             function, arguments, constants,
             num_warps=tile.num_warps if tile else num_warps,
             num_stages=tile.num_stages if tile else num_stages,
-            most_registers=most_registers,
+            most_registers=most_registers, half_on=half_on,
         )  # fmt: skip
         addresses = tuple(argument.address for argument in arguments.values())
         self.launches.append(Launch(number, addresses, grid, self.part.value, *rows))
@@ -95,7 +95,7 @@ class Recorder:
 
     def _kernel(
         self, function: str, arguments: Mapping[str, Argument], constants: Constants, *, num_warps: int,
-        num_stages: int, most_registers: int,
+        num_stages: int, most_registers: int, half_on: tuple[str, ...] = (),
     ) -> int:  # fmt: skip
         kernel = Kernel(
             function,
@@ -105,6 +105,7 @@ class Recorder:
             num_warps=num_warps,
             num_stages=num_stages,
             most_registers=most_registers,
+            half_on=half_on,
         )
         return self._kernels.setdefault(kernel, len(self._kernels))
 

@@ -65,9 +65,10 @@ class Tiles:
     columns: int = 1024  # of what is done to each row by itself
     numbers: int = 2048  # of several heads of a row
     choice: int = 2048  # tokens of a vocabulary
-    programs: int = 128  # wanted, of products of floats for few rows
+    programs: int = 192  # wanted, of products of floats for few rows
     warps: int = 2048  # wanted, of products of integers for few rows
     least_inputs: int = 256  # of a segment
+    has_choice: bool = True  # whether there is something to tune
 
     def ranges(self, *, of_integers: bool) -> tuple[RowRange, ...]:
         return self.integers if of_integers else self.floats
@@ -107,8 +108,8 @@ def tiles_for(dtype: str) -> Tiles:
     integers = (
         *few_words,
         RowRange((9, 32), ProductTile(8, 128, 4, 1), (ProductTile(4, 128, 4, 1),), in_words=True),
-        RowRange((33, 64), ProductTile(64, 128, 4, 3), (ProductTile(64, 64, 4, 4),)),
-        RowRange((65, MANY), ProductTile(64, 128, 4, 3), (ProductTile(32, 128, 4, 3), ProductTile(128, 128, 8, 3))),
+        RowRange((33, 64), ProductTile(64, 64, 4, 4), (ProductTile(64, 128, 4, 3),)),
+        RowRange((65, MANY), ProductTile(64, 64, 4, 4), (ProductTile(64, 128, 4, 3), ProductTile(128, 128, 8, 3))),
     )
     if FLOATS[dtype].bits == 32:
         floats = by_rows((64, (ProductTile(64, 32, 4, 3),)), (MANY, (ProductTile(64, 64, 4, 3),)))
@@ -118,13 +119,10 @@ def tiles_for(dtype: str) -> Tiles:
         (16, (ProductTile(16, 64, 4, 6), ProductTile(16, 128, 4, 4))),
         (64, (ProductTile(64, 64, 4, 4), ProductTile(64, 128, 4, 4))),
         (128, (ProductTile(128, 64, 4, 4), ProductTile(128, 128, 8, 3))),
-        (512, (ProductTile(128, 128, 8, 3), ProductTile(128, 128, 4, 3))),
-        (MANY, (ProductTile(128, 128, 4, 3), ProductTile(128, 128, 8, 3))),
+        (MANY, (ProductTile(128, 128, 8, 3), ProductTile(128, 128, 4, 3))),
     )
     return Tiles(tuple(floats), integers)
 
 
 def without_choice(tiles: Tiles) -> Tiles:
-    """Nothing to be tried."""
-    floats, integers = (tuple(each._replace(others=()) for each in ranges) for ranges in (tiles.floats, tiles.integers))
-    return replace(tiles, floats=floats, integers=integers)
+    return replace(tiles, has_choice=False)

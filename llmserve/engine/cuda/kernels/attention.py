@@ -43,19 +43,6 @@ def _turn_row(
 
 
 @triton.jit
-def turn_queries(
-    q, positions, cos, sin, y,
-    HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, Q_STRIDE: tl.constexpr,
-    Y_STRIDE: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_DIM: tl.constexpr,
-):  # fmt: skip
-    """Grid: rows, tiles of query heads. `cos` and `sin` have ROTARY_DIM / 2 numbers for each position."""
-    _turn_row(
-        q, positions, cos, sin, y, tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE_HEADS,
-        HEAD_DIM, ROTARY_DIM, NUM_HEADS, Q_STRIDE, Y_STRIDE, TILE_HEADS, TILE_DIM,
-    )  # fmt: skip
-
-
-@triton.jit
 def _write_row(
     k, v, positions, slots, cos, sin, keys, values, row, first_head,
     HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
@@ -97,8 +84,10 @@ def turn_and_write(
     BLOCK_SIZE: tl.constexpr, Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
     Y_STRIDE: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_DIM: tl.constexpr,
 ):  # fmt: skip
-    """`turn_queries` and `write_cache` in one, where both turn alike. Grid: rows, tiles of query heads, then of the
-    others."""
+    """Queries turned, and `write_cache`, which turns keys alike. Grid: rows, tiles of query heads, then of the others.
+
+    `cos` and `sin` have ROTARY_DIM / 2 numbers for each position.
+    """
     QUERY_TILES: tl.constexpr = (NUM_HEADS + TILE_HEADS - 1) // TILE_HEADS
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tile < QUERY_TILES:
