@@ -34,14 +34,14 @@ from tests.engine.cpu.networks import LIMITS, odd_network
 from tests.engine.directories import MANIFEST
 
 DIGESTS = {  # dtype, quantization, kv_cache_dtype: engine files for cpu and cuda, what is said
-    ("float32", "", "auto"): ("6ea83f7ae0c5f513", "cdeaf0e2243a20cc", "84e4793a38c68a5d"),
-    ("float16", "", "auto"): ("dd30efa0fcc7bce0", "dc9b4d8fefbf841f", "03eaa66a42d13a0c"),
-    ("bfloat16", "", "auto"): ("af40e3c82a921fc5", "42aff4bed7eb76e7", "3b52fc8932546b30"),
-    ("float16", "", "int8"): ("ceca8de510bc3a95", "e18ac562ea2f192e", "a7e3d1fb0dac1d74"),
-    ("float16", "int8", "auto"): ("e49224c7aa1edc97", "6bfcb91f2e23a695", "f879d099ba931b4f"),
-    ("bfloat16", "int8", "int8"): ("91a0c95f9d172d15", "91d3e51c9135a8f7", "65a40d9466fa64a2"),
-    ("float16", "int4", "auto"): ("a6447ad8f1deb18f", "d75d573a51a364ae", "5b6436bd2f1c07ec"),
-    ("float32", "int4", "int8"): ("142038f8601a5a22", "99278e6648dc8592", "4d8dda7e03511783"),
+    ("float32", "", "auto"): ("6ea83f7ae0c5f513", "cf4ff74c88105836", "84e4793a38c68a5d"),
+    ("float16", "", "auto"): ("dd30efa0fcc7bce0", "db38477d09e2d4fb", "03eaa66a42d13a0c"),
+    ("bfloat16", "", "auto"): ("af40e3c82a921fc5", "0c3928e66b5cbedf", "3b52fc8932546b30"),
+    ("float16", "", "int8"): ("ceca8de510bc3a95", "07ff6611630b5403", "a7e3d1fb0dac1d74"),
+    ("float16", "int8", "auto"): ("e49224c7aa1edc97", "b3ed95e3d8242ab7", "f879d099ba931b4f"),
+    ("bfloat16", "int8", "int8"): ("91a0c95f9d172d15", "7a1a3f79959ec452", "65a40d9466fa64a2"),
+    ("float16", "int4", "auto"): ("a6447ad8f1deb18f", "597bf4f64f21dd69", "5b6436bd2f1c07ec"),
+    ("float32", "int4", "int8"): ("142038f8601a5a22", "b52387b599c75508", "4d8dda7e03511783"),
 }
 
 
