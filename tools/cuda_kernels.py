@@ -170,13 +170,14 @@ def summary(data: str) -> str:
     return "\n".join(lines)
 
 
-def report(data: str, compiler: str) -> str:
+def report(data: str, compiler: str, architectures: Sequence[str]) -> str:
     return f"""# Kernels of the cuda target
 
-`make cuda-kernels` compiles kernels of {", ".join(CONFIGS)} in {", ".join(PRECISIONS)} with {compiler}, without a GPU.
+`make cuda-kernels` compiles kernels of {", ".join(CONFIGS)} in {", ".join(PRECISIONS)}.
+These are for {", ".join(architectures)}, compiled with {compiler}, without a GPU.
 Nothing here has been timed. Kernels that only `llmserve tune` may choose are left out. [All rows](cuda-kernels.csv)
 are a CSV file. Registers are per thread, shared memory per program. Programs and warps are how many of them fit on a
-multiprocessor at the same time. A product has two kernels: for few rows with 128 threads, and for many.
+multiprocessor at the same time. A product has a kernel for each of several ranges of rows.
 Equal kernels count once.
 
 {summary(data)}
@@ -193,7 +194,7 @@ def main() -> None:
     found = list(rows(list(CONFIGS), architectures, precisions))
     data = csv_table(found)
     options.output.with_suffix(".csv").write_text(data)
-    options.output.write_text(report(data, TritonCompiler().version))
+    options.output.write_text(report(data, TritonCompiler().version, architectures))
     problems = [problem for row in found for problem in row.problems]
     for problem in problems:
         print(problem, file=sys.stderr)
