@@ -45,14 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--python", default="3.12", help="version of Python on the GPU's machine; its processor is x86-64"
     )
-    parser.add_argument("--only-kernels", action="store_true", help="compile again, and keep the rest of the folder")
+    parser.add_argument("--only-kernels", action="store_true", help="keep the packages of the folder")
     given = parser.parse_args(arguments)
     if not given.only_kernels:
         shutil.rmtree(given.output, ignore_errors=True)
-        given.output.mkdir(parents=True)
         add_wheels(given.output / "wheels", given.python)
-        shutil.copy(Path(library.__file__).with_name(library.LIBRARY_NAME), given.output)
-        (given.output / METADATA).write_text(metadata.distribution("llmserve").read_text(METADATA) or "")
+    given.output.mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(library.__file__).with_name(library.LIBRARY_NAME), given.output)
+    (given.output / METADATA).write_text(metadata.distribution("llmserve").read_text(METADATA) or "")
     add_kernels(given.output, given.gpu)
     size = sum(path.stat().st_size for path in given.output.rglob("*") if path.is_file())
     print(f"{given.output}: {size / (1 << 20):.0f} MB")

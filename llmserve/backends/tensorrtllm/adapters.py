@@ -115,17 +115,19 @@ class ServedAdapters:
         return {
             name: {"digest": named.adapter.digest, "base": named.adapter.manifest.base_digest,
                    "rank": named.adapter.manifest.rank}
-            for name, named in sorted(self._named.items())
+            for name, named in self._sorted()
         }  # fmt: skip
 
     def gauges(self) -> list[GaugeSample]:
         """Of those that have a name: how often each was asked for under it."""
-        with self._lock:
-            known = sorted(self._named.items())
         return [
             ("llmserve_adapter_requests_total", {"adapter": name, "digest": named.adapter.digest}, named.num_asked)
-            for name, named in known
+            for name, named in self._sorted()
         ]
+
+    def _sorted(self) -> list[tuple[str, _Named]]:
+        with self._lock:
+            return sorted(self._named.items())
 
     def _find(self, name: str) -> _Named:
         if (named := self._named.get(name)) is None:

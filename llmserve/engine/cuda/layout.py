@@ -38,7 +38,7 @@ PANEL_OUTPUTS = 32  # of a weight of integers
 PIECE_BYTES = 16  # of an output, one behind the other
 SCALE_BYTES = 4
 ALIGNED_BYTES = 16  # what a thread loads at once
-TILE_ROWS = 256  # products write whole tiles of rows, so buffers have that many more or fewer
+TILE_ROWS = 128  # products write whole tiles of rows, so buffers have that many more or fewer
 MOST_GRID = ((1 << 31) - 1, 65535, 65535)  # programs, of any GPU
 
 

@@ -17,6 +17,7 @@ from llmserve.builder.reference import ReferenceModel, Run
 from llmserve.builder.selftest import ROUNDING_CHANGES_ACCEPTED
 from llmserve.core import SamplingParams
 from llmserve.engine.base import PendingStep
+from llmserve.engine.cuda.inputs import BUCKET_ROWS, bucket_of, buckets
 from llmserve.engine.cuda.runner import CudaRunner
 from llmserve.scheduler.plan import UNSEEN, Chunk, SampleRequest, StepPlan
 from tests.engine.cpu.conftest import NETWORKS
@@ -171,3 +172,13 @@ def open_cpu(path: Path):  # type: ignore[no-untyped-def]
     from llmserve.engine.cpu.runner import CpuRunner
 
     return CpuRunner.open(path, num_blocks=16, threads=1)
+
+
+@pytest.mark.parametrize("most", [1, 6, 64, 200, 1024, 2048])
+def test_a_step_is_filled_up_to_a_bucket_that_has_a_graph(most: int) -> None:
+    known = buckets(most)
+    assert known == sorted(set(known))
+    for num_rows in range(1, most + 1):
+        bucket = bucket_of(num_rows, most)
+        assert bucket in known
+        assert 0 <= bucket - num_rows < min(num_rows, BUCKET_ROWS)

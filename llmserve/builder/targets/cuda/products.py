@@ -11,6 +11,7 @@ from llmserve.builder.targets.cuda.integers import integer_tensors, num_groups, 
 from llmserve.builder.targets.cuda.recorder import COLUMNS_OF_WARP, ONE, ROWS, Argument, Constants, power_of_two
 from llmserve.builder.targets.cuda.rounded import GROUP, ROUNDED, RoundedValues, Rounding
 from llmserve.builder.targets.cuda.tiles import ProductTile, RowRange
+from llmserve.builder.targets.cuda.values import INTEGERS
 from llmserve.engine.cuda.layout import TYPES, Address, Extent, Room
 from llmserve.models.graph import Op, OpKind
 from llmserve.models.number_formats import FLOAT32, UNROUNDED
@@ -125,7 +126,7 @@ class ProductLowering(RoundedValues):
         (parts,) = self._record.scratch(segments * most * width)
         function, arguments = "linear.linear_segments", factors.arguments
         if rows.in_words:
-            words = {name: replace(arguments[name], type=TYPES["int32"]) for name in ("x", "w")}
+            words = {name: replace(arguments[name], type=INTEGERS) for name in ("x", "w")}
             function, arguments = "linear.words_segments", {**arguments, **words}
         constants = {**shape, "MAX_ROWS": most}
         self._launch_product(function, {**arguments, "parts": parts}, constants, factors, rows, segments)

@@ -17,7 +17,7 @@ MANY = 1 << 30
 SPLIT_ROWS = 128  # up to so many rows, segments of a sum may be worked off by several programs
 MOST_SEGMENTS = 16
 MOST_SUMS_TWICE = 64  # of a thread: more do not fit beside as many others
-LEAST_COLUMNS = 64  # of four warps' instruction; half of a gated product's are its gate's
+LEAST_COLUMNS = 64  # of four warps' instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class RowRange(NamedTuple):
     def is_split(self, num_columns: int, segments: int, programs: int) -> bool:
         """Whether segments are worked off by programs of their own: where there would be too few others."""
         least, most = self.rows
+        # by the rows that a bucket of this range has at least: the one before it has half as many
         others = -(-num_columns // self.tile.columns) * -(-max(least, most // 2) // self.tile.rows)
         return self.in_words or (segments > 1 and most <= SPLIT_ROWS and others < programs)
 
@@ -99,15 +100,13 @@ def by_rows(*ranges: tuple[int, tuple[ProductTile, ...]], in_words: bool = False
 
 
 def tiles_for(dtype: str) -> Tiles:
-    few_words = tuple(
-        by_rows(
-            *((rows, (ProductTile(rows, 128, 4, 1), ProductTile(rows, 64, 2, 1))) for rows in (1, 4, 8)),
-            in_words=True,
-        )
+    words = by_rows(
+        *((rows, (ProductTile(rows, 128, 4, 1), ProductTile(rows, 64, 2, 1))) for rows in (1, 4, 8)),
+        (32, (ProductTile(8, 128, 4, 1), ProductTile(4, 128, 4, 1))),
+        in_words=True,
     )
     integers = (
-        *few_words,
-        RowRange((9, 32), ProductTile(8, 128, 4, 1), (ProductTile(4, 128, 4, 1),), in_words=True),
+        *words,
         RowRange((33, 64), ProductTile(64, 64, 4, 4), (ProductTile(64, 128, 4, 3),)),
         RowRange((65, MANY), ProductTile(64, 64, 4, 4), (ProductTile(64, 128, 4, 3), ProductTile(128, 128, 8, 3))),
     )

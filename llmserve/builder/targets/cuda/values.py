@@ -17,7 +17,7 @@ from llmserve.engine.cuda.layout import ITEM_BYTES, TYPES, Address, Room
 from llmserve.models.graph import Op, Program
 from llmserve.models.spec import Param
 
-INTEGERS = "*i32"
+INTEGERS = TYPES["int32"]
 
 
 @dataclass(frozen=True, slots=True)
