@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from llmserve.frontends.shared.tracer import Tracer
+from tests.checkpoints import KINDS
 from tests.frontends.server import RunningServer, running_server
 from tests.frontends.stub_core import StubCore
 from tests.tiers import TIERS, chosen_tiers, tier_of
@@ -124,6 +125,14 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _configs_stay() -> Iterator[None]:
+    """Kinds of networks share tables, such as a rope's scaling. Whoever hands one to transformers hands it a copy."""
+    before = repr(KINDS)
+    yield
+    assert repr(KINDS) == before, "a test of this file wrote into a config of tests.checkpoints.KINDS"
 
 
 @pytest.fixture(scope="module")

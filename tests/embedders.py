@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def make_reranker(path: Path, kind: str) -> Any:
 
 
 def _config(auto: Any, values: dict[str, Any]) -> Any:
-    values = dict(values)
+    values = deepcopy(values)  # transformers writes into the tables that it is given
     return auto.for_model(values.pop("model_type"), **values)
 
 

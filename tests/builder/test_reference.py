@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +268,8 @@ def test_optional_biases(kind: str, keys: tuple[str, ...], tmp_path: Path) -> No
     """The checkpoint is transformers' own: it knows the names of the bias tensors."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(**(KINDS[kind] | dict.fromkeys(keys, True) | {"torch_dtype": "float32"}))
+    # transformers writes the rope's base into the table of its scaling, which kinds share.
+    config = AutoConfig.for_model(**deepcopy(KINDS[kind] | dict.fromkeys(keys, True) | {"torch_dtype": "float32"}))
     model = AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
