@@ -517,9 +517,58 @@ KINDS |= {
         "routed_scaling_factor": 1.5,
     },
 }
+# heads of Mamba in groups of three, whose sizes are no multiple of anything
+MAMBA: dict[str, Any] = QWEN | {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 6,
+    "mamba_d_head": "auto",
+    "mamba_n_groups": 2,
+    "mamba_d_state": 19,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "rms_norm_eps": 1e-3,  # so that it is seen
+}
+KINDS |= {
+    "bamba": MAMBA
+    | {
+        "architectures": ["BambaForCausalLM"],
+        "model_type": "bamba",
+        "hidden_size": 60,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "attn_layer_indices": [1],
+        "attn_rotary_emb": 10,
+    },
+    "granite4-h-moe": MAMBA
+    | GRANITE
+    | {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "num_hidden_layers": 3,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "position_embedding_type": "nope",
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_n_groups": 1,
+        "rms_norm_eps": 1e-3,
+    },
+}
+KINDS["granite4-h"] = KINDS["granite4-h-moe"] | {"num_local_experts": 0, "mamba_n_groups": 4}
 KINDS["granite4"] = KINDS["granite4-moe"] | {"num_local_experts": 0, "position_embedding_type": "nope"}
 MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2", "gpt-oss")))
-WITH_STATES = ("lfm2", "lfm2-moe", "qwen3-next-moe", "qwen3.5", "qwen3.5-moe")
+WITH_STATES = (
+    "bamba",
+    "granite4-h",
+    "granite4-h-moe",
+    "lfm2",
+    "lfm2-moe",
+    "qwen3-next-moe",
+    "qwen3.5",
+    "qwen3.5-moe",
+)
 W1_NAMES = ("block_sparse_moe", "w1", "w3", "w2")
 EXPERT_NAMES = dict.fromkeys(("mixtral", "minimax_m2", "phimoe"), W1_NAMES)  # else "mlp" and the names of an MLP
 EXPERT_NAMES["lfm2_moe"] = ("feed_forward", *W1_NAMES[1:])

@@ -195,6 +195,7 @@ def test_the_diffs_that_contributing_shows_are_in_the_files() -> None:
         "llmserve/models/olmo2.py",
         "llmserve/models/registry.py",
         "tests/checkpoints.py",
+        "llmserve/models/program.py",
         "llmserve/models/graph.py",
         "llmserve/builder/attention.py",
         "llmserve/builder/reference.py",

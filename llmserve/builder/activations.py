@@ -1,4 +1,4 @@
-"""Activations in numpy; see `graph.ACTIVATIONS` and `graph.PLAIN_ACTIVATIONS`."""
+"""Activations in numpy; see `program.ACTIVATIONS` and `program.PLAIN_ACTIVATIONS`."""
 
 from __future__ import annotations
 

@@ -42,6 +42,22 @@ def delta_rule(op: Op, qkv: Matrix, gates: Matrix, decay: Matrix, bias: Matrix) 
     return (y_TNV * np.float32(key_dim**-0.5)).reshape(v.shape)
 
 
+def selective_scan(op: Op, xbc: Matrix, steps: Matrix, decay: Matrix, bias: Matrix, skip: Matrix) -> Matrix:
+    num_heads, num_groups, size = (int(op.number(name)) for name in ("num_heads", "num_groups", "state_size"))
+    x, b, c = np.split(xbc, (op.width, op.width + num_groups * size), axis=1)
+    b_TNK, c_TNK = (v.reshape(len(v), num_groups, size).repeat(num_heads // num_groups, axis=1) for v in (b, c))
+    x_TNV = x.reshape(len(x), num_heads, -1)
+    step_TN = np.logaddexp(np.float32(0), steps + bias)
+    kept_TN = np.exp(-np.exp(decay) * step_TN)
+    state_NKV = np.zeros((num_heads, size, x_TNV.shape[2]), np.float32)
+    y_TNV = np.empty_like(x_TNV)
+    for t, b_NK in enumerate(b_TNK):
+        state_NKV *= kept_TN[t, :, None, None]
+        state_NKV += b_NK[:, :, None] * (x_TNV[t] * step_TN[t, :, None])[:, None, :]
+        y_TNV[t] = np.einsum("nk,nkv->nv", c_TNK[t], state_NKV) + x_TNV[t] * skip[:, None]
+    return y_TNV.reshape(x.shape)
+
+
 def _of_length_one(x: Matrix, num_heads: int) -> Matrix:
     heads = x.reshape(len(x), num_heads, -1)
     found: Matrix = heads / np.sqrt(np.square(heads).sum(axis=2, keepdims=True) + np.float32(LEAST_LENGTH))

@@ -152,7 +152,10 @@ def equalize(
     norms, others = _joints(program, quantized)
     embedding = next(op.weights[0] for op in program.ops if op.kind is OpKind.EMBED)
     residual = np.sqrt(_mean_squares(load(embedding), each))
-    sizes = {joint.maker[0]: np.abs(load(joint.maker[0])[:].astype(np.float64)) * residual for joint in norms}
+    sizes = {}
+    for joint in norms:  # of the residual stream, or of something between
+        size = np.abs(load(joint.maker[0])[:].astype(np.float64))
+        sizes[joint.maker[0]] = size * residual if len(size) == len(residual) else size
     of_inputs = {name: sizes[joint.maker[0]] for joint in norms for name in joint.readers}
     rows: dict[str, NDArray[np.float32]] = {}
     columns: dict[str, NDArray[np.float32]] = {}

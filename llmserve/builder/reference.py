@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llmserve.builder.activations import activation, gated_activation, sigmoid
 from llmserve.builder.attention import attention, attention_in_integers, soft_capped, softmax
-from llmserve.builder.delta_rule import convolution, delta_rule
+from llmserve.builder.delta_rule import convolution, delta_rule, selective_scan
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
 from llmserve.builder.pooling import POSITIONAL, pool
 from llmserve.builder.quantization import (
@@ -265,6 +265,7 @@ def _rms_norm(op: Op, x: Matrix, weight: Matrix | None = None) -> Matrix:
     groups = x.reshape(len(x), int(op.number("groups")), -1)
     mean_square = np.square(groups).mean(axis=-1, keepdims=True)
     weight = np.ones(1, np.float32) if weight is None else weight + np.float32(op.number("offset"))
+    weight = weight.reshape(groups.shape[1], -1) if op.number("own_weights") else weight
     normalized: Matrix = groups / np.sqrt(mean_square + np.float32(op.number("eps"))) * weight
     return normalized.reshape(x.shape)
 
@@ -378,6 +379,7 @@ OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and pr
     OpKind.SIGMOID_GATE: _sigmoid_gate,
     OpKind.CONVOLUTION: convolution,
     OpKind.DELTA_RULE: delta_rule,
+    OpKind.SELECTIVE_SCAN: selective_scan,
     OpKind.SELECT_ROWS: _select_rows,
     OpKind.POOL: pool,
 }

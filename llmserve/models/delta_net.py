@@ -101,10 +101,15 @@ def read_delta_net(reader: ConfigReader, *, joined: bool) -> DeltaNet:
     )
 
 
-def read_stateful_layers(reader: ConfigReader, num_layers: int, *, stateful: str = LINEAR) -> Sequence[int]:
+def read_stateful_layers(reader: ConfigReader, num_layers: int) -> Sequence[int]:
     """By `layer_types`, or all but each `full_attention_interval`th."""
     interval = reader.integer("full_attention_interval", 4)
-    types = reader.get("layer_types", [FULL if (i + 1) % interval == 0 else stateful for i in range(num_layers)])
+    types = reader.get("layer_types", [FULL if (i + 1) % interval == 0 else LINEAR for i in range(num_layers)])
+    return stateful_layers(reader, types, num_layers)
+
+
+def stateful_layers(reader: ConfigReader, types: object, num_layers: int, *, stateful: str = LINEAR) -> Sequence[int]:
+    """Those of `types` with this name; the others have attention."""
     if not isinstance(types, list) or len(types) != num_layers:
         reader.problems.append(f"layer_types must be a list of num_hidden_layers ({num_layers}) names, got {types!r}")
         return ()

@@ -1,27 +1,30 @@
-"""Granite 4 without Mamba: Granite whose MLP is that of every token, with experts beside it or without."""
+"""Granite 4: Granite whose MLP is that of every token, with experts or without; Mamba in most layers, or in none."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from llmserve.models.config import MAX_COUNT, ConfigReader
+from llmserve.models.delta_net import LINEAR, stateful_layers
 from llmserve.models.family import FamilySpec, family
 from llmserve.models.granite import read_granite
 from llmserve.models.granite_moe import DOWN, FUSED, SHARED, read_granite_mixture
+from llmserve.models.mamba import DEFAULTS, read_mamba
 from llmserve.models.spec import HfConfig
 from llmserve.models.windows import FULL
 
-ATTENTION = ("attention", FULL)  # as published, and as transformers 5 writes it
+NAMES = {"attention": FULL, "mamba": LINEAR}  # of layers as published: as transformers 5 writes them
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
-    reader = ConfigReader(config)
+    reader = ConfigReader(DEFAULTS | {key: value for key, value in config.items() if value is not None})
     spec = read_granite(reader, "GraniteMoeHybridForCausalLM")
-    types = reader.get("layer_types", ["mamba"] * spec.num_layers)
-    if not isinstance(types, list) or len(types) != spec.num_layers:
-        reader.problems.append(f"layer_types must be a list of num_hidden_layers ({spec.num_layers}) names")
-    elif other := sorted({str(kind) for kind in types if kind not in ATTENTION}):
-        reader.problems.append(f"layers of type {', '.join(other)} are not supported: every layer must be attention")
+    types = reader.get("layer_types", [LINEAR] * spec.num_layers)
+    if isinstance(types, list):
+        types = [NAMES.get(str(kind), kind) for kind in types]
+    layers = stateful_layers(reader, types, spec.num_layers)
+    inner = reader.integer("mamba_expand") * spec.hidden_size
+    mamba = read_mamba(reader, reader.positive("rms_norm_eps"), inner=inner) if layers else None
     reader.expect("position_embedding_type", "rope", "nope")
     turns = reader.get("position_embedding_type") == "rope"
     shared = reader.integer("shared_intermediate_size", 1024)
@@ -30,7 +33,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
     reader.finish()
     return replace(
         spec, intermediate_size=shared, mlp_module=SHARED, fused_mlp=FUSED, mlp_down=DOWN, mixture=mixture,
-        unturned=() if turns else range(spec.num_layers),
+        stateful_layers=layers, mixer=mamba, unturned=() if turns else range(spec.num_layers),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmserve.models import family
 from llmserve.models.config import MAX_COUNT, MAX_SIZE, ConfigReader
-from llmserve.models.delta_net import read_stateful_layers
+from llmserve.models.delta_net import stateful_layers
 from llmserve.models.family import FamilySpec, HeadNorm, Norms, read_family
 from llmserve.models.short_convolution import ShortConvolution
 from llmserve.models.spec import Architecture, HfConfig, Param, renamed
@@ -58,9 +58,8 @@ def read(reader: ConfigReader, architecture: str) -> FamilySpec:
     """What LFM2 with experts has, too."""
     spec = read_family(reader, architecture, eps_key="norm_eps")
     taps = reader.integer("conv_L_cache", minimum=2, maximum=MAX_COUNT)
-    typed = ConfigReader({**reader.config, "layer_types": _layer_types(reader, spec.num_layers)})
-    layers = read_stateful_layers(typed, spec.num_layers, stateful=CONVOLUTION)
-    reader.problems += typed.problems
+    types = _layer_types(reader, spec.num_layers)
+    layers = stateful_layers(reader, types, spec.num_layers, stateful=CONVOLUTION)
     return replace(
         spec, norms=NORMS, head_norm=HeadNorm.HEADS, head_norm_modules=("q_layernorm", "k_layernorm"),
         mlp_module="feed_forward", mlp_down="w2", stateful_layers=layers,

@@ -14,6 +14,7 @@ AnyArchitecture: TypeAlias = Architecture[Any]
 
 FILES = (  # of this folder, each with an ARCHITECTURE
     "baichuan",
+    "bamba",
     "bert",
     "cohere2",
     "cwm",

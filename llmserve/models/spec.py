@@ -115,7 +115,7 @@ class Rope:
 class Pooling:
     """What a network makes of a whole text, instead of tokens: an embedding, or a score of a pair of texts."""
 
-    mode: str  # of graph.POOLINGS
+    mode: str  # of program.POOLINGS
     normalize: bool = False  # to a length of one
     scores: bool = False
     sigmoid: bool = False  # of scores

@@ -42,6 +42,7 @@ class OpCode(IntEnum):
     EMBED_POSITION = 31
     EMBED_SEGMENT = 32
     POOL = 33
+    SELECTIVE_SCAN = 34
 
 
 class Blocks(IntEnum):
@@ -78,5 +79,5 @@ class Before(IntEnum):
 
 ROUTE_TO_ONE, ROUTE_SIGMOID = 1, 2  # how experts are weighed
 IN_STRETCHES, BIDIRECTIONAL = 1, 2  # what attention sees
-NORMALIZED = 4  # what is pooled: added to the index of `graph.POOLINGS`
+NORMALIZED = 4  # what is pooled: added to the index of `program.POOLINGS`
 LINEAR_CODES = (OpCode.LINEAR, OpCode.LINEAR_INT8, OpCode.LINEAR_INT4, OpCode.LINEAR_BLOCKS)

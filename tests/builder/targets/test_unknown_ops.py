@@ -78,6 +78,7 @@ def test_queries_that_grow_are_refused_by_name(name: str) -> None:
         ("llama4-moe", ("chunked of attention: True", "op scale_by_position", "op experts")),
         ("lfm2", ("op convolution", "op multiply")),
         ("qwen3.5", ("op convolution", "op delta_rule", "op sigmoid_gate")),
+        ("granite4-h", ("op convolution", "op selective_scan", "own_weights of rms_norm: True")),
         ("phimoe", ("biased of logits: True", "op layer_norm", "op route")),
     ],
 )

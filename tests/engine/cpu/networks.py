@@ -151,7 +151,7 @@ def odd_network(
     `experts`: with mixtures of them, beside a gated MLP.
     `plain`: with layer norms, MLPs without a gate, one beside the attention, queries that grow, windows that are
     stretches, heads of one length and a bias of the head; with `experts` other routers, too.
-    `states`: with a gated delta net or a convolution beside each attention, whose output is gated, too."""
+    `states`: with a gated delta net, or a convolution and a scan, beside each attention, whose output is gated, too."""
     rng = np.random.default_rng(seed)
     hidden, heads, kv_heads, head_dim, inner, vocab = 64 if experts else 42, 6, 2, 10, 37, 83
     arrays: dict[str, NDArray[np.float32]] = {}
@@ -188,6 +188,19 @@ def odd_network(
             g.convolution(y, param(f"{i}.conv", hidden, 3), taps=3, bias=param(f"{i}.conv_bias", hidden)), h
         )
 
+    def scan(h: Value, i: int) -> Value:
+        """The columns of a head take four vectors and a part of one."""
+        net_heads, net_groups, size, width = 4, 2, 11, 4 * 70
+        joined = g.linear(h, param(f"{i}.scan", width + 4 * size + 4, hidden), width + 4 * size + 4)
+        xbc = g.convolution(
+            g.slice(joined, 0, width + 4 * size), param(f"{i}.scan_conv", width + 4 * size, 2), taps=2, silu=True
+        )
+        weights = (param(f"{i}.a", net_heads), param(f"{i}.step_bias", net_heads), param(f"{i}.skip", net_heads))
+        steps = g.slice(joined, width + 4 * size, net_heads)
+        y = g.selective_scan(xbc, steps, weights, num_heads=net_heads, num_groups=net_groups, state_size=size)
+        y = g.rms_norm(y, param(f"{i}.scan_norm", width, near=1.0), eps=1e-5, groups=net_groups, own_weights=True)
+        return g.linear(y, param(f"{i}.scan_out", hidden, width), hidden)
+
     g = Graph(CacheShape(layers, kv_heads, head_dim), vocab)
     x = g.embed(param("embed", vocab, hidden), hidden, scale=1.7 if peculiar else 1.0)
     qkv_width = (heads + 2 * kv_heads) * head_dim
@@ -221,6 +234,7 @@ def odd_network(
         y = g.linear(a, param(f"{i}.out", hidden, heads * head_dim), hidden)
         if states:
             y = g.add(y, (delta_net if i != 1 else short_convolution)(h, i))
+            y = g.add(y, scan(h, i)) if i == 1 else y
         x = g.add(x, norm(y, f"{i}.post_norm") if peculiar else y)
         if not (plain and i == 1):
             h = norm(x, f"{i}.mlp_norm")
@@ -259,7 +273,7 @@ def odd_network(
     arrays["head"] = arrays["embed"] if peculiar else arrays[param("head", vocab, hidden)]
     head_bias = param("head_bias", vocab) if plain else None
     g.logits(x, "head", bias=head_bias, scale=0.8 if peculiar else 1.0, soft_cap=2.0 if peculiar else 0.0)
-    kept = frozenset(name for name in arrays if name.endswith((".gate", ".router", ".conv", ".net_gates")))
+    kept = frozenset(name for name in arrays if name.endswith((".gate", ".router", "conv", ".net_gates")))
     return Network(g.program(), arrays, kept)
 
 

@@ -80,6 +80,8 @@ class Lowering(FileLowering):
         source = self._buffers[op.inputs[0]]
         output, (code, _) = self._buffers.over(op.output, op.inputs[0]), NORMS[op.kind]
         fields = {"groups": int(op.number("groups")), "scalar": op.number("eps")}
+        if op.kind is OpKind.RMS_NORM:
+            fields["window"] = int(op.number("own_weights"))
         self._emit(code, op, output, inputs=(source,), tensors=self._norm_tensors(op), fields=fields)
 
     def _slice(self, op: Op) -> None:
@@ -258,11 +260,17 @@ class Lowering(FileLowering):
         self._emit(OpCode.CONVOLUTION, op, output, inputs=(source,), tensors=tensors, fields=fields)
 
     def _delta_rule(self, op: Op) -> None:
+        self._heads_with_states(OpCode.DELTA_RULE, op, "num_key_heads", "key_dim")
+
+    def _selective_scan(self, op: Op) -> None:
+        self._heads_with_states(OpCode.SELECTIVE_SCAN, op, "num_groups", "state_size")
+
+    def _heads_with_states(self, code: OpCode, op: Op, groups: str, size: str) -> None:
         inputs = tuple(self._buffers[name] for name in op.inputs)
-        names = {"num_heads": "num_heads", "groups": "num_key_heads", "head_dim": "key_dim"}
+        names = {"num_heads": "num_heads", "groups": groups, "head_dim": size}
         fields = {field: int(op.number(name)) for field, name in names.items()}
         output, tensors = self._buffers.new(op.output, op.width), tuple(map(self._vector, op.weights))
-        self._emit(OpCode.DELTA_RULE, op, output, inputs=inputs, tensors=tensors, fields=fields)
+        self._emit(code, op, output, inputs=inputs, tensors=tensors, fields=fields)
 
     def _experts(self, op: Op) -> None:
         """Rows in the order of their experts, through two products by expert, and back as sums."""
@@ -323,7 +331,7 @@ class Lowering(FileLowering):
         OpKind.EMBED: Rule(_embed, ("scale",)),
         OpKind.EMBED_POSITION: Rule(_embed_position, ("begin",)),
         OpKind.EMBED_SEGMENT: Rule(_embed_segment),
-        OpKind.RMS_NORM: Rule(_norm, ("eps", "groups", "offset")),
+        OpKind.RMS_NORM: Rule(_norm, ("eps", "groups", "offset", "own_weights")),
         OpKind.LAYER_NORM: Rule(_norm, ("eps", "groups", "offset")),
         OpKind.LINEAR: Rule(_linear),
         OpKind.SLICE: Rule(_slice, ("start",)),
@@ -366,6 +374,7 @@ class Lowering(FileLowering):
         OpKind.SIGMOID_GATE: Rule(_sigmoid_gate, ("silu",)),
         OpKind.CONVOLUTION: Rule(_convolution, ("taps", "silu", "biased")),
         OpKind.DELTA_RULE: Rule(_delta_rule, ("num_heads", "num_key_heads", "key_dim")),
+        OpKind.SELECTIVE_SCAN: Rule(_selective_scan, ("num_heads", "num_groups", "state_size")),
         OpKind.SELECT_ROWS: Rule(_select_rows),
         OpKind.POOL: Rule(_pool, ("mode", "normalize")),
         OpKind.LOGITS: Rule(_logits, ("scale", "soft_cap", "biased")),

@@ -228,8 +228,9 @@ def _program_problems(program: Program, params: Sequence[Param]) -> list[str]:
             found.append(f"the cpu target has no activation {op.attrs['activation']!r}, only {known}")
         if op.kind is OpKind.CONVOLUTION and _int(op.attrs["taps"]) > MAX_TAPS:
             found.append(f"the cpu target has convolutions of at most {MAX_TAPS} tokens, not {op.attrs['taps']}")
-        if op.kind is OpKind.DELTA_RULE and _int(op.attrs["key_dim"]) > MAX_KEY_DIM:
-            found.append(f"the cpu target has keys of at most {MAX_KEY_DIM} numbers, not {op.attrs['key_dim']}")
+        for name in ("key_dim", "state_size"):
+            if _int(op.attrs.get(name, 0)) > MAX_KEY_DIM:
+                found.append(f"the cpu target has a {name} of at most {MAX_KEY_DIM}, not {op.attrs[name]}")
         if op.kind is OpKind.ATTENTION and int(_int(op.attrs["num_heads"])) % program.cache.num_kv_heads:
             found.append(f"layer {op.attrs['layer']}: the number of heads is not a multiple of the number of KV heads")
         if op.kind is OpKind.ROPE and op.attrs["head_dim"] != program.cache.head_dim:

@@ -54,7 +54,8 @@ bool in_range(uint32_t value, uint32_t low, uint32_t high) { return value >= low
 
 uint64_t state_floats(const OpRecord& op) {
   if (op.kind == static_cast<uint32_t>(OpKind::kConvolution)) return uint64_t{op.out.width} * (op.window - 1);
-  if (op.kind == static_cast<uint32_t>(OpKind::kDeltaRule)) return uint64_t{op.out.width} * op.head_dim;
+  const bool has_matrices = op.kind == static_cast<uint32_t>(OpKind::kDeltaRule) || op.kind == static_cast<uint32_t>(OpKind::kSelectiveScan);
+  if (has_matrices) return uint64_t{op.out.width} * op.head_dim;
   return 0;
 }
 

@@ -94,6 +94,8 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
       return convolution(op, tasks);
     case OpKind::kDeltaRule:
       return delta_rule(op, tasks);
+    case OpKind::kSelectiveScan:
+      return selective_scan(op, tasks);
     case OpKind::kScale:
       return in_place(op, tasks, kernels.scale);
     case OpKind::kSoftCap:
@@ -105,7 +107,7 @@ void Executor::rms_norm(const OpRecord& op, size_t begin, size_t end) {
   const auto x = view<const float>(op.in[0], first_row(op) + begin);
   const float* weight = engine_.file_.tensor<float>(op.tensors[0]);
   const auto y = view<float>(op.out, begin);
-  engine_.kernels_->rms_norm(x, weight, op.scalar, op.groups, op.out.width, end - begin, y);
+  engine_.kernels_->rms_norm(x, weight, op.window != 0, op.scalar, op.groups, op.out.width, end - begin, y);
 }
 
 LayerNormArgs Executor::layer_norm_args(const OpRecord& op, size_t groups) const {
@@ -145,7 +147,7 @@ View<const float> Executor::before_quantization(const OpRecord& op, View<const f
     case Before::kNothing:
       return x;
     case Before::kRmsNorm:
-      kernels.rms_norm(x, engine_.file_.tensor<float>(op.tensors[0]), op.scalar, 1, width, 1, made);
+      kernels.rms_norm(x, engine_.file_.tensor<float>(op.tensors[0]), false, op.scalar, 1, width, 1, made);
       break;
     case Before::kLayerNorm:
       kernels.layer_norm(x, layer_norm_args(op, 1), 1, made);

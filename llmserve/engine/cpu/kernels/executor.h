@@ -39,8 +39,11 @@ class Executor {
   void sigmoid_gate(const OpRecord& op, size_t begin, size_t end);
   void convolution(const OpRecord& op, TaskCounter& tasks);
   void delta_rule(const OpRecord& op, TaskCounter& tasks);
+  void selective_scan(const OpRecord& op, TaskCounter& tasks);
   template <class Fn>
   void over_runs(const OpRecord& op, const ChunkRecord& chunk, Fn fn) const;
+  template <class Args, class Fn>
+  void over_head_panels(const OpRecord& op, TaskCounter& tasks, Args args, Fn fn) const;
   void scale_by_position(const OpRecord& op, size_t begin, size_t end);
   void rope(const OpRecord& op, size_t begin, size_t end);
   void quantize(const OpRecord& op, size_t begin, size_t end, float* scratch);

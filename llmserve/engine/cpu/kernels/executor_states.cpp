@@ -43,30 +43,59 @@ void Executor::convolution(const OpRecord& op, TaskCounter& tasks) {
   });
 }
 
-void Executor::delta_rule(const OpRecord& op, TaskCounter& tasks) {
-  const size_t value_dim = op.out.width / op.num_heads, pieces = (value_dim + kStateColumns - 1) / kStateColumns;
+// fn(what `args` makes of a run, head, begin, end) for each panel of each head.
+template <class Args, class Fn>
+void Executor::over_head_panels(const OpRecord& op, TaskCounter& tasks, Args args, Fn fn) const {
+  const size_t width = op.out.width / op.num_heads, pieces = (width + kStateColumns - 1) / kStateColumns;
   const size_t of_chunk = op.num_heads * pieces;
   tasks.for_pieces(step_.num_chunks * of_chunk, 1, [&](size_t index, size_t) {
     const ChunkRecord& chunk = step_.chunks[index / of_chunk];
     const size_t head = index % of_chunk / pieces, begin = index % pieces * kStateColumns;
     over_runs(op, chunk, [&](uint32_t first, uint32_t count, const float* before, float* after) {
-      const DeltaRuleArgs args = {
-          .qkv = view<const float>(op.in[0], chunk.first_token + first),
-          .gates = view<const float>(op.in[1], chunk.first_token + first),
-          .num_rows = count,
-          .num_heads = op.num_heads,
-          .num_key_heads = op.groups,
-          .key_dim = op.head_dim,
-          .value_dim = value_dim,
-          .decay = engine_.file_.tensor<float>(op.tensors[0]),
-          .bias = engine_.file_.tensor<float>(op.tensors[1]),
-          .before = before,
-          .after = after,
-          .y = view<float>(op.out, chunk.first_token + first),
-      };
-      engine_.kernels_->delta_rule(args, head, begin, std::min(begin + kStateColumns, value_dim));
+      fn(args(chunk.first_token + first, count, before, after), head, begin, std::min(begin + kStateColumns, width));
     });
   });
+}
+
+void Executor::delta_rule(const OpRecord& op, TaskCounter& tasks) {
+  const auto args = [&](size_t first, size_t count, const float* before, float* after) {
+    return DeltaRuleArgs{
+        .qkv = view<const float>(op.in[0], first),
+        .gates = view<const float>(op.in[1], first),
+        .num_rows = count,
+        .num_heads = op.num_heads,
+        .num_key_heads = op.groups,
+        .key_dim = op.head_dim,
+        .value_dim = op.out.width / op.num_heads,
+        .decay = engine_.file_.tensor<float>(op.tensors[0]),
+        .bias = engine_.file_.tensor<float>(op.tensors[1]),
+        .before = before,
+        .after = after,
+        .y = view<float>(op.out, first),
+    };
+  };
+  over_head_panels(op, tasks, args, engine_.kernels_->delta_rule);
+}
+
+void Executor::selective_scan(const OpRecord& op, TaskCounter& tasks) {
+  const auto args = [&](size_t first, size_t count, const float* before, float* after) {
+    return SelectiveScanArgs{
+        .xbc = view<const float>(op.in[0], first),
+        .steps = view<const float>(op.in[1], first),
+        .num_rows = count,
+        .num_heads = op.num_heads,
+        .num_groups = op.groups,
+        .state_size = op.head_dim,
+        .head_dim = op.out.width / op.num_heads,
+        .decay = engine_.file_.tensor<float>(op.tensors[0]),
+        .bias = engine_.file_.tensor<float>(op.tensors[1]),
+        .skip = engine_.file_.tensor<float>(op.tensors[2]),
+        .before = before,
+        .after = after,
+        .y = view<float>(op.out, first),
+    };
+  };
+  over_head_panels(op, tasks, args, engine_.kernels_->selective_scan);
 }
 
 }  // namespace llmserve

@@ -51,7 +51,7 @@ constexpr size_t code_bits(DType type) { return 4 + static_cast<size_t>(type) - 
 // operand roles (in[0..2] -> out); tensors; fields used
 enum class OpKind : uint32_t {
   kEmbed,         // -> f32; table; in panels of integers with group scales and row scales, groups = Blocks, as below
-  kRmsNorm,       // x -> f32; weight; groups, scalar = eps
+  kRmsNorm,       // x -> f32; weight of a group, or of all columns with window = 1; groups, scalar = eps
   kQuantize,      // x, row facts (written) -> i8, for kLinearInt8 and kLinearInt4; norm weight?, its bias?; before
   kLinear,        // x, residual? -> f32; weight, bias?
   kLinearInt8,    // x i8, residual?, row facts -> f32; weight u8, bias?, group scales f16, output scales
@@ -91,6 +91,8 @@ enum class OpKind : uint32_t {
   kEmbedSegment,   // -> f32; table of floats, a row for each segment
   kPool,           // x of all tokens -> f32, a row for each chunk whose last token is selected;
                    // groups = Pool, plus kNormalized: divided by its length
+  kSelectiveScan,  // x, b and c side by side, steps -> f32; decay, bias of steps, skip; num_heads, groups that share b and c,
+                   // head_dim = rows of a head's state. Has a state
 };
 
 inline constexpr uint32_t kRouteToOne = 1;    // the weights of a row have a sum of one

@@ -160,6 +160,23 @@ struct DeltaRuleArgs {
   View<float> y;  // [num_rows, num_heads * value_dim]
 };
 
+struct SelectiveScanArgs {
+  View<const float> xbc;    // [num_rows, num_heads * head_dim + 2 * num_groups * state_size]
+  View<const float> steps;  // [num_rows, num_heads]
+  size_t num_rows;
+  size_t num_heads;
+  size_t num_groups;
+  size_t state_size;
+  size_t head_dim;
+  const float* decay;  // [num_heads]
+  const float* bias;   // [num_heads]
+  const float* skip;   // [num_heads]
+  // Of each head its matrix [state_size, head_dim], in panels as above; null: zeros.
+  const float* before;
+  float* after;
+  View<float> y;  // [num_rows, num_heads * head_dim]
+};
+
 inline constexpr size_t kStateColumns = 64;  // of a state, for one task: a panel of 128 rows fits the nearest cache
 
 inline constexpr size_t kVocabularyBlock = 64;
@@ -173,8 +190,9 @@ struct KernelTable {
   const char* name;
 
   void (*embed)(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y);
-  void (*rms_norm)(View<const float> x, const float* weight, float eps, size_t groups, size_t width, size_t num_rows,
-                   View<float> y);
+  // Groups share their weights, or have `own_weights`.
+  void (*rms_norm)(View<const float> x, const float* weight, bool own_weights, float eps, size_t groups, size_t width,
+                   size_t num_rows, View<float> y);
   // y = round(x / scale), scale = max |x| / 127 of each group, with what removes the weights' zero points
   void (*quantize)(View<const float> x, size_t width, size_t num_rows, QuantizedRows y);
   // Panels [panel_begin, panel_end) of every row, with one of the tactics below.
@@ -216,6 +234,8 @@ struct KernelTable {
   void (*convolution)(const ConvolutionArgs& args, size_t begin, size_t end);
   // Columns [begin, end) of the values of a head: a panel.
   void (*delta_rule)(const DeltaRuleArgs& args, size_t head, size_t begin, size_t end);
+  // Columns [begin, end) of a head: a panel.
+  void (*selective_scan)(const SelectiveScanArgs& args, size_t head, size_t begin, size_t end);
   void (*add)(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
   void (*multiply)(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
 

@@ -45,8 +45,8 @@ class OpCheck : private RecordCheck {
         return true;
       case OpKind::kRmsNorm:
         same_width();
-        require(op_.groups > 0 && op_.out.width % op_.groups == 0);
-        if (ok_) vector(op_.tensors[0], DType::kF32, op_.out.width / op_.groups);
+        require(op_.groups > 0 && op_.out.width % op_.groups == 0 && op_.window <= 1);
+        if (ok_) vector(op_.tensors[0], DType::kF32, op_.window ? op_.out.width : op_.out.width / op_.groups);
         return true;
       case OpKind::kLayerNorm:
         same_width();
@@ -159,6 +159,9 @@ class OpCheck : private RecordCheck {
       case OpKind::kDeltaRule:
         delta_rule();
         return true;
+      case OpKind::kSelectiveScan:
+        selective_scan();
+        return true;
       case OpKind::kRope:
         same_width();
         require(op_.in[1].buffer != kNoBuffer && op_.out.width % header_.head_dim == 0 && has(RowsOf::kTokens));
@@ -183,16 +186,28 @@ class OpCheck : private RecordCheck {
     optional_vector(op_.tensors[1], DType::kF32, stacked(op_.out.width));
   }
 
-  void delta_rule() {
+  // Two keys or the like of each group beside the values of all heads, and what gates them.
+  void heads_with_states() {
     for (const Operand& input : {std::ref(op_.in[0]), std::ref(op_.in[1])}) {
       operand(input, 4);
       require(input.buffer != op_.out.buffer);
     }
     output(4);
     require(has(RowsOf::kTokens) && op_.num_heads > 0 && op_.groups > 0 && op_.num_heads % op_.groups == 0 &&
-            op_.out.width % op_.num_heads == 0 && op_.in[1].width == uint64_t{2} * op_.num_heads);
+            op_.out.width % op_.num_heads == 0);
     require(op_.head_dim > 0 && op_.head_dim <= kMaxHeadDim &&
             op_.in[0].width == uint64_t{2} * op_.groups * op_.head_dim + op_.out.width);
+  }
+
+  void selective_scan() {
+    heads_with_states();
+    require(op_.in[1].width == op_.num_heads);
+    for (size_t i = 0; i < 3; ++i) vector(op_.tensors[i], DType::kF32, op_.num_heads);
+  }
+
+  void delta_rule() {
+    heads_with_states();
+    require(op_.in[1].width == uint64_t{2} * op_.num_heads);
     for (const int32_t of_heads : {op_.tensors[0], op_.tensors[1]}) vector(of_heads, DType::kF32, op_.num_heads);
   }
 

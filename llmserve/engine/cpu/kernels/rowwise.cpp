@@ -266,12 +266,13 @@ void embed(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<floa
   }
 }
 
-void rms_norm(View<const float> x, const float* weight, float eps, size_t groups, size_t width, size_t num_rows,
-              View<float> y) {
+void rms_norm(View<const float> x, const float* weight, bool own_weights, float eps, size_t groups, size_t width,
+              size_t num_rows, View<float> y) {
   const size_t group_width = width / groups;
   for (size_t r = 0; r < num_rows; ++r) {
     for (size_t g = 0; g < groups; ++g) {
-      normalize(x.row(r) + g * group_width, weight, eps, group_width, y.row(r) + g * group_width);
+      const size_t begin = g * group_width;
+      normalize(x.row(r) + begin, weight + (own_weights ? begin : 0), eps, group_width, y.row(r) + begin);
     }
   }
 }

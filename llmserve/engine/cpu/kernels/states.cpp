@@ -1,4 +1,4 @@
-// Ops with a state of each sequence: a short convolution, and the gated delta rule.
+// Ops with a state of each sequence: a short convolution, the gated delta rule, and Mamba2's scan.
 //
 // Both go through the tokens of a sequence one by one, whatever it was cut into: a token's results depend on the state
 // before it only. Columns are independent of each other.
@@ -49,11 +49,22 @@ void normalize_length(const float* x, size_t width, float factor, float* y) {
 }
 
 // By the C library in double precision: two numbers for each token of a head.
-float kept_part(float decay, float gate) {
-  const double x = gate, grown = x > 20.0 ? x : __builtin_log1p(__builtin_exp(x));
+double softplus(double x) { return x > 20.0 ? x : __builtin_log1p(__builtin_exp(x)); }
+float kept_part(float decay, double grown) {
   return static_cast<float>(__builtin_exp(-__builtin_exp(double{decay}) * grown));
 }
 float sigmoid(float x) { return static_cast<float>(1.0 / (1.0 + __builtin_exp(-double{x}))); }
+
+// What is kept of a panel of a state before its rows come: `count` numbers, the first of which is at `place`.
+float* panel_of(const float* before, float* after, size_t place, size_t count) {
+  const size_t num_bytes = count * sizeof(float);
+  if (!before) {
+    __builtin_memset(after + place, 0, num_bytes);
+  } else if (before != after) {
+    __builtin_memcpy(after + place, before + place, num_bytes);
+  }
+  return after + place;
+}
 
 // A token of a head, as it meets the state.
 struct Token {
@@ -74,15 +85,10 @@ class HeadPanel {
  public:
   HeadPanel(const DeltaRuleArgs& args, size_t head, size_t begin, size_t end)
       : args_(args), head_(head), key_begin_(head / (args.num_heads / args.num_key_heads) * args.key_dim),
-        first_(head * args.value_dim + begin), width_(end - begin), panel_(args.after + first_ * args.key_dim) {}
+        first_(head * args.value_dim + begin), width_(end - begin),
+        panel_(panel_of(args.before, args.after, first_ * args.key_dim, args.key_dim * width_)) {}
 
   void run() const {
-    const size_t num_bytes = args_.key_dim * width_ * sizeof(float);
-    if (!args_.before) {
-      __builtin_memset(panel_, 0, num_bytes);
-    } else if (args_.before != args_.after) {
-      __builtin_memcpy(panel_, args_.before + first_ * args_.key_dim, num_bytes);
-    }
     size_t column = 0;
     for (; column + kVectors * kLanes <= width_; column += kVectors * kLanes) change<kVectors>(column, kLanes);
     for (; column < width_; column += kLanes) change<1>(column, width_ - column < kLanes ? width_ - column : kLanes);
@@ -93,7 +99,7 @@ class HeadPanel {
     const float *row = args_.qkv.row(r), *gates = args_.gates.row(r), *keys = row + args_.num_key_heads * args_.key_dim;
     normalize_length(row + key_begin_, args_.key_dim, 1.0f / __builtin_sqrtf(static_cast<float>(args_.key_dim)), token.q);
     normalize_length(keys + key_begin_, args_.key_dim, 1.0f, token.k);
-    token.kept = kept_part(args_.decay[head_], gates[args_.num_heads + head_] + args_.bias[head_]);
+    token.kept = kept_part(args_.decay[head_], softplus(gates[args_.num_heads + head_] + args_.bias[head_]));
     token.beta = sigmoid(gates[head_]);
   }
 
@@ -148,6 +154,41 @@ class HeadPanel {
   float* const panel_;
 };
 
+// A token of a head in a scan.
+struct ScannedToken {
+  const float *b, *c;  // [state_size]
+  size_t state_size;
+  float kept, step, skip;
+};
+
+// V vectors of columns, or the first n of one: the state in `panel`, whose rows are `width` long, and the output.
+template <size_t V>
+[[gnu::always_inline]] inline void scan(const ScannedToken& token, const float* x, float* panel, size_t width, size_t n,
+                                        float* y) {
+  const auto at = [&](const float* from, size_t v) __attribute__((always_inline)) {
+    return V > 1 ? load(from + v * kLanes) : load_lanes(from, n);
+  };
+  const auto put = [&](float* to, size_t v, F32x16 value) __attribute__((always_inline)) {
+    return V > 1 ? store(to + v * kLanes, value) : store_lanes(to, value, n);
+  };
+  const F32x16 kept = broadcast(token.kept);
+  F32x16 added[V], sums[V];
+  unroll<V>([&](auto v) __attribute__((always_inline)) {
+    const F32x16 value = at(x, v);
+    added[v] = value * broadcast(token.step);
+    sums[v] = value * broadcast(token.skip);
+  });
+  for (size_t i = 0; i < token.state_size; ++i, panel += width) {
+    const F32x16 b = broadcast(token.b[i]), c = broadcast(token.c[i]);
+    unroll<V>([&](auto v) __attribute__((always_inline)) {
+      const F32x16 changed = fma(b, added[v], at(panel, v) * kept);
+      put(panel, v, changed);
+      sums[v] = fma(c, changed, sums[v]);
+    });
+  }
+  unroll<V>([&](auto v) __attribute__((always_inline)) { put(y, v, sums[v]); });
+}
+
 }  // namespace
 
 void convolution(const ConvolutionArgs& args, size_t begin, size_t end) {
@@ -158,6 +199,27 @@ void convolution(const ConvolutionArgs& args, size_t begin, size_t end) {
 
 void delta_rule(const DeltaRuleArgs& args, size_t head, size_t begin, size_t end) {
   HeadPanel(args, head, begin, end).run();
+}
+
+void selective_scan(const SelectiveScanArgs& args, size_t head, size_t begin, size_t end) {
+  const size_t first = head * args.head_dim + begin, width = end - begin, size = args.state_size;
+  float* panel = panel_of(args.before, args.after, first * size, size * width);
+  const size_t b = args.num_heads * args.head_dim + head / (args.num_heads / args.num_groups) * size;
+  for (size_t r = 0; r < args.num_rows; ++r) {
+    const float* row = args.xbc.row(r);
+    const double step = softplus(args.steps.row(r)[head] + args.bias[head]);
+    const ScannedToken token = {row + b, row + b + args.num_groups * size, size, kept_part(args.decay[head], step),
+                                static_cast<float>(step), args.skip[head]};
+    float* y = args.y.row(r) + first;
+    size_t column = 0;
+    for (; column + kVectors * kLanes <= width; column += kVectors * kLanes) {
+      scan<kVectors>(token, row + first + column, panel + column, width, kLanes, y + column);
+    }
+    for (; column < width; column += kLanes) {
+      const size_t n = width - column < kLanes ? width - column : kLanes;
+      scan<1>(token, row + first + column, panel + column, width, n, y + column);
+    }
+  }
 }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

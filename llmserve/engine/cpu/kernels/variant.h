@@ -6,8 +6,8 @@
 namespace llmserve::LLMSERVE_VARIANT {
 
 void embed(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y);
-void rms_norm(View<const float> x, const float* weight, float eps, size_t groups, size_t width, size_t num_rows,
-              View<float> y);
+void rms_norm(View<const float> x, const float* weight, bool own_weights, float eps, size_t groups, size_t width,
+              size_t num_rows, View<float> y);
 void quantize(View<const float> x, size_t width, size_t num_rows, QuantizedRows y);
 void linear(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
 void linear_int8(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
@@ -34,6 +34,7 @@ void sigmoid_gate(View<const float> x, View<const float> gate, bool is_wide, boo
                   View<float> y);
 void convolution(const ConvolutionArgs& args, size_t begin, size_t end);
 void delta_rule(const DeltaRuleArgs& args, size_t head, size_t begin, size_t end);
+void selective_scan(const SelectiveScanArgs& args, size_t head, size_t begin, size_t end);
 void add(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
 void multiply(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
 void block_peaks(const float* x, size_t count, float* peaks);

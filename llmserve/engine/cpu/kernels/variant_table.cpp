@@ -63,6 +63,7 @@ const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
       .sigmoid_gate = variant::sigmoid_gate,
       .convolution = variant::convolution,
       .delta_rule = variant::delta_rule,
+      .selective_scan = variant::selective_scan,
       .add = variant::add,
       .multiply = variant::multiply,
       .block_peaks = variant::block_peaks,

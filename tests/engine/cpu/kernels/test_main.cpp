@@ -62,7 +62,7 @@ void test_rowwise(const KernelTable& k, Random& random) {
     std::vector<float> y(rows * width);
     bool equal = true;
 
-    k.rms_norm({x.data(), width}, weight.data(), 1e-5f, 1, width, rows, {y.data(), width});
+    k.rms_norm({x.data(), width}, weight.data(), false, 1e-5f, 1, width, rows, {y.data(), width});
     for (size_t r = 0; r < rows; ++r) {
       double squares = 0.0;
       for (size_t i = 0; i < width; ++i) squares += double{x[r * width + i]} * x[r * width + i];
@@ -70,6 +70,17 @@ void test_rowwise(const KernelTable& k, Random& random) {
       for (size_t i = 0; i < width; ++i) equal = equal && near(y[r * width + i], x[r * width + i] * inverse * weight[i]);
     }
     expect(equal, k.name, "rms_norm", width);
+
+    const auto weights = random.numbers(2 * width);
+    std::vector<float> of_groups(2 * width);
+    k.rms_norm({x.data(), 2 * width}, weights.data(), true, 1e-5f, 2, 2 * width, 1, {of_groups.data(), 2 * width});
+    for (size_t i = 0; i < 2 * width; ++i) {
+      const float* group = x.data() + i / width * width;
+      double squares = 0.0;
+      for (size_t j = 0; j < width; ++j) squares += double{group[j]} * group[j];
+      equal = equal && near(of_groups[i], x[i] * weights[i] / std::sqrt(squares / static_cast<double>(width) + 1e-5));
+    }
+    expect(equal, k.name, "rms_norm of groups", width);
 
     test_layer_norm(k, random, width);
 

@@ -97,11 +97,60 @@ void test_delta_rule(const KernelTable& k, Random& random, size_t key_dim, size_
   }
 }
 
+// Of two heads that share what they read and write by.
+void test_selective_scan(const KernelTable& k, Random& random, size_t size, size_t head_dim) {
+  const size_t heads = 2, out = heads * head_dim, width = out + 2 * size;
+  const auto x = random.numbers(kRows * width), steps = random.numbers(kRows * heads);
+  const auto decay = random.numbers(heads), bias = random.numbers(heads), skip = random.numbers(heads);
+  std::vector<float> y(kRows * out), states(out * size), others(states.size());
+  const auto run = [&](size_t first, size_t count, const float* before, float* after) {
+    const SelectiveScanArgs args = {{x.data() + first * width, width}, {steps.data() + first * heads, heads}, count, heads,
+                                    1, size, head_dim, decay.data(), bias.data(), skip.data(), before, after,
+                                    {y.data() + first * out, out}};
+    for (size_t head = 0; head < heads; ++head) {
+      for (size_t begin = 0; begin < head_dim; begin += kStateColumns) {
+        k.selective_scan(args, head, begin, begin + kStateColumns < head_dim ? begin + kStateColumns : head_dim);
+      }
+    }
+  };
+  for (const bool in_place : {true, false}) {
+    run(0, kFirst, nullptr, states.data());
+    run(kFirst, kRows - kFirst, states.data(), in_place ? states.data() : others.data());
+    bool equal = true;
+    for (size_t head = 0; head < heads; ++head) {
+      std::vector<double> state(size * head_dim);
+      for (size_t r = 0; r < kRows; ++r) {
+        const float *row = x.data() + r * width, *value = row + head * head_dim, *b = row + out, *c = b + size;
+        const double step = std::log1p(std::exp(double{steps[r * heads + head]} + bias[head]));
+        const double kept = std::exp(-std::exp(double{decay[head]}) * step);
+        for (size_t v = 0; v < head_dim; ++v) {
+          double sum = double{skip[head]} * value[v];
+          for (size_t i = 0; i < size; ++i) {
+            double& place = state[i * head_dim + v];
+            sum += c[i] * (place = place * kept + b[i] * step * value[v]);
+          }
+          equal = equal && near(y[r * out + head * head_dim + v], sum);
+        }
+      }
+      const float* last = (in_place ? states : others).data() + head * size * head_dim;
+      for (size_t i = 0; i < state.size(); ++i) {  // by panels
+        const size_t row = i / head_dim, begin = i % head_dim / kStateColumns * kStateColumns;
+        const size_t columns = begin + kStateColumns < head_dim ? kStateColumns : head_dim - begin;
+        equal = equal && near(last[begin * size + row * columns + i % head_dim - begin], state[i]);
+      }
+    }
+    expect(equal, k.name, "selective_scan", head_dim);
+  }
+}
+
 }  // namespace
 
 void test_states(const KernelTable& k, Random& random) {
   for (size_t width : kSizes) test_convolution(k, random, width);
-  for (size_t value_dim : {1, 15, 16, 33, 64, 81, 130}) test_delta_rule(k, random, value_dim % 7 + 5, value_dim);
+  for (size_t value_dim : {1, 15, 16, 33, 64, 81, 130}) {
+    test_delta_rule(k, random, value_dim % 7 + 5, value_dim);
+    test_selective_scan(k, random, value_dim % 7 + 5, value_dim);
+  }
 }
 
 }  // namespace llmserve
