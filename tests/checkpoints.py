@@ -556,15 +556,60 @@ KINDS |= {
         "rms_norm_eps": 1e-3,
     },
 }
+KINDS |= {
+    # every multiplier is another number
+    "falcon-h1": MAMBA
+    | {
+        "architectures": ["FalconH1ForCausalLM"],
+        "model_type": "falcon_h1",
+        "num_hidden_layers": 2,
+        "mamba_d_ssm": 90,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+        "projectors_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "embedding_multiplier": 1.7,
+        "lm_head_multiplier": 0.6,
+        "key_multiplier": 0.8,
+        "attention_in_multiplier": 1.3,
+        "attention_out_multiplier": 0.7,
+        "ssm_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.9,
+        "mlp_multipliers": [1.1, 0.75],
+        "ssm_multipliers": [0.85, 1.15, 0.95, 1.05, 1.25],
+    },
+    "nemotron-h": {key: value for key, value in QWEN.items() if key != "rope_theta"}
+    | {
+        "architectures": ["NemotronHForCausalLM"],
+        "model_type": "nemotron_h",
+        "hybrid_override_pattern": "M-*M-",
+        "num_hidden_layers": 5,
+        "head_dim": 20,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 13,
+        "n_groups": 3,
+        "ssm_state_size": 11,
+        "conv_kernel": 4,
+        "chunk_size": 16,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "mlp_hidden_act": "relu2",
+        "mlp_bias": False,
+        "layer_norm_epsilon": 1e-3,  # so that it is seen
+    },
+}
 KINDS["granite4-h"] = KINDS["granite4-h-moe"] | {"num_local_experts": 0, "mamba_n_groups": 4}
 KINDS["granite4"] = KINDS["granite4-moe"] | {"num_local_experts": 0, "position_embedding_type": "nope"}
 MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2", "gpt-oss")))
 WITH_STATES = (
     "bamba",
+    "falcon-h1",
     "granite4-h",
     "granite4-h-moe",
     "lfm2",
     "lfm2-moe",
+    "nemotron-h",
     "qwen3-next-moe",
     "qwen3.5",
     "qwen3.5-moe",

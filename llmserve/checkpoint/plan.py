@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmserve.checkpoint.blocks import BlockRows, blocks
 from llmserve.checkpoint.floats import is_finite
 from llmserve.checkpoint.integers import Integers, integers
 from llmserve.checkpoint.reader import MAX_LISTED, Checkpoint
-from llmserve.checkpoint.rearranged import ReorderedRows, StackedRows, row_order
+from llmserve.checkpoint.rearranged import ReorderedRows, ScaledRows, StackedRows, row_order
 from llmserve.checkpoint.stored_tensor import DTYPES, FLOAT_DTYPES, Rows, Tensor
 from llmserve.errors import CheckpointError, raise_problems
 from llmserve.models.spec import Combine, Param
@@ -142,6 +143,9 @@ class WeightPlan:
                 rows = StackedRows(rows, height // shape[0], param.is_transposed)
             if order is not None:
                 rows = ReorderedRows(rows, row_order(height, order))
+            if param.factors:
+                dtype_stored = "float32"
+                rows = ScaledRows(rows, _of_rows(param.factors)[begin : begin + height])
             parts.append(_Part(rows, DTYPES[dtype_stored], stored_name, begin, begin + height))
             begin += height
         return ParamRows(param.shape, DTYPES[dtype], param.combine, tuple(parts))
@@ -185,6 +189,11 @@ def plan_weights(checkpoint: Checkpoint, params: Sequence[Param], ignored: Seque
         problems[MAX_LISTED:] = [f"... and {len(problems) - MAX_LISTED} more"]
     raise_problems(CheckpointError, f"checkpoint {checkpoint.path} does not fit its {checkpoint.config_name}", problems)
     return WeightPlan(checkpoint, params)
+
+
+def _of_rows(factors: Sequence[tuple[int, float]]) -> NDArray[np.float32]:
+    counts, values = zip(*factors, strict=True)
+    return np.repeat(np.array(values, np.float32), counts)
 
 
 def _as_stored(param: Param, tensors: Collection[str]) -> Param:

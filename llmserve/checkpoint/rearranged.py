@@ -1,8 +1,8 @@
-"""Rows of a tensor in another order or shape than a file has them, made when they are asked for."""
+"""Rows of a tensor in another order, shape or size than a file has them, made when they are asked for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,27 @@ class StackedRows:
     def blocks(self, rows: slice, /) -> BlockRows | None:
         """A source that has them counts the rows of all matrices, and knows of no transposition."""
         return blocks(self.source, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledRows:
+    """Row i is row i of `source` times `factors[i]`, in float32."""
+
+    source: Rows
+    factors: NDArray[np.float32]
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        piece = self.source[rows].astype(np.float32)
+        piece *= self.factors[rows].reshape(-1, *[1] * (piece.ndim - 1))
+        return piece
+
+    def integers(self, rows: slice, /) -> Integers | None:
+        found = integers(self.source, rows)
+        return found and Integers(found.values, found.steps * self.factors[rows, None])
+
+    def blocks(self, rows: slice, /) -> BlockRows | None:
+        found = blocks(self.source, rows)
+        return found and replace(found, row_scale=found.row_scale * self.factors[rows])
 
 
 def row_order(num_rows: int, stored: RowOrder) -> NDArray[np.intp]:

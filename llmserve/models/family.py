@@ -86,7 +86,20 @@ class FamilySpec(DecoderSpec):
     sinks: bool = False  # each head has a score for a position without a value
     gated_heads: bool = False  # what a head gives is multiplied with a sigmoid, of numbers beside its query
     mixer: Mixer | None = None  # of the layers with a state
+    has_both: bool = False  # every layer has the mixer beside its attention
+    lone_mlps: Collection[int] | None = None  # layers that are an MLP; the others have none. None: all have one
     mixture: Mixture | None = None
+
+    @property
+    def uncached_layers(self) -> Collection[int]:
+        return (*self.stateful_layers, *(self.lone_mlps or ()))
+
+    def has_mlp(self, layer: int) -> bool:
+        return self.lone_mlps is None or layer in self.lone_mlps
+
+    def has_attention(self, layer: int) -> bool:
+        """Or a mixer."""
+        return self.lone_mlps is None or layer not in self.lone_mlps
 
     def rope_of(self, layer: int) -> Rope | None:
         if layer in self.unturned:
@@ -133,14 +146,13 @@ def params(spec: FamilySpec) -> list[Param]:
         def norm(place: str, module: str) -> list[Param]:
             return weights.norm(spec, f"{name}.{place}", f"{source}.{module}", bias=spec.norm_bias) if module else []
 
-        return [
-            *norm("attn.norm", norms.attention),
-            *_attention_params(spec, i),
-            *norm("attn.post_norm", norms.after_attention),
-            *norm("mlp.norm", norms.mlp),
-            *_mlp_params(spec, i),
-            *norm("mlp.post_norm", norms.after_mlp),
-        ]
+        found: list[Param] = []
+        if spec.has_attention(i):
+            found += [*norm("attn.norm", norms.attention), *_attention_params(spec, i)]
+            found += norm("attn.post_norm", norms.after_attention)
+        if spec.has_mlp(i):
+            found += [*norm("mlp.norm", norms.mlp), *_mlp_params(spec, i), *norm("mlp.post_norm", norms.after_mlp)]
+        return found
 
     return weights.decoder(
         spec, layer, normalized_head=spec.normalized_head, head_bias=spec.head_bias, norm_bias=spec.norm_bias
@@ -158,10 +170,13 @@ def forward(g: Graph, spec: FamilySpec) -> None:
     norms = spec.norms
     x = g.embed("embed", spec.hidden_size, scale=spec.embed_scale)
     for layer in range(spec.num_layers):
-        name = f"layers.{layer}"
-        normed = norm(x, f"{name}.attn.norm", norms.attention)
-        y = _attention(g, spec, normed, layer)
-        x = g.add(x, norm(y, f"{name}.attn.post_norm", norms.after_attention))
+        name, normed = f"layers.{layer}", x
+        if spec.has_attention(layer):
+            normed = norm(x, f"{name}.attn.norm", norms.attention)
+            y = _attention(g, spec, normed, layer)
+            x = g.add(x, norm(y, f"{name}.attn.post_norm", norms.after_attention))
+        if not spec.has_mlp(layer):
+            continue
         y = _mlp(g, spec, normed if spec.is_parallel else norm(x, f"{name}.mlp.norm", norms.mlp), layer)
         x = g.add(x, norm(y, f"{name}.mlp.post_norm", norms.after_mlp))
     last = norm(g.select_rows(x), "norm", "norm")
@@ -186,6 +201,7 @@ def _attention_params(spec: FamilySpec, layer: int) -> list[Param]:
         *_head_norm_params(spec, layer),
         *([weights.copied(f"layers.{layer}.attn.sinks", sinks, (spec.num_heads,))] if spec.sinks else ()),
         *weights.output(spec, layer, bias=spec.output_bias),
+        *(spec.mixer.params(spec, layer) if spec.mixer and spec.has_both else ()),
     ]  # fmt: skip
 
 
@@ -236,7 +252,8 @@ def _attention(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
     )  # fmt: skip
     for gate in gates:
         y = g.sigmoid_gate(y, gate)
-    return blocks.output(g, spec, y, layer, bias=spec.output_bias)
+    y = blocks.output(g, spec, y, layer, bias=spec.output_bias)
+    return g.add(spec.mixer.mix(g, spec, x, layer), y) if spec.mixer and spec.has_both else y
 
 
 def _mlp(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:

@@ -82,6 +82,7 @@ class Param:
     is_exact: bool = False  # in float32, whatever the engine's dtype
     is_transposed: bool = False  # the source has the columns of each expert's matrix as rows
     orders: tuple[RowOrder | None, ...] = ()  # of each source's rows, where it is another one; empty: of none
+    factors: tuple[tuple[int, float], ...] = ()  # of rows: so many are multiplied with this; empty: none are
     duplicates: tuple[str, ...] = ()  # names under which a checkpoint may repeat the source; must then be equal to it
     otherwise: Param | None = None  # the same parameter, of tensors that other checkpoints have instead
 
@@ -171,9 +172,14 @@ class DecoderSpec:
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
 
+    @property
+    def uncached_layers(self) -> Collection[int]:
+        """Without keys and values."""
+        return self.stateful_layers
+
     def cache_layer(self, layer: int) -> int:
         """Which of the layers with keys and values it is."""
-        return layer - sum(other < layer for other in self.stateful_layers)
+        return layer - sum(other < layer for other in self.uncached_layers)
 
     @property
     def usual_seq_len(self) -> int:
@@ -214,7 +220,7 @@ class Architecture(Generic[Spec]):
 
     def program(self, spec: Spec) -> Program:
         """`forward`, traced."""
-        num_cached = spec.num_layers - len(spec.stateful_layers)
+        num_cached = spec.num_layers - len(spec.uncached_layers)
         graph = Graph(CacheShape(num_cached, spec.num_kv_heads, spec.head_dim), spec.vocab_size)
         self.forward(graph, spec)
         program, pooling = graph.program(), spec.pooling

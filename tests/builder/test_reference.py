@@ -60,6 +60,9 @@ PHIMOE_ROPE = {
     "original_max_position_embeddings": 128,
 }
 YARN_OPTIONS = {"beta_fast": 16, "beta_slow": 2, "mscale": 1.2, "mscale_all_dim": 0.7, "truncate": False}
+WITHOUT_MULTIPLIERS = {
+    key: None if isinstance(value, list) else 1.0 for key, value in KINDS["falcon-h1"].items() if "multiplier" in key
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gelu by erf": ("llama", {"hidden_act": "gelu"}),
     "gelu by tanh in experts": ("mixtral", {"hidden_act": "gelu_new"}),
@@ -237,6 +240,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite4-h with biases": ("granite4-h", {"attention_bias": True, "mamba_proj_bias": True, "mamba_d_state": 7}),
     "granite4-h-moe of one expert": ("granite4-h-moe", {"num_experts_per_tok": 1, "mamba_d_conv": 3}),
     "granite4-h-moe of narrow heads": ("granite4-h-moe", {"mamba_n_heads": 64, "mamba_d_head": 2, "mamba_n_groups": 4}),
+    "falcon-h1 without multipliers": ("falcon-h1", WITHOUT_MULTIPLIERS),
+    "falcon-h1 with biases": (
+        "falcon-h1",
+        {"attention_bias": True, "mlp_bias": True, "projectors_bias": True, "mamba_proj_bias": True},
+    ),
+    "falcon-h1 without a norm of heads": ("falcon-h1", {"mamba_rms_norm": False, "mamba_conv_bias": False}),
+    "falcon-h1 normed before its gate": ("falcon-h1", {"mamba_norm_before_gate": True, "tie_word_embeddings": True}),
+    "falcon-h1 of one group": ("falcon-h1", {"mamba_n_groups": 1, "mamba_d_ssm": None, "mamba_n_heads": 8}),
+    "nemotron-h by name": (
+        "nemotron-h",
+        {"hybrid_override_pattern": None, "layers_block_type": ["full_attention", "mlp", "linear_attention"]},
+    ),
+    "nemotron-h with biases": ("nemotron-h", {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
+    "nemotron-h of attention and MLPs": ("nemotron-h", {"hybrid_override_pattern": "*-*", "num_key_value_heads": 4}),
+    "nemotron-h of one group": ("nemotron-h", {"mamba_n_groups": 1, "mamba_d_conv": 2, "mamba_head_dim": 70}),
+    "nemotron-h without MLPs": ("nemotron-h", {"hybrid_override_pattern": "MM*", "n_groups": 6, "head_dim": 7}),
     "one key/value head": ("llama", {"num_key_value_heads": 1}),
     "baichuan1 13B": ("baichuan2-13b", {"norm_head": False}),
 }

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmserve.checkpoint.integers import Integers, integers
 from llmserve.checkpoint.plan import WeightPlan, plan_weights
 from llmserve.checkpoint.reader import Checkpoint
+from llmserve.checkpoint.rearranged import ScaledRows
 from llmserve.errors import CheckpointError
 from llmserve.models.registry import architecture_for
 from llmserve.models.spec import Combine, Param
@@ -61,17 +63,42 @@ def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
+    ("kind", "name", "shape"),
     [
-        ("A_log", [6]),
-        ("conv1d.weight", [168, 1, 4]),
-        ("in_proj_ba.weight", [12, 64]),
+        ("qwen3-next-moe", "2.linear_attn.A_log", [6]),
+        ("qwen3-next-moe", "2.linear_attn.conv1d.weight", [168, 1, 4]),
+        ("qwen3-next-moe", "2.linear_attn.in_proj_ba.weight", [12, 64]),
+        ("granite4-h", "2.mamba.D", [8]),
+        ("bamba", "1.self_attn.k_proj.weight", [20, 60]),
+        ("falcon-h1", "0.mamba.norm.weight", [90]),
     ],
 )
-def test_a_tensor_of_a_delta_net_that_is_missing_is_named(name: str, shape: list[int], tmp_path: Path) -> None:
-    name = f"model.layers.2.linear_attn.{name}"
-    message = problems_of(edited(tmp_path, "qwen3-next-moe", lambda tensors: tensors.pop(name)))
+def test_a_tensor_of_one_kind_of_layers_that_is_missing_is_named(
+    kind: str, name: str, shape: list[int], tmp_path: Path
+) -> None:
+    name = f"model.layers.{name}"
+    message = problems_of(edited(tmp_path, kind, lambda tensors: tensors.pop(name)))
     assert f"tensor {name} {shape} is missing" in message
+
+
+def test_rows_are_multiplied_with_their_factors(tmp_path: Path) -> None:
+    """Integers stay integers, and their steps are multiplied."""
+    stored = Integers(np.arange(12, dtype=np.int16).reshape(3, 4), np.ones((3, 1), np.float32))
+
+    class Quantized:
+        def __getitem__(self, rows: slice) -> NDArray[Any]:
+            return stored.values[rows].astype(np.float32)
+
+        def integers(self, rows: slice) -> Integers:
+            return Integers(stored.values[rows], stored.steps[rows])
+
+    scaled = ScaledRows(Quantized(), np.array([2.0, 1.0, 0.3], np.float32))
+    found = integers(scaled, slice(1, 3))
+    assert found is not None
+    assert np.array_equal(found.values, stored.values[1:])
+    assert np.array_equal(scaled[1:3], found.values * found.steps)
+    assert scaled[2:3].tolist() == [[np.float32(0.3) * value for value in (8, 9, 10, 11)]]
+    assert ScaledRows(np.ones(3, np.float16), scaled.factors)[:].dtype == np.float32
 
 
 def test_experts_may_be_in_one_tensor_or_in_one_each(tmp_path: Path) -> None:

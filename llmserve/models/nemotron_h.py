@@ -1,0 +1,101 @@
+"""Nemotron-H: each layer is one of Mamba, attention without positions, or an MLP of squares.
+
+Steps of Mamba have the limits that the config names. transformers also raises those of a prompt, but not those of an
+answer, to `time_step_min`; networks are trained without that.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from llmserve.models import family
+from llmserve.models.config import ConfigReader, read_decoder
+from llmserve.models.delta_net import LINEAR
+from llmserve.models.family import FamilySpec, Norms
+from llmserve.models.mamba import read_mamba
+from llmserve.models.spec import Architecture, HfConfig, Param, renamed
+from llmserve.models.windows import FULL
+
+MLP = "mlp"
+LETTERS = {"M": LINEAR, "*": FULL, "-": MLP, "E": "moe"}
+NAMES = {"mamba": LINEAR, "attention": FULL}  # as published
+KEYS = {
+    "num_heads": "mamba_num_heads", "head_dim": "mamba_head_dim", "num_groups": "n_groups",
+    "state_size": "ssm_state_size", "taps": "conv_kernel", "conv_bias": "use_conv_bias", "bias": "use_bias",
+    "activation": "mamba_hidden_act",
+}  # fmt: skip
+ALIASES = {  # older keys, which win
+    "mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_conv_bias": "use_conv_bias",
+    "mamba_dt_limit": "time_step_limit",
+}  # fmt: skip
+DEFAULTS = {  # transformers'
+    "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4,
+    "use_conv_bias": True, "use_bias": False, "layer_norm_epsilon": 1e-5, "head_dim": 128, "num_key_value_heads": 8,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+MODULES = {  # that `weights.py` names as Llama does
+    "model.embed_tokens": "model.embeddings",
+    "model.norm": "model.norm_f",
+    "self_attn.": "mixer.",
+}
+MODULE = re.compile("|".join(map(re.escape, MODULES)))
+OTHERS = (r"mtp\..*",)  # tensors of the layers that draft tokens
+
+
+def from_hf(config: HfConfig) -> FamilySpec:
+    given = DEFAULTS | {key: value for key, value in config.items() if value is not None}
+    given |= {key: given[older] for older, key in ALIASES.items() if older in given}
+    problems: list[str] = []
+    types = _layer_types(given, problems)
+    reader = ConfigReader(given | {"num_hidden_layers": len(types)})
+    reader.problems += problems
+    spec = read_decoder(reader, "NemotronHForCausalLM", eps_key="layer_norm_epsilon")
+    reader.expect("mlp_hidden_act", "relu2")
+    for key in ("attention_bias", "tie_word_embeddings", "mamba_proj_bias"):
+        reader.expect(key, False)
+    bias, mixer = reader.flag("mlp_bias"), read_mamba(reader, spec.norm_eps, inner=None, keys=KEYS)
+    reader.finish()
+    return FamilySpec.extending(
+        spec, norms=Norms("norm", "", "norm", ""), plain_mlp="up_proj", activation="relu2", mlp_module="mixer",
+        mlp_bias=bias, mixer=replace(mixer, module="mixer"),
+        stateful_layers=tuple(i for i, kind in enumerate(types) if kind == LINEAR),
+        lone_mlps=tuple(i for i, kind in enumerate(types) if kind == MLP),
+    )  # fmt: skip
+
+
+def _layer_types(given: HfConfig, problems: list[str]) -> list[str]:
+    """By name, or by a letter each."""
+    types = given.get("layers_block_type", given.get("layer_types"))
+    if types is None:
+        pattern = given.get("hybrid_override_pattern", "")
+        types = [LETTERS.get(letter, letter) for letter in pattern] if isinstance(pattern, str) else pattern
+    if not isinstance(types, list) or not types:
+        problems.append(
+            f"layers_block_type must be names, or hybrid_override_pattern letters, of layers, got {types!r}"
+        )
+        return [FULL]
+    types = [NAMES.get(str(kind), str(kind)) for kind in types]
+    if unknown := sorted({repr(kind) for kind in types if kind not in (FULL, LINEAR, MLP)}):
+        known = ", ".join(map(repr, (FULL, LINEAR, MLP)))
+        problems.append(f"layer types {', '.join(unknown)} are not supported; supported: {known}")
+    elif FULL not in types:
+        problems.append(f"layers_block_type must have a layer of {FULL}")
+    return types
+
+
+def params(spec: FamilySpec) -> list[Param]:
+    """As transformers names them, or as published."""
+    found = (
+        renamed(param, lambda name: MODULE.sub(lambda part: MODULES[part[0]], name)) for param in family.params(spec)
+    )
+    return [replace(param, otherwise=renamed(param, published)) for param in found]
+
+
+def published(name: str) -> str:
+    return name.replace("model.", "backbone.")
+
+
+ARCHITECTURE: Architecture[FamilySpec] = replace(
+    family.family("NemotronHForCausalLM", "nemotron_h", from_hf, ignored=OTHERS), params=params
+)
