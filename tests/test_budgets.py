@@ -22,7 +22,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cluster": 1_506,
     "llmserve/engine": 12_480,
     "llmserve/evaluation": 6_560,
-    "llmserve/frontends": 14_730,
+    "llmserve/frontends": 14_780,
     "llmserve/models": 4_850,
     "llmserve/scheduler": 1_925,
     "llmserve/serving": 9_494,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from playwright.sync_api import Locator, Page, Request, expect
+from playwright.sync_api import Locator, Page, Request, Route, expect
 
 QUESTION = "Summarize: The connection is closed. Any pending data is sent before."
 ANSWER = "Close the connection."
@@ -51,3 +53,27 @@ def body_text(answer: Locator) -> str:
 def posted(request: Request) -> Any:
     """The body."""
     return request.post_data_json
+
+
+def contents(pieces: Iterable[str]) -> list[dict[str, str]]:
+    """Deltas."""
+    return [{"content": piece} for piece in pieces]
+
+
+def answer_with(
+    page: Page, deltas: Sequence[Mapping[str, str]], *, finish: str = "stop", scored: bool = False, **more: Any
+) -> None:
+    """Instead of the model. `scored`: each delta is a token with a log prob."""
+
+    def choice(delta: Mapping[str, str]) -> dict[str, Any]:
+        text = delta.get("content", "")
+        token = {"token": text, "bytes": [*text.encode()], "logprob": -0.5, "top_logprobs": []}
+        return {"delta": delta, "finish_reason": None, **({"logprobs": {"content": [token]}} if scored else {})}
+
+    def fulfill(route: Route) -> None:
+        chunks: list[dict[str, Any]] = [{"choices": [choice(delta)]} for delta in deltas]
+        chunks.append({"choices": [{"delta": {}, "finish_reason": finish}], **more})
+        body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+        route.fulfill(body=body, content_type="text/event-stream")
+
+    page.route("**/v1/chat/completions", fulfill)

@@ -7,9 +7,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -19,7 +17,20 @@ from tests.e2e.conftest import ServerProcess, start_server
 from tests.e2e.test_streaming import num_cancelled, used_blocks, wait_for_idle
 from tests.page.browsers import opened
 from tests.page.conftest import KV_TOKENS
-from tests.page.steps import ANSWER, ENDLESS, LONG, QUESTION, ask, body_text, last_answer, posted, set_fields, settled
+from tests.page.steps import (
+    ANSWER,
+    ENDLESS,
+    LONG,
+    QUESTION,
+    answer_with,
+    ask,
+    body_text,
+    contents,
+    last_answer,
+    posted,
+    set_fields,
+    settled,
+)  # fmt: skip
 
 GREEDY = "0"
 SCHEMA = {
@@ -51,19 +62,6 @@ print("<b>")
 """
 
 
-def answer_with(page: Page, pieces: list[str], thoughts: Sequence[str] = ()) -> None:
-    """Instead of the model."""
-
-    def fulfill(route: Route) -> None:
-        deltas = [*({"reasoning_content": thought} for thought in thoughts), *({"content": piece} for piece in pieces)]
-        chunks: list[dict[str, Any]] = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
-        chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
-        body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
-        route.fulfill(body=body, content_type="text/event-stream")
-
-    page.route("**/v1/chat/completions", fulfill)
-
-
 def test_an_answer_comes_and_is_measured(page: Page) -> None:
     expect(page.locator("#model")).to_have_value("ensemble")
     expect(page.locator("#health")).to_contain_text("ready")
@@ -75,6 +73,52 @@ def test_an_answer_comes_and_is_measured(page: Page) -> None:
     assert re.search(r"^\d tokens\s.*tokens/s\s*first after \d.*in the prompt.*complete$", numbers, re.DOTALL), numbers
     expect(page.locator("#announcer")).to_have_text("The answer is complete.")
     expect(page.locator("#welcome")).to_be_hidden()
+
+
+def test_ready_is_said_when_a_message_can_be_sent(browser: Browser, server: ServerProcess) -> None:
+    held: list[Route] = []
+    with opened(browser, "about:blank") as page:
+        page.route("**/v1/models", lambda route: held.append(route))
+        with page.expect_request("**/v1/models"):
+            page.goto(server.http)
+        expect(page.locator("#health")).to_have_text("loading models")
+        message = page.get_by_label("Message", exact=True)
+        message.fill(QUESTION)
+        message.press("Enter")
+        expect(page.locator("#held")).to_have_text("Will be sent when the server is ready")
+        message.press("Space")  # still being written
+        expect(page.locator("#held")).to_be_empty()
+        message.press("Enter")
+        expect(message).to_have_value(QUESTION + " ")
+        expect(page.locator(".message")).to_have_count(0)
+        held[0].continue_()
+        expect(page.locator("#health")).to_have_text("ready")
+        settled(last_answer(page))
+        expect(page.locator(".message.user")).to_have_text(QUESTION)
+        expect(page.locator("#held")).to_be_empty()
+
+
+def test_a_server_without_a_model_is_not_ready(page: Page) -> None:
+    page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": []}))
+    page.reload()
+    expect(page.locator("#health")).to_have_text("no model")
+    expect(page.locator("#send")).to_be_disabled()
+    page.unroute("**/v1/models")
+    expect(page.locator("#health")).to_have_text("ready")
+    expect(page.locator("#send")).to_be_enabled()
+
+
+def test_answers_have_a_limit_by_default(page: Page, server: ServerProcess) -> None:
+    body = {"model": "ensemble", "messages": [{"role": "user", "content": "x"}], "max_tokens": 30_000, "temperature": 0}
+    asked = page.request.post(f"{server.http}/v1/chat/completions", data={**body, "nonsense": 1})
+    words = asked.json()["warning"]
+    assert "max_tokens is 30000, " in words
+    answer_with(page, [{"content": "a"}], warning=words.replace("30000", "2048"))
+    with page.expect_request("**/v1/chat/completions") as default:
+        notice = settled(ask(page)).get_by_role("alert")
+    assert posted(default.value)["max_tokens"] == 2048
+    expect(notice).to_contain_text("nonsense")
+    expect(notice).not_to_contain_text("max_tokens")
 
 
 def test_the_conversation_goes_along_and_can_be_begun_anew(page: Page) -> None:
@@ -181,7 +225,7 @@ def test_every_setting_is_asked_for(page: Page) -> None:
         answer = ask(page, "y")
     page.keyboard.press("Escape")
     settled(answer)
-    assert posted(asked.value).keys() == {"model", "stream", "stream_options", "messages"}
+    assert posted(asked.value).keys() == {"model", "stream", "stream_options", "messages", "max_tokens"}
 
 
 def test_answers_keep_to_their_form(page: Page) -> None:
@@ -224,7 +268,7 @@ def test_a_refusal_is_in_the_servers_words(browser: Browser, server: ServerProce
 
 
 def test_text_stays_text(page: Page) -> None:
-    answer_with(page, [INJECTED[at : at + 5] for at in range(0, len(INJECTED), 5)])
+    answer_with(page, contents([INJECTED[at : at + 5] for at in range(0, len(INJECTED), 5)]))
     body = settled(ask(page)).locator(".body")
     assert page.evaluate("window.hurt") is None
     assert body.locator("img, script, b").count() == 0
@@ -244,7 +288,7 @@ def test_text_stays_text(page: Page) -> None:
 
 
 def test_thoughts_are_told_apart_and_stay_here(page: Page) -> None:
-    answer_with(page, ["Paris."], ["Let me ", "see."])
+    answer_with(page, [{"reasoning_content": "Let me "}, {"reasoning_content": "see."}, *contents(["Paris."])])
     answer = settled(ask(page))
     assert body_text(answer) == "Paris."
     answer.get_by_text("Thoughts").click()
@@ -265,7 +309,7 @@ def test_the_browser_refuses_markup_and_other_hosts(browser: Browser, server: Se
 
 def test_thousands_of_pieces_are_drawn_in_few_frames(page: Page) -> None:
     count = 4000
-    answer_with(page, [f"word{number} " for number in range(count)])
+    answer_with(page, contents([f"word{number} " for number in range(count)]))
     page.evaluate(
         """() => {
           window.changes = 0;
@@ -282,7 +326,7 @@ def test_thousands_of_pieces_are_drawn_in_few_frames(page: Page) -> None:
 
 
 def test_long_answers_are_followed_unless_somebody_reads(page: Page) -> None:
-    answer_with(page, [f"{number}\n\n" for number in range(200)])
+    answer_with(page, contents([f"{number}\n\n" for number in range(200)]))
     settled(ask(page))
     at_end = (
         "() => { const s = document.getElementById('scroller'); return s.scrollHeight - s.scrollTop - s.clientHeight; }"

@@ -18,7 +18,19 @@ from tests.e2e.conftest import ServerProcess, start_server
 from tests.gate_records import add_gate_record
 from tests.page.browsers import opened
 from tests.page.conftest import KV_TOKENS
-from tests.page.steps import ANSWER, ENGINE, LONG, QUESTION, ask, body_text, last_answer, set_fields, settled
+from tests.page.steps import (
+    ANSWER,
+    ENGINE,
+    LONG,
+    QUESTION,
+    answer_with,
+    ask,
+    body_text,
+    contents,
+    last_answer,
+    set_fields,
+    settled,
+)  # fmt: skip
 
 KEY = "a-key-of-sixteen-characters"
 PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
@@ -81,10 +93,27 @@ def test_characters_of_several_tokens_are_whole(page: Page) -> None:
     assert re.match("[\N{SNOWMAN}\N{GRINNING FACE}]{6}", text), text
 
 
+def test_line_breaks_between_tokens_do_not_tear_json_apart(page: Page) -> None:
+    pieces = ["{", "\n\n\n ", ' "', "city", '"', "\n", ":", " [", "\n1", ",\n", "2", "\n", "]", "\n}"]
+    answer_with(page, contents(pieces), scored=True)
+    set_fields(page, format="json_object")
+    answer = settled(ask(page))
+    assert body_text(answer) == '{\n  "city": [\n1,\n2]}'
+    expect(answer.locator(".line")).to_have_count(8)  # and each is shown
+    answer.get_by_role("button", name="Show as text").click()
+    assert json.loads(body_text(answer)) == {"city": [1, 2]}
+    page.get_by_role("button", name="New conversation").click()
+    set_fields(page, format="text")
+    assert body_text(settled(ask(page))) == "".join(pieces)
+
+
 def test_the_server_panel_tells_engine_and_load(page: Page, engine: Path) -> None:
     manifest = json.loads((engine / "manifest.json").read_text())
     expect(page.locator("#welcome-engine")).to_have_text(f"{ENGINE} · float16 · cpu")
-    page.get_by_role("button", name="Server", exact=True).click()
+    header = page.locator("#engine-name")
+    expect(header).to_have_text(f"{ENGINE} {manifest['engine_digest'][:8]}")
+    expect(page.locator("#model")).to_be_hidden()  # there is no other
+    header.click()
     facts = page.locator("#facts")
     for fact in (ENGINE, "BaichuanForCausalLM", "float16", "cpu", manifest["engine_digest"][:12]):
         expect(facts).to_contain_text(fact)
@@ -230,13 +259,14 @@ def test_everything_can_be_reached_with_the_keyboard(page: Page) -> None:
     expect(page.locator(".message")).to_have_count(0)
     page.reload()
     expect(page.locator("#model")).to_be_enabled()
+    expect(page.locator("#engine-name")).to_be_visible()
     page.locator(".skip").focus()
     order = []
     for _ in range(9):
         order.append(page.evaluate("document.activeElement.id || document.activeElement.className"))
         page.keyboard.press("Tab")
     assert order == [
-        "skip", "model", "new-chat", "open-settings", "open-server", "theme", "language", "message", "send",
+        "skip", "engine-name", "new-chat", "open-settings", "open-server", "theme", "language", "message", "send",
     ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 // One answer while it comes, and what is known about it afterwards: plain data, which the tab can keep.
 
 import { chatChunks, ConnectionLost, Refused } from "./api.js";
+import { DEFAULT_LIMIT } from "./settings.js";
 
 export const UNDER_WAY = ["waiting", "writing"];
 
@@ -42,7 +43,7 @@ export async function receive(answer, request, { signal, changed }) {
 
 function add(answer, chunk, now) {
   if (chunk.usage) answer.usage = chunk.usage;
-  if (chunk.warning) answer.warning = chunk.warning;
+  if (chunk.warning) answer.warning = worthTelling(chunk.warning);
   const [choice] = chunk.choices ?? [];
   if (!choice) return;
   if (choice.finish_reason) answer.finish = choice.finish_reason;
@@ -57,6 +58,11 @@ function add(answer, chunk, now) {
   answer.thoughts += thought;
   answer.pieces += scored.length || 1;
   if (scored.length) (answer.tokens ??= []).push(...scored.map(compact));
+}
+
+/** Without that there is less room than a limit that nobody has asked for. */
+function worthTelling(warning) {
+  return warning.split("; ").filter((each) => !each.startsWith(`max_tokens is ${DEFAULT_LIMIT},`)).join("; ");
 }
 
 /** A token as it is kept: its bytes, its log prob, and the likeliest in its place. */

@@ -1,20 +1,15 @@
 // The page put together: the bar, the message box, the keys, and what the server is asked on its own.
 
 import { offerThemes } from "./appearance.js";
-import { health, modelNames, Refused } from "./api.js";
+import { Connection } from "./connection.js";
 import { Conversation } from "./conversation.js";
-import { byId, element } from "./dom.js";
-import { askForKey, offerKeys } from "./key_dialog.js";
+import { byId } from "./dom.js";
+import { offerKeys } from "./key_dialog.js";
 import { language, setLanguage, text as say, translate, whenTranslated } from "./language.js";
 import { Panels, showShortcuts } from "./panels.js";
 import { ServerPanel } from "./server_panel.js";
 import { Settings } from "./settings.js";
-import { forThisTab } from "./store.js";
 import { hideCard } from "./tokens.js";
-
-const HEALTH_INTERVAL_MS = { ready: 5000, loading: 1000, gone: 1000 };
-const UNAUTHORIZED = 401;
-const HEALTH_TEXTS = { ready: "healthReady", loading: "healthLoading", gone: "healthGone" };
 
 translate();
 offerThemes();
@@ -22,14 +17,13 @@ const settings = new Settings();
 const server = new ServerPanel();
 const panels = new Panels((name) => name === "server" && server.read());
 const message = byId("message");
-const models = byId("model");
-let healthState = "loading";
+let isHeld = false; // a message that was sent too early
 
 const conversation = new Conversation({
   systemPrompt: () => settings.systemPrompt,
   request() {
-    if (!models.value) return null;
-    if (settings.check()) return { model: models.value, stream_options: { include_usage: true }, ...settings.requestFields() };
+    if (!connection.model) return null;
+    if (settings.check()) return { model: connection.model, stream_options: { include_usage: true }, ...settings.requestFields() };
     panels.open("settings");
     settings.report();
     return null;
@@ -38,56 +32,25 @@ const conversation = new Conversation({
     byId("stop").hidden = !isBusy;
     byId("send").hidden = isBusy;
   },
-  ended(answer) {
-    if (answer.status === UNAUTHORIZED) askForKey(answer.problem);
-    if (answer.state === "lost") checkHealth();
-  },
+  ended: (answer) => connection.heard(answer),
 });
 
-async function loadModels() {
-  try {
-    showModels(await modelNames());
-  } catch (error) {
-    if (!(error instanceof Refused)) {
-      healthState = "gone"; // asked again when it is back
-      showHealth();
-      return;
-    }
-    showModels([]);
-    if (error.status === UNAUTHORIZED) askForKey(error.message);
-  }
-}
+const connection = new Connection((model) => {
+  server.setModel(model);
+  if (isHeld) submit();
+});
 
-function showModels(names) {
-  const wanted = models.value || forThisTab.get("model");
-  const chosen = names.includes(wanted) ? wanted : (names[0] ?? "");
-  const options = names.map((name) => element("option", { value: name }, name));
-  models.replaceChildren(...(options.length ? options : [element("option", { value: "" }, say("noModel"))]));
-  models.value = chosen;
-  models.disabled = !names.length;
-  byId("send").disabled = !names.length;
-  if (chosen) server.setModel(chosen);
-}
-
-async function checkHealth() {
-  const state = await health();
-  const isBack = state === "ready" && healthState !== "ready";
-  healthState = state;
-  showHealth();
-  if (isBack) await loadModels();
-}
-
-function showHealth() {
-  byId("health").dataset.state = healthState;
-  const says = say(HEALTH_TEXTS[healthState]);
-  const node = byId("health-text");
-  if (node.textContent !== says) node.textContent = says;
-  node.toggleAttribute("data-says", healthState !== "ready");
+function hold(value) {
+  isHeld = value;
+  byId("keys-hint").hidden = value;
+  byId("held").textContent = value ? say("sentWhenReady") : "";
 }
 
 async function submit() {
   const text = message.value.trim();
   if (!text || conversation.isBusy) return;
+  hold(!connection.model);
+  if (isHeld) return;
   message.value = "";
   fitMessage();
   if (!(await conversation.send(text))) {
@@ -118,11 +81,11 @@ byId("stop").addEventListener("click", () => {
 });
 byId("new-chat").addEventListener("click", startOver);
 byId("language").addEventListener("click", () => setLanguage(language() === "zh" ? "en" : "zh"));
-models.addEventListener("change", () => {
-  forThisTab.set("model", models.value);
-  server.setModel(models.value);
+byId("engine-name").addEventListener("click", () => panels.toggle("server"));
+message.addEventListener("input", () => {
+  hold(false);
+  fitMessage();
 });
-message.addEventListener("input", fitMessage);
 message.addEventListener("keydown", (event) => {
   if (event.isComposing) return; // an input method's own Enter
   if (event.key === "Enter" && !event.shiftKey) {
@@ -157,16 +120,10 @@ function escape() {
   else if (panels.current) panels.close();
 }
 
-offerKeys(() => loadModels());
+offerKeys(() => connection.loadModels());
 whenTranslated(() => {
   byId("language").textContent = say("otherLanguage");
   byId("language").lang = language() === "zh" ? "en" : "zh-CN";
-  showHealth();
 });
 
-async function watchHealth() {
-  if (document.visibilityState === "visible") await checkHealth();
-  setTimeout(watchHealth, HEALTH_INTERVAL_MS[healthState]);
-}
-watchHealth();
 message.focus();

@@ -79,7 +79,7 @@ export class MessageView {
     this.element.classList.toggle("writing", message.state === "writing");
     this.element.setAttribute("aria-busy", this.isUnderWay);
     body.classList.toggle("plain", message.isPlain);
-    if (message.tokens && this.showsTokens) showTokens(body, message.tokens);
+    if (message.tokens && this.showsTokens) showTokens(body, message.tokens, message.isPlain && /^\s*[[{]/.test(message.content));
     else if (message.isPlain) body.textContent = message.content;
     else showMarkdown(body, message.content);
     numbers.replaceChildren(...measured(message).map((each) => element("span", {}, each)));

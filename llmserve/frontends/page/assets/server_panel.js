@@ -13,6 +13,7 @@ const WINDOW = 15; // readings between which latencies are taken
 const TOKENS_INTERVAL = 3; // and rates of tokens
 const QUANTILE = 0.95;
 const SHORT_DIGEST = 12;
+const HEADER_DIGEST = 8;
 
 export class ServerPanel {
   constructor() {
@@ -112,9 +113,14 @@ export class ServerPanel {
   /** Made anew when something has changed: one of them can have the focus. */
   showFacts() {
     const { info } = this;
-    const shown = JSON.stringify([language(), info, this.gates, this.parts.length]);
+    const shown = JSON.stringify([language(), info, this.gates, this.parts.length, byId("model").length]);
     if (shown === this.shown) return;
     this.shown = shown;
+    const name = byId("engine-name");
+    name.hidden = !info;
+    if (info) name.replaceChildren(element("span", {}, info.name), " ", element("code", {}, info.digest.slice(0, HEADER_DIGEST)));
+    name.title = info ? `${say("engine")}: ${info.name}, ${info.digest}` : "";
+    document.querySelector(".model").hidden = info !== null && byId("model").length < 2;
     byId("welcome-engine").textContent = info ? [info.name, info.dtype, info.target].join(" · ") : "";
     const rows = info ? this.rows() : [["", say("noEngine")]];
     byId("facts").replaceChildren(

@@ -9,6 +9,7 @@ const NUMBERS = [
   "repetition_penalty",
 ];
 const NUM_ALTERNATIVES = 5;
+export const DEFAULT_LIMIT = 2048; // tokens of an answer; a model that does not end would go on for minutes
 
 export class Settings {
   constructor() {
@@ -72,7 +73,8 @@ export class Settings {
   /** Of a chat completion. */
   requestFields() {
     const filled = NUMBERS.filter((name) => this.fields[name].value !== "");
-    const request = Object.fromEntries(filled.map((name) => [name, this.fields[name].valueAsNumber]));
+    const numbers = filled.map((name) => [name, this.fields[name].valueAsNumber]);
+    const request = { max_tokens: DEFAULT_LIMIT, ...Object.fromEntries(numbers) };
     const stop = this.fields.stop.value.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n"));
     if (stop.length) request.stop = stop;
     if (this.fields.logprobs.checked) Object.assign(request, { logprobs: true, top_logprobs: NUM_ALTERNATIVES });

@@ -9,8 +9,8 @@ const VISIBLE = { "\n": "⏎", "\t": "⇥", " ": "␣" };
 const percent = (logprob) => `${number(Math.exp(logprob) * 100, Math.exp(logprob) < 0.1 ? 2 : 1)} %`;
 const visible = (text) => (text.trim() ? text : text.replace(/[\n\t ]/g, (sign) => VISIBLE[sign]) || "∅");
 
-/** Appends what has come since the last call to `container`. */
-export function showTokens(container, tokens) {
+/** Appends what has come since the last call to `container`. `isJson`: white space between its tokens means nothing. */
+export function showTokens(container, tokens, isJson) {
   if (!container.classList.contains("tokens")) {
     container.replaceChildren();
     container.classList.add("tokens");
@@ -19,12 +19,25 @@ export function showTokens(container, tokens) {
     container.decoder = new TextDecoder(); // a character may be of several tokens
     container.addEventListener("keydown", moveFocus);
   }
-  for (const token of tokens.slice(container.children.length)) container.append(tokenElement(container, token));
+  for (const token of tokens.slice(container.children.length)) container.append(tokenElement(container, token, isJson));
 }
 
-function tokenElement(container, token) {
+/** A sign for each line break, and a new line: in JSON only where an object, a list or its next member begins. */
+function lines(container, text, isJson) {
+  return text.split(/(\n)/).filter(Boolean).flatMap((part) => {
+    if (part !== "\n") {
+      if (part.trim()) container.lastSign = part.trimEnd().at(-1);
+      return [part];
+    }
+    const breaks = !isJson || "{[,".includes(container.lastSign);
+    if (isJson) container.lastSign = "\n";
+    return [element("i", { className: "line" }), breaks ? part : ""];
+  });
+}
+
+function tokenElement(container, token, isJson) {
   const text = container.decoder.decode(Uint8Array.from(token.bytes), { stream: true });
-  const span = element("span", { className: "token", tabIndex: container.children.length ? -1 : 0 }, text);
+  const span = element("span", { className: "token", tabIndex: container.children.length ? -1 : 0 }, ...lines(container, text, isJson));
   span.setAttribute("role", "listitem");
   span.style.setProperty("--unlikely", Math.min(-token.logprob / DOUBTFUL_LOG_PROB, 1).toFixed(3));
   span.setAttribute("aria-label", say("tokenLabel", { token: visible(token.token), value: percent(token.logprob) }));
