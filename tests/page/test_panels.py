@@ -210,7 +210,7 @@ def test_a_phone_has_room_for_everything(browser: Browser, server: ServerProcess
         set_fields(page, max_tokens="20")
         page.locator("#settings .close").tap()
         settled(ask(page, QUESTION + " x" * 60))
-        for panel in ("", "Settings", "Server"):
+        for panel in ("", "Conversations", "Settings", "Server"):
             if panel:
                 page.get_by_role("button", name=panel, exact=True).click()
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -245,7 +245,7 @@ def test_everything_can_be_reached_with_the_keyboard(page: Page) -> None:
     expect(page.locator("#server")).to_be_visible()
     page.keyboard.press("Alt+KeyM")
     page.keyboard.press("Alt+KeyK")
-    expect(page.get_by_role("dialog")).to_contain_text("answer again")
+    expect(page.get_by_role("dialog")).to_contain_text("Answer again")
     page.keyboard.press("Escape")
     message.fill("a")
     message.press("Shift+Enter")
@@ -262,11 +262,12 @@ def test_everything_can_be_reached_with_the_keyboard(page: Page) -> None:
     expect(page.locator("#engine-name")).to_be_visible()
     page.locator(".skip").focus()
     order = []
-    for _ in range(9):
+    for _ in range(10):
         order.append(page.evaluate("document.activeElement.id || document.activeElement.className"))
         page.keyboard.press("Tab")
     assert order == [
-        "skip", "engine-name", "new-chat", "open-settings", "open-server", "theme", "language", "message", "send",
+        "skip", "open-chats", "engine-name", "new-chat", "open-settings", "open-server", "theme", "language", "message",
+        "send",
     ]  # fmt: skip
 
 

@@ -20,18 +20,32 @@ export function newAnswer({ response_format: format, structured_outputs: outputs
     retryAfter: null, // seconds
     finish: "", // the server's reason
     warning: "",
-    usage: null,
+    usage: null, // the server's counts
     firstAfter: null, // milliseconds until something came
     lastAfter: null, // and until the last piece did
   };
 }
 
-/** Asks, and fills `answer` in; `changed` is called after each piece. Never throws: an answer says what went wrong. */
+/** What was said of its end is void; its words stay. */
+export function restart(answer) {
+  Object.assign(answer, { state: "waiting", problem: "", status: 0, retryAfter: null, finish: "", warning: "" });
+}
+
+/** Whether more of it can be asked for: it was cut or broken off, after some words that are no form's. */
+export function canGoOn({ role, state, finish, content, isPlain }) {
+  const isCut = state === "done" ? finish === "length" : !UNDER_WAY.includes(state);
+  return role === "assistant" && isCut && content !== "" && !isPlain;
+}
+
+/** Asks, and fills `answer` in, or goes on with it; `changed` is called after each piece. Never throws: an answer says
+ * what went wrong. */
 export async function receive(answer, request, { signal, changed }) {
-  const began = performance.now();
+  const before = { ...answer };
+  const began = performance.now() - (answer.lastAfter ?? 0);
   try {
     for await (const chunk of chatChunks(request, signal)) {
       add(answer, chunk, performance.now() - began);
+      if (chunk.usage) answer.usage = counts(chunk.usage, before);
       changed();
     }
     answer.state = "done";
@@ -42,7 +56,6 @@ export async function receive(answer, request, { signal, changed }) {
 }
 
 function add(answer, chunk, now) {
-  if (chunk.usage) answer.usage = chunk.usage;
   if (chunk.warning) answer.warning = worthTelling(chunk.warning);
   const [choice] = chunk.choices ?? [];
   if (!choice) return;
@@ -58,6 +71,12 @@ function add(answer, chunk, now) {
   answer.thoughts += thought;
   answer.pieces += scored.length || 1;
   if (scored.length) (answer.tokens ??= []).push(...scored.map(compact));
+}
+
+/** Of the whole, where an answer was gone on with. */
+function counts({ prompt_tokens, completion_tokens, prompt_tokens_details: details }, { content, usage }) {
+  if (!content) return { prompt_tokens, completion_tokens, cached_tokens: details?.cached_tokens ?? 0 };
+  return usage && { ...usage, completion_tokens: usage.completion_tokens + completion_tokens };
 }
 
 /** Without that there is less room than a limit that nobody has asked for. */

@@ -44,6 +44,13 @@ export function frameScheduler() {
   };
 }
 
+/** As a file of the browser's downloads. */
+export function saveAs(name, content) {
+  const url = URL.createObjectURL(new Blob([content], { type: "application/json" }));
+  element("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+}
+
 /** Puts a text into the clipboard; without one (plain http from another machine) by way of a selection. */
 export async function copyText(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);

@@ -17,6 +17,8 @@ export function number(value, digits = 0) {
   return value.toLocaleString(current, { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
+export const dateTime = (time) => new Date(time).toLocaleString(current, { dateStyle: "medium", timeStyle: "short" });
+
 export function setLanguage(name) {
   current = name;
   forGood.set("language", name);

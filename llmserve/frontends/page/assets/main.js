@@ -1,11 +1,13 @@
 // The page put together: the bar, the message box, the keys, and what the server is asked on its own.
 
 import { offerThemes } from "./appearance.js";
+import { offerAnswers } from "./ask_dialog.js";
 import { Connection } from "./connection.js";
 import { Conversation } from "./conversation.js";
 import { byId } from "./dom.js";
 import { offerKeys } from "./key_dialog.js";
 import { language, setLanguage, text as say, translate, whenTranslated } from "./language.js";
+import { Library } from "./library.js";
 import { Panels, showShortcuts } from "./panels.js";
 import { ServerPanel } from "./server_panel.js";
 import { Settings } from "./settings.js";
@@ -15,7 +17,11 @@ translate();
 offerThemes();
 const settings = new Settings();
 const server = new ServerPanel();
-const panels = new Panels((name) => name === "server" && server.read());
+let library = null;
+const panels = new Panels((name) => {
+  if (name === "server") server.read();
+  if (name === "chats") library?.show();
+});
 const message = byId("message");
 let isHeld = false; // a message that was sent too early
 
@@ -33,7 +39,15 @@ const conversation = new Conversation({
     byId("send").hidden = isBusy;
   },
   ended: (answer) => connection.heard(answer),
+  kept(isKept) {
+    const problem = isKept ? "" : say("notKept");
+    byId("unkept").hidden = isKept;
+    if (byId("unkept").textContent !== problem) byId("unkept").textContent = problem;
+    library?.show();
+  },
 });
+
+library = new Library(conversation, openConversation);
 
 const connection = new Connection((model) => {
   server.setModel(model);
@@ -66,10 +80,15 @@ function fitMessage() {
   message.style.height = `${message.scrollHeight}px`;
 }
 
-function startOver() {
-  conversation.clear();
+/** A new one without any. */
+function openConversation(data) {
+  conversation.open(data);
+  library.show();
+  if (panels.current === "chats") panels.close(); // it covers the page
   message.focus();
 }
+
+const startOver = () => openConversation();
 
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -100,6 +119,7 @@ message.addEventListener("keydown", (event) => {
 const WITH_ALT = {
   KeyN: startOver,
   KeyR: () => conversation.again(),
+  KeyL: () => panels.toggle("chats"),
   KeyS: () => panels.toggle("settings"),
   KeyM: () => panels.toggle("server"),
   KeyK: showShortcuts,
@@ -120,6 +140,7 @@ function escape() {
   else if (panels.current) panels.close();
 }
 
+offerAnswers();
 offerKeys(() => connection.loadModels());
 whenTranslated(() => {
   byId("language").textContent = say("otherLanguage");

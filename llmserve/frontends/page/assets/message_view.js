@@ -8,7 +8,10 @@ import { hideCard, showTokens } from "./tokens.js";
 
 const BUSY = [429, 503];
 
-/** `actions`: `again(message)`, `edit(message, text)`. */
+/** What the server is told of it. */
+export const spokenText = ({ content }) => content;
+
+/** `actions` on messages: `again`, `edit` (with a text), `goOn` and `canGoOn`; `versions`, `choose`. */
 export class MessageView {
   constructor(message, actions) {
     this.message = message;
@@ -40,8 +43,22 @@ export class MessageView {
     const acts = element("span", { className: "acts" }, this.copyButton(), iconButton("edit", say("edit"), () => this.edit()));
     this.element.replaceChildren(
       element("div", { className: "body", dir: "auto" }, message.content),
-      element("footer", { className: "meta" }, acts),
+      element("footer", { className: "meta" }, this.versions(), acts),
     );
+  }
+
+  /** Which of several this is, and the way to the others. */
+  versions() {
+    const all = this.actions.versions(this.message);
+    const at = all.indexOf(this.message);
+    const shown = element("span", { className: "versions", hidden: all.length < 2 });
+    const step = (symbol, name, other) => {
+      const button = iconButton(symbol, say(name), () => this.actions.choose(other));
+      button.disabled = !other;
+      return button;
+    };
+    if (all.length > 1) shown.append(step("before", "versionBefore", all[at - 1]), `${at + 1}/${all.length}`, step("after", "versionAfter", all[at + 1]));
+    return shown;
   }
 
   /** A box in the message's place. */
@@ -72,7 +89,7 @@ export class MessageView {
   showAnswer() {
     const { message } = this;
     this.parts ??= this.makeParts();
-    const { body, thoughts, notice, numbers, acts } = this.parts;
+    const { body, thoughts, notice, numbers, acts, goOn } = this.parts;
     thoughts.hidden = !message.thoughts;
     thoughts.lastElementChild.textContent = message.thoughts;
     this.element.classList.toggle("waiting", message.state === "waiting");
@@ -84,6 +101,7 @@ export class MessageView {
     else showMarkdown(body, message.content);
     numbers.replaceChildren(...measured(message).map((each) => element("span", {}, each)));
     acts.hidden = this.isUnderWay;
+    goOn.hidden = !this.actions.canGoOn(message);
     this.parts.tokens.hidden = message.tokens === null;
     this.showProblem(notice);
   }
@@ -105,12 +123,13 @@ export class MessageView {
       ),
       notice: element("div", { className: "notice", hidden: true, attributes: { role: "alert" } }),
       numbers: element("span", { className: "numbers" }),
+      goOn: element("button", { type: "button", className: "plain", onclick: () => this.actions.goOn(this.message) }, say("goOn")),
       acts: element(
         "span", { className: "acts" }, this.copyButton(),
         iconButton("again", say("again"), () => this.actions.again(this.message)), tokens,
       ),
     };
-    const meta = element("footer", { className: "meta" }, parts.numbers, parts.acts);
+    const meta = element("footer", { className: "meta" }, parts.numbers, parts.goOn, this.versions(), parts.acts);
     this.element.replaceChildren(parts.thoughts, parts.body, parts.notice, meta);
     return parts;
   }
@@ -156,13 +175,12 @@ function measured(message) {
   const { count, exact } = tokenCount(message);
   const speed = tokensPerSecond(message);
   const { usage } = message;
-  const cached = usage?.prompt_tokens_details?.cached_tokens;
   return [
     say(exact ? "tokens" : "tokensAbout", { count: number(count) }),
     speed === null ? "" : say("speed", { speed: number(speed, speed < 100 ? 1 : 0) }),
     say("first", { time: duration(message.firstAfter) }),
     usage ? say("promptTokens", { count: number(usage.prompt_tokens) }) : "",
-    cached ? say("cachedTokens", { count: number(cached) }) : "",
+    usage?.cached_tokens ? say("cachedTokens", { count: number(usage.cached_tokens) }) : "",
     ending(message),
   ].filter(Boolean);
 }

@@ -4,19 +4,23 @@ import { byId, element } from "./dom.js";
 import { text as say, whenTranslated } from "./language.js";
 import { forGood } from "./store.js";
 
-const PANELS = ["settings", "server"];
+const PANELS = ["settings", "server", "chats"];
+const LEFT = "chats";
 const KEYS = [
-  [["Enter"], "keySend"],
+  [["Enter"], "send"],
   [["Shift", "Enter"], "keyLine"],
   [["/"], "keyFocus"],
   [["Esc"], "keyStop"],
   [["↑"], "keyEditLast"],
-  [["Alt", "N"], "keyNew"],
-  [["Alt", "R"], "keyAgain"],
-  [["Alt", "S"], "keySettings"],
-  [["Alt", "M"], "keyServer"],
+  [["Alt", "N"], "newChat"],
+  [["Alt", "R"], "again"],
+  [["Alt", "L"], "chats"],
+  [["Alt", "S"], "settings"],
+  [["Alt", "M"], "server"],
   [["Alt", "K"], "keyHelp"],
 ];
+
+const isNarrow = () => !matchMedia("(min-width: 60rem)").matches;
 
 export class Panels {
   /** `opened` is called with the name of a panel. */
@@ -24,22 +28,22 @@ export class Panels {
     this.opened = opened;
     for (const name of PANELS) {
       byId(`open-${name}`).addEventListener("click", () => this.toggle(name));
-      byId(name).querySelector(".close").addEventListener("click", () => this.close());
+      byId(name).querySelector(".close").addEventListener("click", () => this.close(name));
+      if (forGood.get(`panel.${name}`) && !isNarrow()) this.show(name);
     }
     byId("show-shortcuts").addEventListener("click", showShortcuts);
     byId("shortcuts-close").addEventListener("click", () => byId("shortcuts-dialog").close());
     whenTranslated(fillShortcuts);
-    const last = forGood.get("panel");
-    if (PANELS.includes(last) && matchMedia("(min-width: 60rem)").matches) this.show(last);
   }
 
+  /** What Escape closes: what covers something, or is at the right. */
   get current() {
-    return PANELS.find((name) => !byId(name).hidden) ?? null;
+    return PANELS.find((name) => !byId(name).hidden && (name !== LEFT || isNarrow())) ?? null;
   }
 
   toggle(name) {
-    if (this.current === name) this.close();
-    else this.open(name);
+    if (byId(name).hidden) this.open(name);
+    else this.close(name);
   }
 
   open(name) {
@@ -48,20 +52,24 @@ export class Panels {
     (panel.querySelector("input, select, textarea") ?? panel.querySelector("button")).focus();
   }
 
+  /** There is room for one at each side, and on a phone for one. */
   show(name) {
-    for (const each of PANELS) {
-      byId(each).hidden = each !== name;
-      byId(`open-${each}`).setAttribute("aria-expanded", each === name);
-    }
-    forGood.set("panel", name);
-    if (name) this.opened(name);
+    const isHidden = (each) => each !== name && (isNarrow() || (each === LEFT) === (name === LEFT));
+    for (const each of PANELS) this.set(each, each === name || (!isHidden(each) && !byId(each).hidden));
+    this.opened(name);
+  }
+
+  set(name, isOpen) {
+    byId(name).hidden = !isOpen;
+    byId(`open-${name}`).setAttribute("aria-expanded", isOpen);
+    forGood.set(`panel.${name}`, isOpen || null);
   }
 
   /** The focus goes back to where it opens. */
-  close() {
-    const name = this.current;
-    this.show(null);
-    if (name) byId(`open-${name}`).focus();
+  close(name = this.current) {
+    if (!name) return;
+    this.set(name, false);
+    byId(`open-${name}`).focus();
   }
 }
 
