@@ -112,8 +112,8 @@ def make_gguf(
 
 
 def quantized(tensor: NDArray[Any], stored: gguf.GGMLQuantizationType) -> NDArray[Any]:
-    """The package quantizes to no type with a K: there it is blocks of random codes, about as large as the tensor."""
-    if not stored.name.endswith("_K"):
+    """Of types to which the package does not quantize: blocks of random codes, about as large as the tensor."""
+    if not stored.name.endswith("_K") and not stored.name.startswith("IQ4"):
         numbers: NDArray[Any] = gguf.quants.quantize(tensor, stored)
         return numbers
     length, num_bytes = gguf.GGML_QUANT_SIZES[stored]
@@ -121,7 +121,13 @@ def quantized(tensor: NDArray[Any], stored: gguf.GGMLQuantizationType) -> NDArra
     shape = (*tensor.shape[:-1], tensor.shape[-1] // length, num_bytes)
     blocks = rng.integers(0, 256, shape, dtype=np.uint8)
     size = np.float32(tensor.std())
-    place, factors = {"Q6_K": (208, [size / 1400])}.get(stored.name, (0, [size / 150, size / 20]))
+    place, factors = {
+        "Q2_K": (80, [size / 11, size / 7]),
+        "Q3_K": (108, [size / 45]),
+        "Q6_K": (208, [size / 1400]),
+        "IQ4_NL": (0, [size / 70]),
+        "IQ4_XS": (0, [size / 1300]),
+    }.get(stored.name, (0, [size / 150, size / 20]))
     drawn = rng.uniform(0.5, 1.0, (*shape[:-1], len(factors))) * factors
     blocks[..., place : place + 2 * len(factors)] = drawn.astype(np.float16).view(np.uint8)
     return blocks.reshape(*tensor.shape[:-1], -1)

@@ -107,6 +107,11 @@ BLOCKS: Mapping[str, WeightFormat] = {  # by ggml's names; Q8_0 is INT8
         _of_blocks("Q4_K", 4, 32, "uint8", minima=True, factors=256),
         _of_blocks("Q5_K", 5, 32, "uint8", minima=True, factors=256),
         _of_blocks("Q6_K", 6, 16, "int8", factors=256),
+        _of_blocks("Q3_K", 3, 16, "int8", factors=256),
+        _of_blocks("Q2_K", 2, 16, "uint8", factors=128),  # scale and minimum in a byte, two factors for 256
+        _of_blocks("IQ4_NL", 4, 32, "float16"),
+        _of_blocks("IQ4_XS", 4, 32, "int8", factors=256),
+        _of_blocks("MXFP4", 4, 32, "uint8"),
     )
 }
 GGUF = WeightFormat(

@@ -22,7 +22,7 @@ from llmserve.engine.cpu.runner import CpuRunner, available_isas
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.selftest import prompt_logits
 from llmserve.errors import CheckpointError, EngineFileError, RecipeError
-from llmserve.models.number_formats import BLOCKS, INT8, WeightFormat
+from llmserve.models.number_formats import BLOCKS, WeightFormat
 from tests.builder.test_cpu_engine import verified
 from tests.checkpoints import make_checkpoint
 from tests.engine.cpu.law import law
@@ -31,7 +31,9 @@ from tests.gguf_files import make_gguf
 
 OPTIONS = BuildOptions(quantization="gguf", max_seq_len=96, max_num_tokens=96, max_batch_size=8, tokens_per_block=4)
 WIDTHS: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
-MIXED = ("Q4_K", "Q6_K", "Q5_0", "Q8_0", "Q4_1", "Q5_K", "Q4_0", "Q5_1")  # in turn: queries, keys and values differ
+MIXED = (  # in turn: queries, keys and values differ
+    "Q4_K", "Q6_K", "Q5_0", "Q8_0", "Q4_1", "Q5_K", "Q4_0", "Q5_1", "Q3_K", "IQ4_NL", "Q2_K", "IQ4_XS", "MXFP4",
+)  # fmt: skip
 KINDS = [*((kind, "llama") for kind in (*BLOCKS, "Q8_0")), (MIXED, "llama"), (MIXED, "llama-tied"), (MIXED, "qwen2")]
 
 
@@ -149,7 +151,7 @@ def test_experts_of_several_types_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "stored", "format"),
     [
-        ("gpt-oss", "MXFP4", INT8),
+        ("gpt-oss", "MXFP4", BLOCKS["MXFP4"]),
         ("gpt-oss", "Q5_1", BLOCKS["Q5_1"]),
         ("granite-moe", "Q4_0", BLOCKS["Q4_0"]),
         ("granite-moe", "Q4_K", BLOCKS["Q4_K"]),
@@ -158,7 +160,7 @@ def test_experts_of_several_types_are_refused(tmp_path: Path) -> None:
 def test_gates_and_ups_keep_the_blocks_that_they_have_apart(
     kind: str, stored: str, format: WeightFormat, tmp_path: Path
 ) -> None:
-    """In a file they are two tensors, in a checkpoint one; the engine has no blocks of MXFP4."""
+    """In a file they are two tensors, in a checkpoint one."""
     file = make_gguf(tmp_path / "m.gguf", kind, stored=stored, hidden_size=256, intermediate_size=256)
     with Checkpoint.open(file) as checkpoint:
         build = resolve(checkpoint, OPTIONS)
@@ -167,7 +169,6 @@ def test_gates_and_ups_keep_the_blocks_that_they_have_apart(
             assert part.scheme.format is format
             expanded = build.weights.rows(f"layers.1.mlp.experts.{name}", "float32")
             rows = slice(250, expanded.shape[0] - 1)
-            if format is not INT8:
-                np.testing.assert_array_equal(round_weight([part], expanded, rows), expanded[rows])
+            np.testing.assert_array_equal(round_weight([part], expanded, rows), expanded[rows])
     build_engine(file, tmp_path / "engine", OPTIONS)
     assert verified(EngineDirectory.open(tmp_path / "engine")).passed

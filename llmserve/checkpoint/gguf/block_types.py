@@ -22,6 +22,7 @@ SignedBytes: TypeAlias = NDArray[np.int8]
 
 FOUR = np.uint8(4)
 TWICE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 SMALL, LARGE = 32, 256  # elements of a block: of the first types, and of those with a K
 
 
@@ -171,6 +172,82 @@ def _q6_k(blocks: Blocks) -> Values:
     return values.reshape(len(blocks), LARGE)
 
 
+def _two_bits_k(blocks: Blocks) -> Bytes:
+    """Sixteen groups of 16 elements. Each half of a block has 32 bytes, for four runs of 32."""
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, np.newaxis]
+    codes: Bytes = (blocks["qs"].reshape(-1, 2, 1, 32) >> shifts & np.uint8(3)).reshape(-1, LARGE)
+    return codes
+
+
+def _q2_k(blocks: Blocks) -> Values:
+    d = _column(_column(blocks["d"]) * (blocks["scales"] & 0xF))
+    dmin = _column(_column(blocks["dmin"]) * (blocks["scales"] >> 4))
+    values: Values = d * _two_bits_k(blocks).reshape(-1, 16, 16) - dmin
+    return values.reshape(len(blocks), LARGE)
+
+
+def _scales_and_minima_of_half_groups(blocks: Blocks) -> Sequence[NDArray[Any]]:
+    return [blocks["d"], blocks["dmin"], *blocks["scales"].T]
+
+
+def _three_bits_k(blocks: Blocks) -> Bytes:
+    """As `_two_bits_k`; bit i of 32 bytes is the highest of run i."""
+    planes = np.arange(8, dtype=np.uint8)[:, np.newaxis]
+    high = (blocks["hmask"][:, np.newaxis] >> planes & 1).reshape(-1, LARGE)
+    codes: Bytes = _two_bits_k(blocks) | np.left_shift(high, np.uint8(2))
+    return codes
+
+
+def _scales_of_three_bits(blocks: Blocks) -> SignedBytes:
+    """[blocks, 16]: low four bits in the halves of eight bytes, high two in the quarters of the four behind them."""
+    low, high = _halves(blocks["scales"][:, :8]), blocks["scales"][:, 8:]
+    quarters = (high[:, np.newaxis] >> np.arange(0, 8, 2, dtype=np.uint8)[:, np.newaxis] & 3).reshape(-1, 16)
+    scales: SignedBytes = (low | np.left_shift(quarters, FOUR)).view(np.int8) - np.int8(32)
+    return scales
+
+
+def _q3_k(blocks: Blocks) -> Values:
+    quants = _three_bits_k(blocks).view(np.int8) - np.int8(4)
+    d = _column(blocks["d"]) * _scales_of_three_bits(blocks)
+    values: Values = _column(d) * quants.reshape(-1, 16, 16)
+    return values.reshape(len(blocks), LARGE)
+
+
+def _scales_of_few_bits(blocks: Blocks) -> Sequence[NDArray[Any]]:
+    return [blocks["d"], *_scales_of_three_bits(blocks).T]
+
+
+def _iq4_nl(blocks: Blocks) -> Values:
+    return _column(blocks["d"]) * UNEVEN[_halves(blocks["qs"])]
+
+
+def _uneven_codes(blocks: Blocks) -> Bytes:
+    return _halves(blocks["qs"].reshape(-1, 8, 16)).reshape(-1, LARGE)
+
+
+def _uneven_scales(blocks: Blocks) -> SignedBytes:
+    """[blocks, 8]: low four bits in the halves of four bytes, high two in a number of sixteen bits."""
+    packed = blocks["scales_l"]
+    low = np.stack((packed & 0xF, packed >> 4), axis=-1).reshape(-1, 8)
+    high = (blocks["scales_h"][:, np.newaxis] >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8)
+    scales: SignedBytes = (low | np.left_shift(high, FOUR)).view(np.int8) - np.int8(32)
+    return scales
+
+
+def _iq4_xs(blocks: Blocks) -> Values:
+    d = _column(blocks["d"]) * _uneven_scales(blocks)
+    values: Values = _column(d) * UNEVEN[_uneven_codes(blocks)].reshape(-1, 8, 32)
+    return values.reshape(len(blocks), LARGE)
+
+
+def _scales_of_uneven(blocks: Blocks) -> Sequence[NDArray[Any]]:
+    return [blocks["d"], *_uneven_scales(blocks).T]
+
+
+def _exponent(blocks: Blocks) -> Sequence[NDArray[Any]]:
+    return [blocks["e"]]
+
+
 def _mxfp4(blocks: Blocks) -> Values:
     """Numbers of four bits with an exponent: twice the number is in the table, so that it is half of a power of two."""
     exponents = blocks["e"].astype(np.uint32)
@@ -202,6 +279,24 @@ TYPES: Mapping[int, BlockType] = {  # by the number in the file
         _scale_and_minimum,
     ),
     8: BlockType("Q8_0", SMALL, _layout(d=_HALF, qs=("i1", 32)), _q8_0, _eight_bits),
+    10: BlockType(
+        "Q2_K",
+        LARGE,
+        _layout(scales=("u1", 16), qs=("u1", 64), d=_HALF, dmin=_HALF),
+        _q2_k,
+        None,
+        _two_bits_k,
+        _scales_and_minima_of_half_groups,
+    ),
+    11: BlockType(
+        "Q3_K",
+        LARGE,
+        _layout(hmask=("u1", 32), qs=("u1", 64), scales=("u1", 12), d=_HALF),
+        _q3_k,
+        None,
+        _three_bits_k,
+        _scales_of_few_bits,
+    ),
     12: BlockType(
         "Q4_K",
         LARGE,
@@ -229,14 +324,24 @@ TYPES: Mapping[int, BlockType] = {  # by the number in the file
         _six_bits_k,
         _scales_of_half_groups,
     ),
+    20: BlockType("IQ4_NL", SMALL, _layout(d=_HALF, qs=("u1", 16)), _iq4_nl, None, _four_bits, _scale),
+    23: BlockType(
+        "IQ4_XS",
+        LARGE,
+        _layout(d=_HALF, scales_h=("<u2", 1), scales_l=("u1", 4), qs=("u1", 128)),
+        _iq4_xs,
+        None,
+        _uneven_codes,
+        _scales_of_uneven,
+    ),
     28: BlockType("F64", 1, np.dtype("<f8")),
     30: BlockType("BF16", 1, np.dtype(ml_dtypes.bfloat16)),
-    39: BlockType("MXFP4", SMALL, _layout(e=("u1", 1), qs=("u1", 16)), _mxfp4),
+    39: BlockType("MXFP4", SMALL, _layout(e=("u1", 1), qs=("u1", 16)), _mxfp4, None, _four_bits, _exponent),
 }
 SUPPORTED = ", ".join(kind.name for kind in TYPES.values())
 UNSUPPORTED: Mapping[int, str] = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 29: "IQ1_M",
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 29: "IQ1_M",
     34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 

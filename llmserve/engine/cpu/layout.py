@@ -47,6 +47,8 @@ class DType(IntEnum):
     INT4 = 4
     INT5 = 5
     INT6 = 6
+    INT2 = 7
+    INT3 = 8
 
     @property
     def format(self) -> WeightFormat:
@@ -54,7 +56,7 @@ class DType(IntEnum):
 
 
 # Codes of blocks have no formats of their own.
-FORMATS = {**WEIGHTS, **{f"int{bits}": replace(INT4, name=f"int{bits}", bits=bits) for bits in (5, 6)}}
+FORMATS = {**WEIGHTS, **{f"int{bits}": replace(INT4, name=f"int{bits}", bits=bits) for bits in (2, 3, 5, 6)}}
 ZERO_POINT = 128  # of weights of eight bits
 
 
@@ -154,7 +156,7 @@ def pack_panels(rows: NDArray[Any], dtype: DType) -> NDArray[Any]:
     if dtype is DType.INT4:
         low, high = padded.reshape(panels, 2, PANEL_COLUMNS // 2, depth // 4, 4).transpose(1, 0, 3, 2, 4)
         return np.ascontiguousarray(low | high << 4)
-    if dtype in (DType.INT5, DType.INT6):
+    if dtype in (DType.INT2, DType.INT3, DType.INT5, DType.INT6):
         return _pack_codes(padded.reshape(panels, 2, PANEL_COLUMNS // 2, depth // 4, 4), dtype.format.bits)
     if dtype is DType.INT8:
         return np.ascontiguousarray(padded.reshape(panels, PANEL_COLUMNS, depth // 4, 4).transpose(0, 2, 1, 3))
@@ -164,16 +166,26 @@ def pack_panels(rows: NDArray[Any], dtype: DType) -> NDArray[Any]:
 
 
 def _pack_codes(codes: NDArray[Any], bits: int) -> NDArray[Any]:
-    """[panels, 2, 16, steps, 4]: four bits of both halves of a panel in a byte, and behind them what is above."""
+    """[panels, 2, 16, steps, 4]: four bits of both halves of a panel in a byte, or pairs of bits; the rest follows."""
     panels, _, _, steps, _ = codes.shape
     codes = codes.transpose(0, 3, 1, 2, 4).reshape(panels, steps, 2, 64)
-    low, above = codes & 15, codes >> 4
-    if bits == 5:
-        high = np.packbits(above, axis=3, bitorder="little")
+    if bits < 4:
+        parts = [_pack_pairs(codes & 3)]
     else:
-        pairs = above.reshape(panels, steps, 2, 4, 16)
-        high = np.bitwise_or.reduce(pairs << np.arange(0, 8, 2, dtype=np.uint8)[:, None], axis=3)
-    return np.concatenate((low[:, :, 0] | low[:, :, 1] << 4, high.reshape(panels, steps, -1)), axis=2)
+        low = codes & 15
+        parts = [low[:, :, 0] | low[:, :, 1] << 4]
+    if bits % 2:
+        parts.append(np.packbits(codes >> bits - 1, axis=3, bitorder="little"))
+    elif bits == 6:
+        parts.append(_pack_pairs(codes >> 4))
+    return np.concatenate([part.reshape(panels, steps, -1) for part in parts], axis=2)
+
+
+def _pack_pairs(codes: NDArray[Any]) -> NDArray[Any]:
+    """[..., 64] numbers of two bits -> [..., 16] bytes."""
+    pairs = codes.reshape(*codes.shape[:-1], 4, 16) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    found: NDArray[Any] = np.bitwise_or.reduce(pairs, axis=-2)
+    return found
 
 
 def pack_items(items: Sequence[NDArray[Any]]) -> NDArray[Any]:

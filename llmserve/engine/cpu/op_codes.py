@@ -52,6 +52,10 @@ class Blocks(IntEnum):
     SCALE_AND_MINIMUM = 1
     SCALES = 2
     HALF_SCALES = 3
+    HALF_SCALES_AND_MINIMA = 4
+    UNEVEN = 5
+    UNEVEN_SCALES = 6
+    EXPONENT = 7
 
 
 class RowsOf(IntEnum):

@@ -69,6 +69,11 @@ GROUPED: Mapping[WeightFormat, Grouped] = {  # all that the target has
     BLOCKS["Q4_K"]: _blocks(DType.INT4, Blocks.SCALES, 20, 256),
     BLOCKS["Q5_K"]: _blocks(DType.INT5, Blocks.SCALES, 20, 256),
     BLOCKS["Q6_K"]: _blocks(DType.INT6, Blocks.HALF_SCALES, 18, 256),
+    BLOCKS["Q3_K"]: _blocks(DType.INT3, Blocks.HALF_SCALES, 18, 256),
+    BLOCKS["Q2_K"]: _blocks(DType.INT2, Blocks.HALF_SCALES_AND_MINIMA, 20, 256),
+    BLOCKS["IQ4_NL"]: _blocks(DType.INT4, Blocks.UNEVEN, 2, 32),
+    BLOCKS["IQ4_XS"]: _blocks(DType.INT4, Blocks.UNEVEN_SCALES, 10, 256),
+    BLOCKS["MXFP4"]: _blocks(DType.INT4, Blocks.EXPONENT, 1, 32),
 }
 
 

@@ -243,6 +243,8 @@ void attention(const AttentionArgs& args, size_t kv_head, size_t row_begin, size
     case DType::kI4:
     case DType::kI5:
     case DType::kI6:
+    case DType::kI2:
+    case DType::kI3:
       break;
   }
 }

@@ -103,6 +103,8 @@ void cache_write(const CacheWriteArgs& args) {
     case DType::kI4:  // of no cache
     case DType::kI5:
     case DType::kI6:
+    case DType::kI2:
+    case DType::kI3:
       break;
   }
 }

@@ -145,7 +145,7 @@ Error EngineFile::check_tensors() const {
   const FileHeader& h = header();
   for (size_t i = 0; i < h.num_tensors; ++i) {
     const TensorRecord& t = tensors()[i];
-    const bool known = t.dtype <= static_cast<uint32_t>(DType::kI6) && t.layout <= static_cast<uint32_t>(Layout::kPanels);
+    const bool known = t.dtype <= static_cast<uint32_t>(DType::kI3) && t.layout <= static_cast<uint32_t>(Layout::kPanels);
     const uint64_t elements = uint64_t{t.rows} * t.cols;
     if (!known || elements == 0 || elements > h.file_bytes ||
         !fits(t.offset, tensor_bytes(t), h.metadata_bytes, h.file_bytes, kPageBytes)) {

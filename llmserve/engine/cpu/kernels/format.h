@@ -15,7 +15,8 @@
 // zero points in sixteenths.
 //
 // Codes of five or six bits have what is above four behind a step's four bits, half of the panel after half: bit i of 64,
-// or bits 2q and 2q + 1 of byte j of 16, belong to byte i = 16q + j of those that `load_codes` gives.
+// or bits 2q and 2q + 1 of byte j of 16, belong to byte i = 16q + j of those that `load_codes` gives. Codes of two or three
+// bits have such pairs of bits first, and then, of three, what is above them.
 //
 // An activation has a scale for every thirty-two inputs of a row. The facts of such a row are, one after the other, its
 // scales, f32, and for each group -128 times the sum of its values, i32; then, where weights have groups of sixteen, the
@@ -39,14 +40,17 @@ inline constexpr uint32_t kMaxTaps = 32;
 
 enum class Layout : uint32_t { kRows, kPanels };
 
-enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI4, kI5, kI6 };
+enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI4, kI5, kI6, kI2, kI3 };
 
 constexpr size_t dtype_bytes(DType type) {  // of a cache, or of a whole number of elements
   if (type == DType::kF32) return 4;
   return type == DType::kF16 || type == DType::kBF16 ? 2 : 1;
 }
 
-constexpr size_t code_bits(DType type) { return 4 + static_cast<size_t>(type) - static_cast<size_t>(DType::kI4); }  // from kI4 on
+constexpr size_t code_bits(DType type) {
+  constexpr size_t kBits[] = {32, 16, 16, 8, 4, 5, 6, 2, 3};
+  return kBits[static_cast<size_t>(type)];
+}
 
 // operand roles (in[0..2] -> out); tensors; fields used
 enum class OpKind : uint32_t {
@@ -76,7 +80,7 @@ enum class OpKind : uint32_t {
   kSigmoidGate,  // x, gate of one column or as many -> f32; groups = 1: times the gate, too
   kGatedClamped,  // as kGatedSilu
   kRope,          // x, rope table -> f32; heads of head_dim
-  kLinearBlocks,  // as kLinearInt8; weight i4, i5 or i6, and u8 instead of group scales; groups = Blocks
+  kLinearBlocks,  // as kLinearInt8; weight i2 to i6, and u8 instead of group scales; groups = Blocks
   kLayerNorm,     // x -> f32; weight and bias? of all columns; groups, scalar = eps
   kGelu,          // x -> f32
   kGeluTanh,
@@ -106,19 +110,47 @@ enum class Pool : uint32_t { kFirst, kLast, kMean, kMax };
 inline constexpr uint32_t kNormalized = 4;
 
 // What thirty-two outputs have for blocks of inputs of a GGUF file, one after the other, after the codes: a weight is
-// scale * code - minimum. Halves are binary16, scales and minima of groups bytes.
+// scale * code - minimum, or scale * a number of a table. Halves are binary16, scales and minima of groups bytes.
 enum class Blocks : uint32_t {
   kScale,            // of 32 inputs: a half; the code in the middle is zero
   kScaleAndMinimum,  // of 32: the scale and minus the minimum, halves
   kScales,           // of 256: factors of scales and of minima, halves; for each 32 a scale and a minimum, u8
   kHalfScales,       // of 256: a factor, half; for each 16 a scale, i8; the code in the middle is zero
+  kHalfScalesAndMinima,  // of 256: factors of scales and of minima, halves; for each 16 both in one u8, the scale low
+  kUneven,           // of 32: a half; codes of kUnevenNumbers
+  kUnevenScales,     // of 256: a factor, half; for each 32 a scale, i8; codes of kUnevenNumbers
+  kExponent,         // of 32: a u8, of which 128 is one and less than 2 counts as 2; codes of kE2M1Numbers
 };
+inline constexpr uint32_t kNumBlocks = 8;
+// Of IQ4_NL and IQ4_XS; and twice what four bits are as a float, of MXFP4.
+inline constexpr int8_t kUnevenNumbers[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+inline constexpr int8_t kE2M1Numbers[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 constexpr size_t block_inputs(Blocks blocks) {
-  return blocks == Blocks::kScale || blocks == Blocks::kScaleAndMinimum ? 32 : 256;
+  constexpr size_t kInputs[kNumBlocks] = {32, 32, 256, 256, 256, 32, 256, 32};
+  return kInputs[static_cast<uint32_t>(blocks)];
 }
 constexpr size_t block_bytes(Blocks blocks) {
-  constexpr size_t kBytes[] = {2, 4, 20, 18};
+  constexpr size_t kBytes[kNumBlocks] = {2, 4, 20, 18, 20, 2, 10, 1};
   return kBytes[static_cast<uint32_t>(blocks)] * kPanelColumns;
+}
+constexpr bool in_half_groups(DType type) { return type == DType::kI6 || type == DType::kI2 || type == DType::kI3; }
+constexpr bool are_codes_of(Blocks blocks, DType type) {
+  switch (blocks) {
+    case Blocks::kScale:
+    case Blocks::kScaleAndMinimum:
+    case Blocks::kScales:
+      return type == DType::kI4 || type == DType::kI5;
+    case Blocks::kHalfScales:
+      return type == DType::kI6 || type == DType::kI3;
+    case Blocks::kHalfScalesAndMinima:
+      return type == DType::kI2;
+    case Blocks::kUneven:
+    case Blocks::kUnevenScales:
+    case Blocks::kExponent:
+      return type == DType::kI4;
+  }
+  return false;
 }
 constexpr size_t block_panel_bytes(Blocks blocks, size_t depth) { return depth / block_inputs(blocks) * block_bytes(blocks); }
 

@@ -84,6 +84,8 @@ void linear(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t pa
     case DType::kI4:  // linear_int4
     case DType::kI5:  // linear_blocks
     case DType::kI6:
+    case DType::kI2:
+    case DType::kI3:
       break;
   }
 }

@@ -72,4 +72,13 @@ inline void add_products(NibbleSums& sums, NibbleInput x, const NibbleWeights& w
 }
 inline I32x16 total(const NibbleSums& sums) { return sums; }
 
+using TableWeights = ByteWeights;
+template <size_t kHalf>
+inline TableWeights look_up(const uint8_t* p, const uint8_t (&table)[16]) {
+  const NibbleWeights bytes = look_up_bytes<kHalf>(p, table);
+  const auto wide = [](__m128i half) { return _mm256_cvtepu8_epi16(half); };
+  return {{wide(_mm256_castsi256_si128(bytes.lo)), wide(_mm256_extracti128_si256(bytes.lo, 1)),
+           wide(_mm256_castsi256_si128(bytes.hi)), wide(_mm256_extracti128_si256(bytes.hi, 1))}};
+}
+
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -61,4 +61,10 @@ using NibbleSums = ByteSums;
 inline NibbleInput broadcast_for_nibbles(const int8_t* p) { return broadcast_for_bytes(p); }
 inline NibbleSums start_nibbles() { return start_bytes(0); }
 
+using TableWeights = ByteWeights;
+template <size_t kHalf>
+inline TableWeights look_up(const uint8_t* p, const uint8_t (&table)[16]) {
+  return look_up_bytes<kHalf>(p, table);
+}
+
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -269,7 +269,7 @@ class OpCheck : private RecordCheck {
     quantized_input();
     blocks({op_.tensors[0], op_.tensors[2], op_.tensors[3]}, stacked(op_.out.width), op_.in[0].width);
     const TensorRecord* t = tensor(op_.tensors[0]);
-    const bool in_halves = t && t->dtype == static_cast<uint32_t>(DType::kI6);
+    const bool in_halves = t && in_half_groups(static_cast<DType>(t->dtype));
     require(!in_halves || op_.in[2].width == 3 * num_quantized_groups(op_.in[0].width));
   }
 
@@ -277,11 +277,11 @@ class OpCheck : private RecordCheck {
   void blocks(std::array<int32_t, 3> indices, uint64_t rows, uint64_t cols) {
     const TensorRecord* t = tensor(indices[0]);
     const TensorRecord* of_blocks = tensor(indices[1]);
-    require(op_.groups <= static_cast<uint32_t>(Blocks::kHalfScales) && t && of_blocks);
+    require(op_.groups < kNumBlocks && t && of_blocks);
     if (!ok_) return;
     const auto kind = static_cast<Blocks>(op_.groups);
     const auto type = static_cast<DType>(t->dtype);
-    require(kind == Blocks::kHalfScales ? type == DType::kI6 : type == DType::kI4 || type == DType::kI5);
+    require(are_codes_of(kind, type));
     require(t->rows == rows && t->cols == cols && in_panels(*t) && cols % block_inputs(kind) == 0);
     const uint64_t panels = (rows + kPanelColumns - 1) / kPanelColumns;
     require(of_blocks->dtype == static_cast<uint32_t>(DType::kI8) && !in_panels(*of_blocks) &&

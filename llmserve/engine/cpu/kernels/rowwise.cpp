@@ -1,4 +1,6 @@
 // Kernels that work on each row by itself: embedding, normalization, activation, quantization, sums.
+#include <algorithm>
+#include <cmath>
 #include <iterator>
 
 #include "rows.h"
@@ -55,9 +57,13 @@ template <size_t kBits>
 uint32_t code_at(const uint8_t* panel, size_t column, size_t input) {
   const size_t half = column / kLanes, place = column % kLanes * 4 + input % 4;
   const uint8_t* step = panel + input / 4 * (16 * kBits);
+  const auto pair = [=](const uint8_t* pairs) { return pairs[16 * half + place % 16] >> place / 16 * 2 & 3u; };
+  const auto bit = [=](const uint8_t* bits) { return bits[8 * half + place / 8] >> place % 8 & 1u; };
+  if (kBits == 2) return pair(step);
+  if (kBits == 3) return pair(step) | bit(step + 32) << 2;
   const uint32_t low = step[place] >> 4 * half & 15;
-  if (kBits == 5) return low | (step[64 + 8 * half + place / 8] >> place % 8 & 1u) << 4;
-  if (kBits == 6) return low | (step[64 + 16 * half + place % 16] >> place / 16 * 2 & 3u) << 4;
+  if (kBits == 5) return low | bit(step + 64) << 4;
+  if (kBits == 6) return low | pair(step + 64) << 4;
   return low;
 }
 
@@ -81,6 +87,17 @@ class BlockColumn {
                half(block, 1) * byte<uint8_t>(block, 5 + 2 * group);
       case Blocks::kHalfScales:
         return half(block, 0) * byte<int8_t>(block, 2 + input % block_inputs(blocks_) / kHalfGroup) * centered;
+      case Blocks::kHalfScalesAndMinima: {
+        const auto both = static_cast<uint32_t>(byte<uint8_t>(block, 4 + input % block_inputs(blocks_) / kHalfGroup));
+        return half(block, 0) * static_cast<float>(both & 15) * static_cast<float>(code) -
+               half(block, 1) * static_cast<float>(both >> 4);
+      }
+      case Blocks::kUneven:
+        return half(block, 0) * kUnevenNumbers[code];
+      case Blocks::kUnevenScales:
+        return half(block, 0) * byte<int8_t>(block, 2 + group) * kUnevenNumbers[code];
+      case Blocks::kExponent:
+        return std::ldexp(static_cast<float>(kE2M1Numbers[code]), std::max(static_cast<int>(byte<uint8_t>(block, 0)), 2) - 128);
     }
     return 0.0f;
   }
@@ -263,6 +280,10 @@ void embed(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<floa
       return embed_blocks<5>(args, ids, num_rows, y);
     case DType::kI6:
       return embed_blocks<6>(args, ids, num_rows, y);
+    case DType::kI2:
+      return embed_blocks<2>(args, ids, num_rows, y);
+    case DType::kI3:
+      return embed_blocks<3>(args, ids, num_rows, y);
   }
 }
 

@@ -146,28 +146,48 @@ inline NibbleWeights load_nibbles(const uint8_t* p) {
 
 // Codes of blocks as bytes: a nibble each, and what is above it behind them (format.h).
 using CodeWeights = NibbleWeights;
+template <size_t kHalf, int kPlace>  // a pair's first bit: 0 or 4
+inline CodeWeights pairs_of(const uint8_t* p) {
+  const __m128i source = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * kHalf));
+  const __m256i pairs = _mm256_broadcastsi128_si256(source), mask = _mm256_set1_epi8(static_cast<char>(3 << kPlace));
+  const __m256i lo = kPlace ? _mm256_sllv_epi32(pairs, _mm256_setr_epi32(4, 4, 4, 4, 2, 2, 2, 2))
+                            : _mm256_srlv_epi32(pairs, _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2));
+  const __m256i hi = _mm256_srlv_epi32(pairs, kPlace ? _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2)
+                                                     : _mm256_setr_epi32(4, 4, 4, 4, 6, 6, 6, 6));
+  return {_mm256_and_si256(lo, mask), _mm256_and_si256(hi, mask)};
+}
+template <size_t kHalf>
+inline CodeWeights with_bit(CodeWeights low, const uint8_t* p, char value) {
+  const auto part = [p, value](size_t i) {
+    int32_t bits;
+    __builtin_memcpy(&bits, p + 8 * kHalf + 4 * i, 4);
+    const __m256i places = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), places);
+    const __m256i own = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
+    return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(bytes, own), own), _mm256_set1_epi8(value));
+  };
+  return {_mm256_or_si256(low.lo, part(0)), _mm256_or_si256(low.hi, part(1))};
+}
 template <size_t kBits, size_t kHalf>
 inline CodeWeights load_codes(const uint8_t* p) {
-  const CodeWeights low = load_nibbles<kHalf>(p);
-  if constexpr (kBits == 5) {
-    const auto part = [p](size_t i) {
-      int32_t bits;
-      __builtin_memcpy(&bits, p + 64 + 8 * kHalf + 4 * i, 4);
-      const __m256i places = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
-      const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), places);
-      const __m256i own = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
-      return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(bytes, own), own), _mm256_set1_epi8(16));
-    };
-    return {_mm256_or_si256(low.lo, part(0)), _mm256_or_si256(low.hi, part(1))};
-  } else if constexpr (kBits == 6) {
-    const __m128i source = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 64 + 16 * kHalf));
-    const __m256i pairs = _mm256_broadcastsi128_si256(source), mask = _mm256_set1_epi8(48);
-    const __m256i lo = _mm256_sllv_epi32(pairs, _mm256_setr_epi32(4, 4, 4, 4, 2, 2, 2, 2));
-    const __m256i hi = _mm256_srlv_epi32(pairs, _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2));
-    return {_mm256_or_si256(low.lo, _mm256_and_si256(lo, mask)), _mm256_or_si256(low.hi, _mm256_and_si256(hi, mask))};
-  } else {
-    return low;
+  if constexpr (kBits < 4) {
+    const CodeWeights low = pairs_of<kHalf, 0>(p);
+    return kBits == 3 ? with_bit<kHalf>(low, p + 32, 4) : low;
   }
+  const CodeWeights low = load_nibbles<kHalf>(p);
+  if constexpr (kBits == 5) return with_bit<kHalf>(low, p + 64, 16);
+  if constexpr (kBits == 6) {
+    const CodeWeights high = pairs_of<kHalf, 4>(p + 64);
+    return {_mm256_or_si256(low.lo, high.lo), _mm256_or_si256(low.hi, high.hi)};
+  }
+  return low;
+}
+// Numbers of a table, each plus 128, by codes of four bits.
+template <size_t kHalf>
+inline NibbleWeights look_up_bytes(const uint8_t* p, const uint8_t (&table)[16]) {
+  const NibbleWeights codes = load_nibbles<kHalf>(p);
+  const __m256i numbers = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm256_shuffle_epi8(numbers, codes.lo), _mm256_shuffle_epi8(numbers, codes.hi)};
 }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -153,21 +153,38 @@ inline NibbleSums start_nibbles() { return start_bytes(0); }
 
 // Codes of blocks as bytes: a nibble each, and what is above it behind them (format.h).
 using CodeWeights = NibbleWeights;
+template <size_t kHalf, int kPlace>
+inline __m512i pairs_of(const uint8_t* p) {
+  const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * kHalf));
+  constexpr int kSecond = (kPlace + 30) % 32, kThird = (kPlace + 28) % 32, kLast = (kPlace + 26) % 32;
+  const __m512i turns = _mm512_setr_epi32(kPlace, kPlace, kPlace, kPlace, kSecond, kSecond, kSecond, kSecond, kThird, kThird,
+                                          kThird, kThird, kLast, kLast, kLast, kLast);
+  const __m512i turned = _mm512_rolv_epi32(_mm512_broadcast_i32x4(pairs), turns);
+  return _mm512_and_si512(turned, _mm512_set1_epi8(static_cast<char>(3 << kPlace)));
+}
+template <size_t kHalf>
+inline __m512i with_bit(__m512i low, const uint8_t* p, char value) {
+  uint64_t bits;
+  __builtin_memcpy(&bits, p + 8 * kHalf, 8);
+  return _mm512_mask_add_epi8(low, bits, low, _mm512_set1_epi8(value));
+}
 template <size_t kBits, size_t kHalf>
 inline CodeWeights load_codes(const uint8_t* p) {
-  const CodeWeights low = load_nibbles<kHalf>(p);
-  if constexpr (kBits == 5) {
-    uint64_t bits;
-    __builtin_memcpy(&bits, p + 64 + 8 * kHalf, 8);
-    return {_mm512_mask_add_epi8(low.v, bits, low.v, _mm512_set1_epi8(16))};
-  } else if constexpr (kBits == 6) {
-    const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 64 + 16 * kHalf));
-    const __m512i turns = _mm512_setr_epi32(4, 4, 4, 4, 2, 2, 2, 2, 0, 0, 0, 0, 30, 30, 30, 30);
-    const __m512i high = _mm512_rolv_epi32(_mm512_broadcast_i32x4(pairs), turns);
-    return {_mm512_or_si512(low.v, _mm512_and_si512(high, _mm512_set1_epi8(48)))};
-  } else {
-    return low;
+  if constexpr (kBits < 4) {
+    const __m512i low = pairs_of<kHalf, 0>(p);
+    return {kBits == 3 ? with_bit<kHalf>(low, p + 32, 4) : low};
   }
+  const CodeWeights low = load_nibbles<kHalf>(p);
+  if constexpr (kBits == 5) return {with_bit<kHalf>(low.v, p + 64, 16)};
+  if constexpr (kBits == 6) return {_mm512_or_si512(low.v, pairs_of<kHalf, 4>(p + 64))};
+  return low;
+}
+// Numbers of a table, each plus 128, by codes of four bits.
+using TableWeights = ByteWeights;
+template <size_t kHalf>
+inline TableWeights look_up(const uint8_t* p, const uint8_t (&table)[16]) {
+  const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(numbers), load_nibbles<kHalf>(p).v)};
 }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -215,16 +215,30 @@ inline NibbleSums start_nibbles() { return broadcast_i32(0); }
 using CodeWeights = NibbleWeights;
 template <size_t kBits, size_t kHalf>
 inline CodeWeights load_codes(const uint8_t* p) {
-  CodeWeights codes = load_nibbles<kHalf>(p);
-  const auto add = [&codes](size_t i, uint8x16_t high, uint8_t mask) {
-    codes.part[i] = vorrq_s8(codes.part[i], vreinterpretq_s8_u8(vandq_u8(high, vdupq_n_u8(mask))));
+  CodeWeights codes;
+  const auto add = [&codes](size_t i, uint8x16_t more, uint8_t mask) {
+    codes.part[i] = vorrq_s8(codes.part[i], vreinterpretq_s8_u8(vandq_u8(more, vdupq_n_u8(mask))));
   };
-  if constexpr (kBits == 5) {
+  const auto add_bits = [&add](const uint8_t* source, uint8_t value) {
     const uint8x16_t own = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
     for (size_t i = 0; i < 4; ++i) {
-      const uint8_t* bits = p + 64 + 8 * kHalf + 2 * i;
-      add(i, vtstq_u8(vcombine_u8(vdup_n_u8(bits[0]), vdup_n_u8(bits[1])), own), 16);
+      const uint8_t* bits = source + 8 * kHalf + 2 * i;
+      add(i, vtstq_u8(vcombine_u8(vdup_n_u8(bits[0]), vdup_n_u8(bits[1])), own), value);
     }
+  };
+  if constexpr (kBits < 4) {
+    const uint8x16_t pairs = vld1q_u8(p + 16 * kHalf);
+    codes = {};
+    add(0, pairs, 3);
+    add(1, vshrq_n_u8(pairs, 2), 3);
+    add(2, vshrq_n_u8(pairs, 4), 3);
+    add(3, vshrq_n_u8(pairs, 6), 3);
+    if constexpr (kBits == 3) add_bits(p + 32, 4);
+    return codes;
+  }
+  codes = load_nibbles<kHalf>(p);
+  if constexpr (kBits == 5) {
+    add_bits(p + 64, 16);
   } else if constexpr (kBits == 6) {
     const uint8x16_t pairs = vld1q_u8(p + 64 + 16 * kHalf);
     add(0, vshlq_n_u8(pairs, 4), 48);
@@ -233,6 +247,15 @@ inline CodeWeights load_codes(const uint8_t* p) {
     add(3, vshrq_n_u8(pairs, 2), 48);
   }
   return codes;
+}
+// Numbers of a table by codes of four bits. They are there plus 128, which is taken off as from weights of eight bits.
+using TableWeights = ByteWeights;
+template <size_t kHalf>
+inline TableWeights look_up(const uint8_t* p, const uint8_t (&table)[16]) {
+  TableWeights found = load_nibbles<kHalf>(p);
+  const uint8x16_t numbers = veorq_u8(vld1q_u8(table), vdupq_n_u8(128));
+  for (int8x16_t& part : found.part) part = vreinterpretq_s8_u8(vqtbl1q_u8(numbers, vreinterpretq_u8_s8(part)));
+  return found;
 }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -193,11 +193,22 @@ template <size_t kBits, size_t kHalf>
 inline CodeWeights load_codes(const uint8_t* p) {
   CodeWeights out;
   for (size_t i = 0; i < 64; ++i) {
-    uint32_t high = 0;
-    if (kBits == 5) high = p[64 + 8 * kHalf + i / 8] >> i % 8 & 1;
-    if (kBits == 6) high = p[64 + 16 * kHalf + i % 16] >> i / 16 * 2 & 3;
-    out.code[i] = static_cast<uint8_t>((p[i] >> 4 * kHalf & 15) | high << 4);
+    const auto pair = [=](const uint8_t* pairs) { return uint32_t{pairs[16 * kHalf + i % 16]} >> i / 16 * 2 & 3; };
+    const auto bit = [=](const uint8_t* bits) { return uint32_t{bits[8 * kHalf + i / 8]} >> i % 8 & 1; };
+    uint32_t code = kBits < 4 ? pair(p) : uint32_t{p[i]} >> 4 * kHalf & 15;
+    if (kBits == 3) code |= bit(p + 32) << 2;
+    if (kBits == 5) code |= bit(p + 64) << 4;
+    if (kBits == 6) code |= pair(p + 64) << 4;
+    out.code[i] = static_cast<uint8_t>(code);
   }
+  return out;
+}
+// Numbers of a table, each plus 128, by codes of four bits.
+using TableWeights = CodeWeights;
+template <size_t kHalf>
+inline TableWeights look_up(const uint8_t* p, const uint8_t (&table)[16]) {
+  TableWeights out = load_codes<4, kHalf>(p);
+  for (uint8_t& code : out.code) code = table[code];
   return out;
 }
 inline void add_products(NibbleSums& sums, NibbleInput x, const CodeWeights& w) {

@@ -42,8 +42,8 @@ class Operands {
           {{reinterpret_cast<int8_t*>(row_values_.data()), (t.depth + 3) / 4 * 4}, {row_values_.data(), groups},
            {offsets_.data(), groups}, {offsets_.data(), groups}},
           t.num_rows, t.depth, t.columns, reinterpret_cast<const uint8_t*>(weight), column_values_.data(),
-          column_values_.data(), nullptr, {}, y, t.weight_type == DType::kI6 ? size_t{6} : size_t{5},
-          t.weight_type == DType::kI6 ? Blocks::kHalfScales : Blocks::kScaleAndMinimum};
+          column_values_.data(), nullptr, {}, y, code_bits(t.weight_type),
+          in_half_groups(t.weight_type) ? Blocks::kHalfScales : Blocks::kScaleAndMinimum};
       const auto kernel = t.weight_type == DType::kI8   ? kernels.linear_int8
                           : t.weight_type == DType::kI4 ? kernels.linear_int4
                                                         : kernels.linear_blocks;
@@ -85,6 +85,8 @@ std::span<const LinearTactic> tactics_for(const KernelTable& kernels, DType weig
     case DType::kI4:
     case DType::kI5:
     case DType::kI6:
+    case DType::kI2:
+    case DType::kI3:
       return kernels.int4_tactics;
   }
   return {};

@@ -152,7 +152,12 @@ void test_grouped(const KernelTable& k, Random& random) {
 std::vector<std::byte> random_blocks(Random& random, Blocks blocks, size_t count) {
   std::vector<std::byte> bytes(count * block_bytes(blocks));
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.bits());
-  const bool has_minimum = blocks == Blocks::kScaleAndMinimum || blocks == Blocks::kScales;
+  if (blocks == Blocks::kExponent) {
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(120 + random.bits() % 12);
+    return bytes;
+  }
+  const bool has_minimum = blocks == Blocks::kScaleAndMinimum || blocks == Blocks::kScales ||
+                           blocks == Blocks::kHalfScalesAndMinima;
   const size_t num_halves = (has_minimum ? 2 : 1) * kPanelColumns;
   for (size_t i = 0; i < count; ++i) {
     const Typed halves(random, num_halves, DType::kF16);
@@ -203,12 +208,12 @@ void test_blocks_case(const KernelTable& k, Random& random, DType type, Blocks b
 
 void test_blocks(const KernelTable& k, Random& random) {
   for (size_t rows : {1, 3, 4, 9, 26}) {
-    for (DType type : {DType::kI4, DType::kI5}) {
-      for (Blocks blocks : {Blocks::kScale, Blocks::kScaleAndMinimum, Blocks::kScales}) {
-        test_blocks_case(k, random, type, blocks, rows, 1 + random.bits() % 200);
+    for (DType type : {DType::kI2, DType::kI3, DType::kI4, DType::kI5, DType::kI6}) {
+      for (uint32_t blocks = 0; blocks < kNumBlocks; ++blocks) {
+        const auto kind = static_cast<Blocks>(blocks);
+        if (are_codes_of(kind, type)) test_blocks_case(k, random, type, kind, rows, 1 + random.bits() % 200);
       }
     }
-    test_blocks_case(k, random, DType::kI6, Blocks::kHalfScales, rows, 1 + random.bits() % 200);
   }
 }
 
