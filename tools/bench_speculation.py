@@ -21,7 +21,7 @@ from llmserve.core import GenerateRequest, Guide, SamplingParams
 from llmserve.engine.base import Engine
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.open import open_engine
-from llmserve.engine.settings import EngineSettings
+from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.evaluation.prompts import PromptEncoder
 from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.settings import SchedulerSettings
@@ -102,13 +102,15 @@ async def answers(
 
 
 def measure(
-    engine_dir: Path, prompts: Sequence[Sequence[int]], num_tokens: int, num_rounds: int, guide: Guide | None
+    arguments: argparse.Namespace, prompts: Sequence[Sequence[int]], speculation: Speculation, guide: Guide | None
 ) -> str:
-    """A row: tokens a second without and with it, their ratio, and how many drafts were accepted. With a guide, it is
-    the only drafter."""
-    modes = (Speculation.OFF, Speculation.GRAMMAR if guide else Speculation.ALL)
+    """A row: tokens a second without and with it, their ratio, and how many drafts were accepted."""
+    engine_dir, num_tokens, num_rounds = arguments.engine, arguments.tokens, arguments.rounds
+    modes = (Speculation.OFF, speculation)
+    gpu = GpuSettings(draft_engine=arguments.draft_engine)
     engines = {
-        mode: open_engine(engine_dir, EngineSettings(scheduler=SchedulerSettings(speculation=mode))) for mode in modes
+        mode: open_engine(engine_dir, EngineSettings(scheduler=SchedulerSettings(speculation=mode), gpu=gpu))
+        for mode in modes
     }
     seconds: dict[Speculation, list[float]] = {mode: [] for mode in modes}
     told: dict[Speculation, list[list[int]]] = {}
@@ -142,6 +144,8 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--draft-engine", default="", help="a smaller engine, which drafts")
+    parser.add_argument("--speculation", default="", help="drafters; without it all, and with a guide only grammar")
     arguments = parser.parse_args()
     encoder = PromptEncoder(arguments.engine, arguments.tokens)
     print("| prompts | batch | tokens/s without | with | ratio | accepted |\n|---|---|---|---|---|---|")
@@ -149,8 +153,11 @@ def main() -> None:
         texts = KINDS[kind]()
         prompts = [encoder.encode((Message("user", text),)).input_ids for text in texts]
         guide = schema_guide(arguments.engine) if kind == "json" else None
+        speculation = Speculation.GRAMMAR if guide else Speculation.ALL
+        if arguments.speculation:
+            speculation = Speculation.read(arguments.speculation)
         for batch in map(int, arguments.batches.split(",")):
-            row = measure(arguments.engine, prompts[:batch], arguments.tokens, arguments.rounds, guide)
+            row = measure(arguments, prompts[:batch], speculation, guide)
             print(f"| {kind} | {batch} | {row} |", flush=True)
 
 

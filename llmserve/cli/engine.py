@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from llmserve.cli.engine_flags import SPECULATION_HELP, speculation_flag
+from llmserve.cli.engine_flags import SPECULATION_HELP, DraftEngine, draft_settings, speculation_flag
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import AlreadyExists, InvalidArgument
 from llmserve.scheduler.settings import SchedulerSettings
@@ -38,13 +38,15 @@ def command(
     ] = None,
     max_queue_size: Annotated[int, typer.Option(help="Most requests that wait.", min=0)] = DEFAULTS.max_queue_size,
     speculation: Annotated[str, typer.Option(help=SPECULATION_HELP)] = DEFAULTS.speculation.words(),
+    draft_engine: DraftEngine = None,
 ) -> None:
     """Open an engine for the servers that connect to a socket: llmserve serve ENGINE --engine-socket PATH."""
     scheduler = SchedulerSettings(max_queue_size=max_queue_size, speculation=speculation_flag(speculation))
     settings = EngineSettings(
         threads=threads, max_kv_tokens=max_kv_tokens, kv_cache_fraction=kv_cache_fraction, scheduler=scheduler,
         gpu=GpuSettings(
-            kv_cache_dir=str(kv_cache_dir.absolute()) if kv_cache_dir else "", kv_cache_disk_size=kv_cache_disk_size
+            kv_cache_dir=str(kv_cache_dir.absolute()) if kv_cache_dir else "", kv_cache_disk_size=kv_cache_disk_size,
+            draft_engine=draft_settings(draft_engine),
         ),
     )  # fmt: skip
     check_socket(socket)

@@ -12,7 +12,14 @@ from llmserve.errors import InvalidArgument
 from llmserve.scheduler.drafts.drafter import Speculation
 
 ENGINE = "Engine"
-SPECULATION_HELP = "Drafters, with commas between them: lookup, grammar; or off. Answers stay the same."
+SPECULATION_HELP = "Drafters, with commas between them: lookup, grammar, draft; or off. Answers stay the same."
+DRAFT_HELP = "Directory of a smaller engine with the same tokenizer, which drafts tokens (drafter draft)."
+DraftEngine = Annotated[Path | None, typer.Option(help=DRAFT_HELP, show_default=False)]
+
+
+def draft_settings(draft_engine: Path | None) -> str:
+    """As `GpuSettings.draft_engine`."""
+    return str(draft_engine.absolute()) if draft_engine else ""
 
 
 def speculation_flag(text: str) -> Speculation:
@@ -57,10 +64,13 @@ class EngineOptions:
         str | None,
         typer.Option(
             help=SPECULATION_HELP,
-            show_default="lookup,grammar",
+            show_default="lookup,grammar,draft",
             rich_help_panel=ENGINE,
         ),
     ] = None
+    draft_engine: Annotated[Path | None, typer.Option(help=DRAFT_HELP, show_default=False, rich_help_panel=ENGINE)] = (
+        None
+    )
     adapter: Annotated[
         list[str] | None,
         typer.Option(

@@ -17,12 +17,12 @@ import numpy as np
 import typer
 
 from llmserve.cli.dataclass_command import DataclassCommand
-from llmserve.cli.engine_flags import SPECULATION_HELP, speculation_flag
+from llmserve.cli.engine_flags import SPECULATION_HELP, DraftEngine, draft_settings, speculation_flag
 from llmserve.cli.run_files import NO_PROMPT, RunPrompt, prompts_of, write_ids
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.base import Engine
 from llmserve.engine.open import open_engine
-from llmserve.engine.settings import EngineSettings
+from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.settings import SchedulerSettings
@@ -101,6 +101,7 @@ class RunOptions:
     random_seed: Annotated[int, typer.Option(help="Seed of the random draws.", rich_help_panel=SAMPLING)] = 0
     threads: Annotated[int, typer.Option(help="CPU threads; 0: every core that this process may use.")] = 0
     speculation: Annotated[str, typer.Option(help=SPECULATION_HELP)] = Speculation.ALL.words()
+    draft_engine: DraftEngine = None
 
     def engine_directory(self) -> Path:
         if self.engine and self.engine_dir and self.engine != self.engine_dir:
@@ -290,7 +291,8 @@ def run(options: RunOptions) -> None:
         raise InvalidArgument(NO_PROMPT)
     text_files = options.tokenizer_dir or directory
     every_prompt_waits = SchedulerSettings(max_queue_size=0, speculation=speculation_flag(options.speculation))
-    opened = open_engine(directory, EngineSettings(threads=options.threads, scheduler=every_prompt_waits))
+    gpu = GpuSettings(draft_engine=draft_settings(options.draft_engine))
+    opened = open_engine(directory, EngineSettings(threads=options.threads, scheduler=every_prompt_waits, gpu=gpu))
     try:
         preprocessor = Preprocessor.open(text_files)
         preprocessor.max_seq_len = opened.info.max_seq_len

@@ -181,6 +181,7 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         "kv_cache_dir": None if options.kv_cache_dir is None else options.kv_cache_dir.absolute(),
         "kv_cache_disk_size": options.kv_cache_disk_size,
         "speculation": None if options.speculation is None else speculation_flag(options.speculation).words(),
+        "draft_engine": None if options.draft_engine is None else options.draft_engine.absolute(),
         "separate_process": "true" if options.engine_process else None,
         "adapters": parse_adapters(options.adapter or ()),
         "max_adapters": options.max_adapters,
@@ -227,6 +228,7 @@ def engine_elsewhere(options: ServeOptions) -> OpenEngine | None:
         "--kv-cache-dir": options.kv_cache_dir,
         "--kv-cache-disk-size": options.kv_cache_disk_size,
         "--speculation": options.speculation,
+        "--draft-engine": options.draft_engine,
         "--verify-engine-every": options.verify_engine_every or None,
     }
     say_without_effect([f"{name} (with {flags[0]})" for name, value in limits.items() if value is not None])

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from llmserve.cli.engine_flags import SPECULATION_HELP, speculation_flag
+from llmserve.cli.engine_flags import DRAFT_HELP, SPECULATION_HELP, draft_settings, speculation_flag
 from llmserve.cluster.address import PLANES
 from llmserve.cluster.settings import WorkerSettings
-from llmserve.engine.settings import EngineSettings
+from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import InvalidArgument, Unsupported
 from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.settings import SchedulerSettings
@@ -32,6 +32,7 @@ RequestPlane = Annotated[str, from_dynamo("DYN_REQUEST_PLANE", f"How requests co
 EventPlane = Annotated[
     str, from_dynamo("DYN_EVENT_PLANE", f"How the router hears of blocks: {', '.join(EVENT_PLANES)}.")
 ]
+DraftEngine = Annotated[Path | None, typer.Option(help=DRAFT_HELP, show_default=False, rich_help_panel=ENGINE)]
 MAX_QUEUE_SIZE = SchedulerSettings().max_queue_size
 QueueSize = Annotated[
     int,
@@ -76,6 +77,7 @@ def command(
     ] = 0,
     max_queue_size: QueueSize = MAX_QUEUE_SIZE,
     speculation: Annotated[str, typer.Option(help=SPECULATION_HELP, rich_help_panel=ENGINE)] = Speculation.ALL.words(),
+    draft_engine: DraftEngine = None,
     kv_cache_fraction: Annotated[
         float, typer.Option(help="Most of the free memory that the KV cache may take.", rich_help_panel=ENGINE)
     ] = 0.9,
@@ -91,6 +93,7 @@ def command(
         settings=EngineSettings(
             threads=threads, max_kv_tokens=max_kv_tokens, kv_cache_fraction=kv_cache_fraction,
             scheduler=SchedulerSettings(max_queue_size=max_queue_size, speculation=speculation_flag(speculation)),
+            gpu=GpuSettings(draft_engine=draft_settings(draft_engine)),
         ),
     )  # fmt: skip
     logging.getLogger("llmserve").setLevel(logging.INFO)

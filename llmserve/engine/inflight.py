@@ -24,15 +24,10 @@ from typing import NamedTuple
 from llmserve.core import Allowance, GenerateRequest, Tenant, TokenEvent
 from llmserve.engine.adapters.pool import MAX_ADAPTERS, AdapterPool
 from llmserve.engine.adapters.sealed import SealedAdapter
-from llmserve.engine.base import (
-    BlockRunner,
-    EngineInfo,
-    EngineStats,
-    PipelinedRunner,
-    Runner,
-)
+from llmserve.engine.base import BlockRunner, EngineInfo, EngineStats, PipelinedRunner, Runner
 from llmserve.engine.begun_step import BegunStep, DoneStep
 from llmserve.engine.budgets import TokenBudgets, check_num_answers
+from llmserve.engine.draft_engine import DraftEngine
 from llmserve.engine.kv_files.block_files import BlockFiles
 from llmserve.engine.kv_files.keeper import Fetched, KvKeeper
 from llmserve.engine.posted import Posted
@@ -70,9 +65,10 @@ class InflightEngine:
         budgets: TokenBudgets | None = None,
         files: BlockFiles | None = None,
         max_adapters: int = MAX_ADAPTERS,
+        draft_engine: DraftEngine | None = None,
     ) -> None:
         """`budgets`: those that it shares with other engines; `files`: where its KV blocks outlive it; `max_adapters`:
-        so many are kept in memory."""
+        so many are kept in memory; `draft_engine`: what drafts for it, and is closed with it."""
         limits, settings = runner.info, settings or SchedulerSettings()
         if isinstance(runner, PipelinedRunner):  # the next step begins before tokens are known
             settings = replace(settings, speculation=Speculation.OFF)
@@ -80,6 +76,8 @@ class InflightEngine:
         self._runner = runner
         self._limits = limits
         self._scheduler = Scheduler(limits.scheduler_config(settings))
+        self._draft_engine = draft_engine
+        self._scheduler.speculator.model = draft_engine.model if draft_engine else None
         self._pipelined = runner if isinstance(runner, PipelinedRunner) else None
         self._ahead: BegunStep | None = None  # begun before the tokens of the step before it were known
         self._lock = threading.Lock()
@@ -234,6 +232,8 @@ class InflightEngine:
             if self._keeper is not None:
                 self._keeper.close(saves=is_sound)
             self._runner.close()
+            if self._draft_engine:
+                self._draft_engine.close()
 
     def _take_inbox(self) -> bool:
         """Sleep until there is work, then pass on what has arrived and left. False: the engine is closed."""
@@ -390,6 +390,7 @@ class InflightEngine:
             total_restored_blocks=self._keeper.num_restored if self._keeper else None,
             promised_bytes=self._limits.weight_bytes
             + pool.num_free * self._limits.block_bytes
-            + scheduler.states.num_free * self._limits.state_bytes,
+            + scheduler.states.num_free * self._limits.state_bytes
+            + (self._draft_engine.promised_bytes if self._draft_engine else 0),
             total_preemptions=scheduler.num_preemptions,
         )

@@ -44,6 +44,7 @@ class GpuSettings:
     gpu_weights_percent: float | None = None  # of 1
     kv_cache_dir: str = ""  # ours: a folder where KV blocks outlive the process
     kv_cache_disk_size: int | None = None  # ours: most bytes of the files there
+    draft_engine: str = ""  # ours: directory of a smaller engine, which drafts tokens
     instance_gpus: tuple[int, ...] = ()  # of the config's instance_group: each has the whole engine
 
     def __post_init__(self) -> None:

@@ -195,6 +195,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert every invariant; cheap enough to run whenever the scheduler is idle."""
         self.states.check_integrity(self.running.values())
+        self.speculator.check_integrity(self.running)
         self.pool.check_integrity(sequence.block_table for sequence in self.running.values())
         self._fairness.check_integrity(self._sequences.values())
         assert len(self.waiting) + len(self.running) == len(self._sequences), "a sequence is lost"
@@ -395,5 +396,5 @@ class Scheduler:
         del self.running[sequence.id]
         self.pool.release(sequence.block_table)
         self.states.release(sequence)
-        sequence.block_table = array("i")
-        sequence.num_computed_tokens = 0
+        self.speculator.release(sequence)
+        sequence.block_table, sequence.num_computed_tokens = array("i"), 0

@@ -5,12 +5,13 @@ log-prob and finish reason is the one of a run without drafts, greedy or sampled
 answer takes.
 
 A row more costs a little (`StepCosts`); a drafted token saves a step if it and all before it are drawn. A sequence
-drafts as many tokens as are worth their rows.
+drafts as many tokens as are worth their rows. A smaller network (`DraftModel`) is asked last, for all that are left at
+once; its tokens have to be worth its own steps, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 
 from llmserve.core import TokenEvent
@@ -19,6 +20,7 @@ from llmserve.scheduler.drafts.client import ClientDrafter
 from llmserve.scheduler.drafts.drafter import Drafter, Speculation
 from llmserve.scheduler.drafts.grammar import GrammarDrafter
 from llmserve.scheduler.drafts.lookup import LookupDrafter
+from llmserve.scheduler.drafts.model import DraftModel, ModelDrafter, Wish
 from llmserve.scheduler.outline import Outline
 from llmserve.scheduler.plan import Chunk, ChunkScores, StepPlan
 from llmserve.scheduler.sequence import Sequence
@@ -30,6 +32,7 @@ class Speculator:
     """Adds drafts to a step, and verifies them. Counts since the start."""
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+        self.model: DraftModel | None = None  # of a smaller engine
         self._costs = StepCosts()
         self.num_generated = 0  # tokens, in chunks with drafts
         self.num_drafted = 0
@@ -50,23 +53,25 @@ class Speculator:
             drafters.append(ClientDrafter(request.draft_ids, sequence.num_prompt))
         if Speculation.LOOKUP in self._drafters:
             drafters.append(LookupDrafter())
+        if Speculation.DRAFT in self._drafters and self.model is not None:
+            drafters.append(self.model.drafter())
         sequence.drafters = tuple(drafters)
 
     def extend(self, outline: Outline) -> None:
         """Where every sequence decodes: beside a prompt, rows are not cheap. Nobody gives way to a draft."""
         if not self._drafters or len(outline.chunks) < outline.num_tokens:
             return
-        threshold = self._costs.threshold(outline.num_tokens)
-        for index, sequence in enumerate(outline.sequences):
-            for drafter in sequence.drafters:
-                if proposed := drafter.propose(sequence):
-                    limit = min(outline.num_left, sequence.num_draftable, self._room(sequence))
-                    count = min(limit, drafter.num_worthwhile(threshold))
-                    if drafted := _allowed(sequence, proposed[: max(0, count)]):
-                        sequence.drafted_by = drafter
-                        self._extend_table(sequence, len(drafted))
-                        outline.replace(index, sequence.drafted_chunk(drafted))
-                        break
+        num_rows = outline.num_tokens
+        threshold = self._costs.threshold(num_rows)
+        left = [
+            index
+            for index, sequence in enumerate(outline.sequences)
+            if not any(self._draft(outline, index, drafter, threshold) for drafter in sequence.drafters)
+        ]
+        if self.model is not None and left:
+            for index, drafter in self._ask(self.model, outline, left, num_rows):
+                if drafter.drafted and not self._draft(outline, index, drafter, threshold):
+                    drafter.learn(1, 0)  # a guide forbids it, or there is no room
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """What a step took. Those with a prompt in them say nothing about rows."""
@@ -103,10 +108,56 @@ class Speculator:
         self._pool.release(sequence.block_table[num_known:])
         del sequence.block_table[num_known:]
 
-    def _room(self, sequence: Sequence) -> int:
-        """Tokens that fit into its blocks and those that nobody has."""
+    def release(self, sequence: Sequence) -> None:
+        """It does not run any more."""
+        if self.model is not None:
+            self.model.release(sequence)
+
+    def check_integrity(self, running: Collection[int]) -> None:
+        if self.model is not None:
+            self.model.check_integrity(running)
+
+    def _draft(self, outline: Outline, index: int, drafter: Drafter, threshold: float) -> bool:
+        """Whether the sequence gets a draft of this drafter."""
+        sequence = outline.sequences[index]
+        if not (proposed := drafter.propose(sequence)):
+            return False
+        count = min(self._limit(outline, sequence), drafter.num_worthwhile(threshold))
+        if drafted := _allowed(sequence, proposed[: max(0, count)]):
+            sequence.drafted_by = drafter
+            self._extend_table(sequence, len(drafted))
+            outline.replace(index, sequence.drafted_chunk(drafted))
+        return bool(drafted)
+
+    def _ask(
+        self, model: DraftModel, outline: Outline, indexes: Seq[int], num_rows: int
+    ) -> list[tuple[int, ModelDrafter]]:
+        """Have the model draft for these sequences of the outline. A step of it is the cheaper for each, the more of
+        them it drafts for: who would not be worth it even if all were does not count."""
+        asking = [
+            (index, drafter)
+            for index in indexes
+            if (drafters := outline.sequences[index].drafters) and isinstance(drafter := drafters[-1], ModelDrafter)
+        ]
+        num_asking = len(asking)
+        for _ in range(2):
+            cost = model.cost(max(1, num_asking), self._costs.base)
+            threshold = self._costs.threshold(num_rows, cost)
+            num_asking = sum(drafter.num_likely(threshold) > 0 for _, drafter in asking)
+        room = outline.num_left // max(1, num_asking)
+        wishes = []
+        for index, drafter in asking:
+            sequence = outline.sequences[index]
+            count = min(room, self._limit(outline, sequence), drafter.num_worthwhile(threshold))
+            wishes.append(Wish(sequence, drafter, count))
+        model.draft(wishes)
+        return asking
+
+    def _limit(self, outline: Outline, sequence: Sequence) -> int:
+        """Tokens that fit into the step, the answer, and the blocks that it has or nobody has."""
         num_blocks = len(sequence.block_table) + self._pool.num_free
-        return num_blocks * self._config.block_size - sequence.num_tokens
+        room = num_blocks * self._config.block_size - sequence.num_tokens
+        return min(outline.num_left, sequence.num_draftable, room)
 
     def _extend_table(self, sequence: Sequence, num_drafted: int) -> None:
         num_missing = self._config.num_blocks_for(sequence.num_tokens + num_drafted) - len(sequence.block_table)

@@ -39,7 +39,13 @@ class StepCosts:
         self._base = max(LEAST_BASE * mean, mean - slope * self._rows / self._weight)
         self._slope = max(slope, LEAST_ROW_COST * self._base)
 
-    def threshold(self, num_rows: int) -> float:
-        """The probability above which a row more in a step of `num_rows` sequences brings more than it costs."""
-        cost = CAUTION * (self._slope / self._base if self._base else PRIOR_ROW_COST) * num_rows
+    @property
+    def base(self) -> float:
+        """Seconds of a step of no rows; 0: not known yet."""
+        return self._base
+
+    def threshold(self, num_rows: int, drafting: float = 0.0) -> float:
+        """The probability above which a row more in a step of `num_rows` sequences brings more than it costs.
+        `drafting`: what it costs to draft its token, as a part of a step of no rows."""
+        cost = CAUTION * ((self._slope / self._base if self._base else PRIOR_ROW_COST) + drafting) * num_rows
         return cost / (1 + cost)

@@ -61,11 +61,12 @@ def test_drafters_are_chosen_by_name(
         return fake_engine(LIMITS, settings=settings.scheduler)
 
     monkeypatch.setattr(run, "open_engine", open_fake)
-    for flags in ([], ["--speculation", "grammar"], ["--speculation", "off"]):
+    for flags in ([], ["--speculation", "grammar"], ["--speculation", "off", "--draft-engine", "small"]):
         assert llmserve_run(monkeypatch, str(text_dir), "--input-text", "hello", *flags) == 0
     assert [each.scheduler.speculation for each in opened] == [Speculation.ALL, Speculation.GRAMMAR, Speculation.OFF]
-    assert llmserve_run(monkeypatch, str(text_dir), "--input-text", "hello", "--speculation", "draft") == 2
-    assert "--speculation 'draft': expected off, or names of drafters" in capsys.readouterr().err
+    assert [each.gpu.draft_engine for each in opened] == ["", "", str(Path("small").absolute())]
+    assert llmserve_run(monkeypatch, str(text_dir), "--input-text", "hello", "--speculation", "drafts") == 2
+    assert "--speculation 'drafts': expected off, or names of drafters" in capsys.readouterr().err
 
 
 def test_a_prompt_may_stand_behind_the_engine(

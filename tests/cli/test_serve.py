@@ -294,8 +294,8 @@ def test_the_others_can_be_served_all_the_same(tmp_path: Path, servers: list[Ser
         (["--model-repository", "{repository}", "--rate-limit=sometimes"], "expected off or execution_count"),
         (["--model-repository", "{repository}", "--rate-limit-resource=R:x"], "R:x: expected NAME:COUNT"),
         (
-            ["--model-repository", "{repository}", "--speculation=draft"],
-            "--speculation 'draft': expected off",
+            ["--model-repository", "{repository}", "--speculation=drafts"],
+            "--speculation 'drafts': expected off",
         ),
         (["--model-repository", "{repository}", "--cluster=demo"], "demo is not NAMESPACE.NAME"),
         (["--model-repository", "{repository}", "--cluster=a.b"], "NVIDIA Dynamo, in its own environment"),

@@ -12,6 +12,7 @@ from llmserve.engine.base import PendingStep, Runner, RunnerInfo, StepResult
 from llmserve.engine.fake import FakeRunner, fake_prompt_log_prob, fold
 from llmserve.scheduler.blocks import hash_block
 from llmserve.scheduler.drafts.drafter import Speculation
+from llmserve.scheduler.drafts.model import DraftModel
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.sequence import Sequence, sequences_for
@@ -50,6 +51,7 @@ class Bench:
         runner: Runner | None = None,
         foresees: bool = False,
         scheduler_class: type[Scheduler] = Scheduler,
+        draft_runner: Runner | None = None,
     ) -> None:
         self.info = info
         self.listener = Listener()
@@ -69,6 +71,10 @@ class Bench:
             needs_whole=info.needs_whole,
         )
         self.scheduler = scheduler_class(config, clock=lambda: self.now, wall_clock_ns=lambda: int(self.now * 1e9) + 1)
+        if draft_runner is not None:
+            draft_config = draft_runner.info.scheduler_config(SchedulerSettings())
+            step = lambda plan: self._checked(draft_runner, plan)  # noqa: E731
+            self.scheduler.speculator.model = DraftModel(draft_config, step, prior_cost=0.0)
         self.ids = itertools.count()
         self.sequences: dict[int, Sequence] = {}
         self.answers: dict[int, list[int]] = defaultdict(list)
@@ -123,6 +129,15 @@ class Bench:
         self._ahead = None if following is None else (following, self.pipeline.launch(following))
         return pending.result()
 
+    def _checked(self, draft_runner: Runner, plan: StepPlan) -> Seq[int]:
+        model = self.scheduler.speculator.model
+        assert model is not None
+        for chunk in plan.chunks:
+            assert len(chunk.block_table) * draft_runner.info.block_size >= chunk.end, "a draft has no block"
+            assert all(map(model.pool.is_used, chunk.block_table)), "a draft's block belongs to nobody"
+        assert len({chunk.sequence_id for chunk in plan.chunks}) == len(plan.chunks), "a sequence is drafted for twice"
+        return draft_runner.step(plan).tokens
+
     def run(self, max_steps: int = 10_000) -> None:
         """Until everything has ended."""
         for _ in range(max_steps):
@@ -137,6 +152,8 @@ class Bench:
         assert pool.num_free + pool.num_used == pool.num_blocks
         assert pool.num_used == len({b for s in self.scheduler.running.values() for b in s.block_table})
         assert self.scheduler.has_work or pool.num_used == 0, "an idle scheduler owns blocks"
+        if (model := self.scheduler.speculator.model) is not None:
+            assert self.scheduler.has_work or model.pool.num_used == 0, "an idle scheduler owns blocks of drafts"
         if self._ahead is None:
             for one in self.scheduler.running.values():
                 num_known = self.scheduler.config.num_blocks_for(one.num_tokens)

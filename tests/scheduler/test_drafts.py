@@ -113,9 +113,10 @@ def test_a_long_prompt_is_read_over_several_steps() -> None:
 
 
 def test_drafters_are_named_as_operators_write_them() -> None:
-    assert Speculation.read(" Lookup,grammar") is Speculation.ALL
+    assert Speculation.read(" Lookup,grammar") is Speculation.LOOKUP | Speculation.GRAMMAR
+    assert Speculation.read("draft,lookup,grammar") is Speculation.ALL
     assert Speculation.read("off") is Speculation.OFF
-    assert [drafters.words() for drafters in (Speculation.OFF, Speculation.ALL)] == ["off", "lookup,grammar"]
+    assert [drafters.words() for drafters in (Speculation.OFF, Speculation.ALL)] == ["off", "lookup,grammar,draft"]
     for text in ("", "on", "lookup,", "off,lookup"):
-        with pytest.raises(ValueError, match=r"expected off, or names of drafters .*: lookup,grammar"):
+        with pytest.raises(ValueError, match=r"expected off, or names of drafters .*: lookup,grammar,draft"):
             Speculation.read(text)

@@ -92,12 +92,47 @@ def limits(draw: st.DrawFn) -> RunnerInfo:
     )
 
 
+class DraftRunner(FakeRunner):
+    """Draws what the runner draws, but now and then something else."""
+
+    def __init__(self, info: RunnerInfo, wrong_every: int) -> None:
+        super().__init__(info)
+        self._wrong_every = wrong_every
+        self.num_drafted = 0
+
+    def step(self, plan: StepPlan) -> StepResult:
+        tokens = []
+        for token in super().step(plan).tokens:
+            self.num_drafted += 1
+            is_wrong = self.num_drafted % self._wrong_every == 0
+            tokens.append((token + 1) % self.info.vocab_size if is_wrong else token)
+        return StepResult(tokens, [0.0] * len(tokens))
+
+
+@st.composite
+def draft_runners(draw: st.DrawFn) -> DraftRunner | None:
+    """With limits of their own, some too small for most sequences."""
+    if draw(st.booleans()):
+        return None
+    info = replace(
+        INFO,
+        block_size=draw(st.sampled_from([1, 3, 8])),
+        num_blocks=draw(st.integers(1, 60)),
+        max_num_tokens=draw(st.integers(1, 24)),
+        max_batch_size=draw(st.integers(1, 6)),
+        max_seq_len=draw(st.integers(1, 64)),
+    )
+    return DraftRunner(info, wrong_every=draw(st.sampled_from([1, 2, 5, 1000])))
+
+
 scheduler_settings = st.builds(
     SchedulerSettings,
     policy=st.sampled_from(Policy),
     enable_block_reuse=st.booleans(),
     priority_step=st.sampled_from([1, 3, 1000]),
-    speculation=st.sampled_from([Speculation.OFF, *Speculation, Speculation.ALL]),
+    speculation=st.sampled_from(
+        [Speculation.OFF, *Speculation, Speculation.ALL, Speculation.DRAFT | Speculation.GRAMMAR]
+    ),
 )
 
 
@@ -130,11 +165,16 @@ def max_num_steps(bench: Bench) -> int:
     limits(),
     scheduler_settings,
     st.booleans(),
+    draft_runners(),
 )
 def test_answers_do_not_depend_on_load_limits_or_policy(
-    arrivals: list[tuple[GenerateRequest, int]], info: RunnerInfo, options: SchedulerSettings, foresees: bool
+    arrivals: list[tuple[GenerateRequest, int]],
+    info: RunnerInfo,
+    options: SchedulerSettings,
+    foresees: bool,
+    draft_runner: DraftRunner | None,
 ) -> None:
-    bench = Bench(info, options, foresees=foresees)
+    bench = Bench(info, options, foresees=foresees, draft_runner=draft_runner)
     for request, num_steps_between in arrivals:
         bench.submit(request)
         for _ in range(num_steps_between):
@@ -166,9 +206,11 @@ def test_answers_do_not_depend_on_order_of_arrival(
 class SchedulerMachine(RuleBasedStateMachine):
     """Requests arrive, are cancelled and time out between steps, in any order."""
 
-    @rule(info=limits(), options=scheduler_settings, foresees=st.booleans())
-    def restart(self, info: RunnerInfo, options: SchedulerSettings, foresees: bool) -> None:
-        self.bench = Bench(info, options, foresees=foresees)
+    @rule(info=limits(), options=scheduler_settings, foresees=st.booleans(), draft_runner=draft_runners())
+    def restart(
+        self, info: RunnerInfo, options: SchedulerSettings, foresees: bool, draft_runner: DraftRunner | None
+    ) -> None:
+        self.bench = Bench(info, options, foresees=foresees, draft_runner=draft_runner)
 
     def __init__(self) -> None:
         super().__init__()

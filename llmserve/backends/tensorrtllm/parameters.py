@@ -86,7 +86,7 @@ class ModelParameters:
                 max_kv_tokens=reader.take("max_tokens_in_paged_kv_cache", 0, int),
                 scheduler=scheduler,
                 max_adapters=reader.take("max_adapters", EngineSettings().max_adapters, int),
-                gpu=_gpu_settings(reader, config),
+                gpu=_gpu_settings(reader, config, model_dir),
             ),
             EngineSettings(),
         )
@@ -102,7 +102,7 @@ class ModelParameters:
         return cls(engine_path, tokenizer_path, engine, excludes_input, own_process, adapters)
 
 
-def _gpu_settings(reader: _Reader, config: ModelConfig) -> GpuSettings:
+def _gpu_settings(reader: _Reader, config: ModelConfig, model_dir: Path) -> GpuSettings:
     """Whether the engine honours them is known when it is opened; then it is reported."""
     return GpuSettings(
         max_beam_width=reader.take("max_beam_width", None, int),
@@ -122,6 +122,7 @@ def _gpu_settings(reader: _Reader, config: ModelConfig) -> GpuSettings:
         gpu_weights_percent=reader.take("gpu_weights_percent", None, float),
         kv_cache_dir=reader.take("kv_cache_dir", "", str),
         kv_cache_disk_size=reader.take("kv_cache_disk_size", None, int),
+        draft_engine=reader.take("draft_engine", "", lambda path: str(resolve_path(path, model_dir))),
         instance_gpus=tuple(gpu for group in config.instance_group if group.kind == GPU for gpu in group.gpus),
     )
 

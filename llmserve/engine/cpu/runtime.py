@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from llmserve.engine.base import Engine
 from llmserve.engine.cpu.needs import NEEDS
@@ -14,14 +15,16 @@ from llmserve.engine.cpu.tactics import choose, linear_shapes, num_timed_bytes, 
 from llmserve.engine.directory.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
 from llmserve.engine.directory.selftest import SelfTestResult, run_stored_selftest
+from llmserve.engine.draft_engine import DraftEngine, check_draft_engine
 from llmserve.engine.kv_pool import num_kv_blocks
 from llmserve.engine.machine.memory import available_memory_bytes
 from llmserve.engine.native.library import chosen_isa, load_library
 from llmserve.engine.runtime import Needs, Runtime, Tactics
 from llmserve.engine.settings import EngineSettings
 from llmserve.engine.tactics import TacticCache
-from llmserve.errors import LlmserveError, ResourceExhausted
+from llmserve.errors import InvalidArgument, LlmserveError, ResourceExhausted
 from llmserve.progress import Progress
+from llmserve.scheduler.drafts.drafter import Speculation
 
 logger = logging.getLogger(__name__)
 HONOURED = ("kv_cache_dir", "kv_cache_disk_size")
@@ -47,8 +50,10 @@ class CpuRuntime:
         from llmserve.engine.inflight import InflightEngine  # asyncio: inspect and doctor do without
         from llmserve.engine.kv_files.block_files import block_files
 
-        num_blocks, num_states = pool_sizes(directory, settings)
-        for text in settings.gpu.without_effect(() if num_states else HONOURED, AS_IT_IS):
+        draft = _draft_directory(directory, settings)
+        num_blocks, num_states = pool_sizes(directory, settings, draft)
+        honoured = () if num_states else HONOURED if draft is None else (*HONOURED, "draft_engine")
+        for text in settings.gpu.without_effect(honoured, AS_IT_IS):
             logger.warning("%s", text)
         if num_states and settings.scheduler.speculation:
             logger.info("speculation is off: the network has states, which cannot take a drafted token back")
@@ -57,7 +62,11 @@ class CpuRuntime:
         )
         info = replace(directory.info(), kernels=runner.isa)
         files = None if num_states else block_files(settings.gpu, info, runner.info.block_bytes)
-        return InflightEngine(runner, info, settings.scheduler, files=files, max_adapters=settings.max_adapters)
+        num_tokens = num_blocks * runner.info.block_size
+        drafting = None if draft is None else DraftEngine(_draft_runner(draft, num_tokens, settings), runner.info)
+        return InflightEngine(
+            runner, info, settings.scheduler, files=files, max_adapters=settings.max_adapters, draft_engine=drafting
+        )
 
     def kernels(self) -> str:
         return chosen_isa()
@@ -89,15 +98,48 @@ class CpuRuntime:
         return ()
 
 
-def pool_sizes(directory: EngineDirectory, settings: EngineSettings) -> tuple[int, int]:
-    """Blocks of the KV pool, and slots for states: weights are mapped, and all memory is the machine's.
+def _draft_directory(directory: EngineDirectory, settings: EngineSettings) -> EngineDirectory | None:
+    """Of the engine that is to draft. None: none is, or it would have no effect."""
+    path, can_draft = settings.gpu.draft_engine, not read_header(directory.engine_file).state_bytes
+    if not (path and can_draft and Speculation.DRAFT in settings.scheduler.speculation):
+        return None
+    draft = EngineDirectory.open(Path(path))
+    if (target := draft.manifest.target) != directory.manifest.target:
+        raise InvalidArgument(f"{path} cannot draft: it is an engine of the target {target}")
+    check_draft_engine(draft, directory)
+    if read_header(draft.engine_file).state_bytes:
+        raise InvalidArgument(f"{path} cannot draft: its network has states, which cannot take a drafted token back")
+    return draft
+
+
+def _draft_runner(draft: EngineDirectory, num_tokens: int, settings: EngineSettings) -> CpuRunner:
+    """With a pool for so many tokens."""
+    num_blocks = -(-num_tokens // read_header(draft.engine_file).block_size)
+    return CpuRunner.open(draft.engine_file, num_blocks=num_blocks, threads=settings.threads)
+
+
+def _draft_bytes(draft: EngineDirectory | None, block_size: int) -> tuple[int, int]:
+    """That a draft engine takes: for good, and for each block of the engine that it drafts for."""
+    if draft is None:
+        return 0, 0
+    header = read_header(draft.engine_file)
+    fixed = draft.engine_file.stat().st_size + header.activation_bytes
+    return fixed, -(-header.kv_bytes_per_block * block_size // header.block_size)
+
+
+def pool_sizes(
+    directory: EngineDirectory, settings: EngineSettings, draft: EngineDirectory | None = None
+) -> tuple[int, int]:
+    """Blocks of the KV pool, and slots for states: weights are mapped, and all memory is the machine's. A pool of
+    `draft`, for as many tokens, takes part of it.
 
     Each running sequence has a slot, unless that takes more than half of the memory. There are as many slots more, for
     states that other sequences may start from, as take the memory of the blocks.
     """
     header, file, info = read_header(directory.engine_file), directory.engine_file, directory.info()
-    taken_bytes = file.stat().st_size + header.activation_bytes + settings.reserved_bytes
-    free_bytes, block_bytes = available_memory_bytes() - taken_bytes, kv_bytes_per_block(header)
+    fixed, for_block = _draft_bytes(draft, header.block_size)
+    taken_bytes = file.stat().st_size + header.activation_bytes + settings.reserved_bytes + fixed
+    free_bytes, block_bytes = available_memory_bytes() - taken_bytes, kv_bytes_per_block(header) + for_block
     if not (state_bytes := header.state_bytes):
         num_blocks = num_kv_blocks(
             info, settings, block_size=header.block_size, block_bytes=block_bytes, free_bytes=free_bytes

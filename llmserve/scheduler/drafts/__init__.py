@@ -5,4 +5,5 @@ acceptance.py  how many tokens of a draft are worth their rows
 lookup.py      what followed the newest tokens the last time
 grammar.py     what a guide leaves no choice of
 client.py      what the client thinks that the answer will be
+model.py       what a smaller network says
 """

@@ -13,21 +13,25 @@ RECOVERY = 0.97  # what rejected drafts weigh after each token that was not wort
 class Acceptance:
     """What the drafts of one drafter have been worth to one sequence."""
 
-    def __init__(self, num_rejected: float) -> None:
-        """`num_rejected`: drafts, for one token accepted, before anything is known."""
-        self._num_accepted = 1.0
-        self._num_rejected = num_rejected
+    def __init__(self, num_rejected: float, num_accepted: float = 1.0) -> None:
+        """`num_rejected`: drafts, for so many tokens accepted, before anything is known."""
+        self.num_accepted = num_accepted
+        self.num_rejected = num_rejected
 
     def num_worthwhile(self, threshold: float) -> int:
-        """Token n of a draft is drawn with the n-th power of a token's probability."""
-        if not self._num_rejected:
-            return MAX_DRAFTED
-        probability = (self._num_accepted + 0.1) / (self._num_accepted + self._num_rejected + 0.1)
-        num_tokens = int(math.log(threshold) / math.log(probability)) if 0 < threshold < 1 and probability < 1 else 0
+        num_tokens = self.num_likely(threshold)
         if not num_tokens:
-            self._num_rejected *= RECOVERY
+            self.num_rejected *= RECOVERY
+        return num_tokens
+
+    def num_likely(self, threshold: float) -> int:
+        """Token n of a draft is drawn with the n-th power of a token's probability."""
+        if not self.num_rejected:
+            return MAX_DRAFTED
+        probability = (self.num_accepted + 0.1) / (self.num_accepted + self.num_rejected + 0.1)
+        num_tokens = int(math.log(threshold) / math.log(probability)) if 0 < threshold < 1 and probability < 1 else 0
         return min(num_tokens, MAX_DRAFTED)
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        self._num_accepted = FORGETTING * self._num_accepted + num_accepted
-        self._num_rejected = FORGETTING * self._num_rejected + (num_accepted < num_drafted)
+        self.num_accepted = FORGETTING * self.num_accepted + num_accepted
+        self.num_rejected = FORGETTING * self.num_rejected + (num_accepted < num_drafted)

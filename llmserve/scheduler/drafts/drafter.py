@@ -20,7 +20,8 @@ class Speculation(Flag):
     OFF = 0
     LOOKUP = auto()  # from the sequence's own tokens
     GRAMMAR = auto()  # from its guide
-    ALL = LOOKUP | GRAMMAR
+    DRAFT = auto()  # from a smaller engine, where there is one
+    ALL = LOOKUP | GRAMMAR | DRAFT
 
     @classmethod
     def read(cls, text: str) -> Speculation:

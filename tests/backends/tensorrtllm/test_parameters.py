@@ -49,7 +49,8 @@ def test_parameters_become_settings(tmp_path: Path) -> None:
 def test_speculation_is_on_unless_it_is_turned_off(tmp_path: Path) -> None:
     assert read(tmp_path).engine.scheduler.speculation is Speculation.ALL
     assert read(tmp_path, speculation="Grammar").engine.scheduler.speculation is Speculation.GRAMMAR
-    assert read(tmp_path, speculation="grammar, lookup").engine.scheduler.speculation is Speculation.ALL
+    both = Speculation.LOOKUP | Speculation.GRAMMAR
+    assert read(tmp_path, speculation="grammar, lookup").engine.scheduler.speculation is both
     with pytest.raises(ModelConfigError, match=r"speculation is 'on': expected off, or names .*: lookup,grammar"):
         read(tmp_path, speculation="on")
 
@@ -57,6 +58,7 @@ def test_speculation_is_on_unless_it_is_turned_off(tmp_path: Path) -> None:
 def test_a_folder_for_the_kv_cache(tmp_path: Path) -> None:
     found = read(tmp_path, kv_cache_dir="/kv", kv_cache_disk_size="1000").engine.gpu
     assert (found.kv_cache_dir, found.kv_cache_disk_size) == ("/kv", 1000)
+    assert read(tmp_path, draft_engine="/engines/small").engine.gpu.draft_engine == "/engines/small"
     with pytest.raises(ModelConfigError, match="kv_cache_disk_size limits the files in kv_cache_dir, which is not"):
         read(tmp_path, kv_cache_disk_size="1000")
     with pytest.raises(ModelConfigError, match="kv_cache_disk_size must be at least 1, got 0"):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -16,8 +17,13 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TopTokens
 from llmserve.engine.base import Engine, EngineStats
+from llmserve.engine.cpu import runtime
+from llmserve.engine.cpu.runner import read_header
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.open import open_engine
-from llmserve.engine.settings import EngineSettings
+from llmserve.engine.settings import EngineSettings, GpuSettings
+from llmserve.errors import InvalidArgument, NotFound
+from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.drafts.lookup import GRAM
 from llmserve.scheduler.settings import SchedulerSettings
@@ -114,9 +120,10 @@ def guided_requests(folder: Path) -> dict[str, GenerateRequest]:
 
 
 def answers(
-    folder: Path, speculation: Speculation, requests: Mapping[str, GenerateRequest]
+    folder: Path, speculation: Speculation, requests: Mapping[str, GenerateRequest], draft: Path | None = None
 ) -> tuple[dict[str, Answer], EngineStats]:
-    engine = open_engine(folder, EngineSettings(scheduler=SchedulerSettings(speculation=speculation)))
+    gpu = GpuSettings(draft_engine=str(draft or ""))
+    engine = open_engine(folder, EngineSettings(scheduler=SchedulerSettings(speculation=speculation), gpu=gpu))
 
     drafts: list[Drafts] = []
 
@@ -172,3 +179,80 @@ def test_a_request_may_say_that_nothing_is_drafted(engine_dir: Path) -> None:
     found, stats = answers(engine_dir, Speculation.ALL, requests)
     assert found == plain
     assert stats.total_drafted_tokens
+
+
+@pytest.fixture(scope="module")
+def nonsense_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A smaller network with the same tokenizer, and weights that have nothing to do with the other's."""
+    return draft_engine(tmp_path_factory.mktemp("nonsense"), num_hidden_layers=1, seed=7)
+
+
+def draft_engine(folder: Path, kind: str = "llama", seed: int = 7, **overrides: Any) -> Path:
+    make_checkpoint(folder / "checkpoint", kind, seed=seed, **overrides)
+    options = BuildOptions(dtype="float32", tokens_per_block=16, max_num_tokens=48, max_batch_size=8)
+    build_engine(folder / "checkpoint", folder / "engine", options)
+    return folder / "engine"
+
+
+@pytest.mark.parametrize(
+    ("speculation", "is_guided"), [(Speculation.DRAFT, False), (Speculation.ALL, True)], ids=["free", "guided"]
+)
+def test_drafts_of_an_engine_change_nothing_however_wrong(
+    engine_dir: Path, nonsense_dir: Path, speculation: Speculation, is_guided: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Acceptance, "num_likely", lambda drafter, threshold: 4)  # it would soon not be asked any more
+    requests = guided_requests(engine_dir) if is_guided else lookup_requests()
+    plain, without = answers(engine_dir, Speculation.OFF, requests)
+    found, stats = answers(engine_dir, speculation, requests, nonsense_dir)
+    assert found == plain
+    assert (stats.total_drafted_tokens or 0) > (stats.total_accepted_tokens or 0)
+    assert stats.total_gen_tokens == without.total_gen_tokens
+
+
+def test_drafts_of_an_engine_that_agrees_save_steps(engine_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn or not: both draw with the same numbers."""
+    monkeypatch.setattr(Acceptance, "num_likely", lambda drafter, threshold: 4)
+    requests = {name: replace(request, embedding_bias=()) for name, request in lookup_requests().items()}
+    plain, without = answers(engine_dir, Speculation.OFF, requests)
+    found, stats = answers(engine_dir, Speculation.DRAFT, requests, engine_dir)
+    assert found == plain
+    assert stats.iteration < without.iteration / 2
+
+
+@pytest.mark.parametrize("engine_dir", ["float32"], indirect=True)
+def test_an_engine_that_cannot_draft_is_refused(
+    engine_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def opened(path: Path, speculation: Speculation = Speculation.ALL) -> None:
+        settings = EngineSettings(
+            scheduler=SchedulerSettings(speculation=speculation), gpu=GpuSettings(draft_engine=str(path))
+        )
+        open_engine(engine_dir, settings).close()
+
+    larger = draft_engine(tmp_path / "larger", vocab_size=384)
+    digests = [EngineDirectory.open(one).manifest.files["tokenizer.model"].sha256 for one in (larger, engine_dir)]
+    with pytest.raises(InvalidArgument, match="its vocabulary has 384 tokens, and the engine's 320") as refused:
+        opened(larger)
+    assert all(digest in str(refused.value) for digest in digests)
+    opened(larger, Speculation.LOOKUP)
+    assert "parameter draft_engine" in caplog.text
+    with pytest.raises(
+        InvalidArgument, match=r"its tokenizer is in tokenizer.json .* and the engine's in tokenizer.mod"
+    ):
+        opened(draft_engine(tmp_path / "json", "qwen2"))
+    with pytest.raises(NotFound, match="no engine directory"):
+        opened(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("engine_dir", ["float32"], indirect=True)
+def test_a_draft_engine_takes_part_of_the_memory(
+    engine_dir: Path, nonsense_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, draft = EngineDirectory.open(engine_dir), EngineDirectory.open(nonsense_dir)
+    ours, theirs = read_header(directory.engine_file), read_header(draft.engine_file)
+    taken = sum(one.engine_file.stat().st_size for one in (directory, draft))
+    taken += ours.activation_bytes + theirs.activation_bytes
+    block_bytes = ours.kv_bytes_per_block + theirs.kv_bytes_per_block // 2  # their blocks are twice as long
+    monkeypatch.setattr(runtime, "available_memory_bytes", lambda: taken + 40 * block_bytes)
+    settings = EngineSettings(kv_cache_fraction=1.0)
+    assert runtime.pool_sizes(directory, settings, draft) == (40, 0)

@@ -1,0 +1,36 @@
+"""What the token ids of an engine stand for, as a digest: two engines with equal ones can exchange ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from llmserve.engine.directory.artifact import EngineDirectory
+
+JSON_FILE, MODEL_FILE = "tokenizer.json", "tokenizer.model"
+
+
+def tokenizer_digests(directory: EngineDirectory) -> dict[str, str]:
+    """By the names of the files that an engine has: of the tokens with their ids, or of a file that is all of that.
+
+    How a text is split into tokens is not part of it, nor are templates and names of special tokens.
+    """
+    files = directory.manifest.files
+    found = {}
+    if JSON_FILE in files:
+        content = json.loads((directory.path / JSON_FILE).read_text())
+        found[JSON_FILE] = _digest(content)
+    if MODEL_FILE in files:
+        found[MODEL_FILE] = files[MODEL_FILE].sha256
+    return found
+
+
+def _digest(content: dict[str, Any]) -> str:
+    vocabulary = content["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        tokens = {(number, token) for token, number in vocabulary.items()}
+    else:  # pairs of a piece and its score
+        tokens = {(number, token) for number, (token, _) in enumerate(vocabulary)}
+    tokens |= {(added["id"], added["content"]) for added in content.get("added_tokens") or ()}
+    return hashlib.sha256(json.dumps(sorted(tokens)).encode()).hexdigest()

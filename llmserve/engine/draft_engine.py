@@ -1,0 +1,71 @@
+"""A smaller engine that drafts tokens for a larger one (`scheduler/drafts/model.py`): which fits, and its steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+from llmserve.engine.base import Runner, RunnerInfo
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.vocabulary import tokenizer_digests
+from llmserve.errors import InvalidArgument, raise_problems
+from llmserve.scheduler.drafts.model import DraftModel
+from llmserve.scheduler.plan import StepPlan
+from llmserve.scheduler.settings import SchedulerSettings
+
+logger = logging.getLogger(__name__)
+
+
+class DraftEngine:
+    """Owns `runner`, and closes it. When it fails, nothing is drafted any more: answers do not depend on it."""
+
+    def __init__(self, runner: Runner, beside: RunnerInfo) -> None:
+        """`beside`: what it drafts for."""
+        self._runner = runner
+        self._has_failed = False
+        cost = runner.info.weight_bytes / max(1, beside.weight_bytes)  # reading them limits a step of few rows
+        self.model = DraftModel(runner.info.scheduler_config(SchedulerSettings()), self._step, prior_cost=cost)
+
+    @property
+    def promised_bytes(self) -> int:
+        """As in `EngineStats`."""
+        return self._runner.info.weight_bytes + self.model.pool.num_free * self._runner.info.block_bytes
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _step(self, plan: StepPlan) -> Sequence[int] | None:
+        if self._has_failed:
+            return None
+        try:
+            return self._runner.step(plan).tokens
+        except Exception:  # the border: whatever failed, answers go on without drafts
+            logger.exception("the draft engine failed; nothing is drafted with it any more")
+            self._has_failed = True
+            return None
+
+
+def check_draft_engine(draft: EngineDirectory, directory: EngineDirectory) -> None:
+    """Raises `InvalidArgument`, which lists everything that keeps `draft` from drafting for `directory`."""
+    raise_problems(
+        InvalidArgument, f"{draft.path} cannot draft for {directory.path}", list(_problems(draft, directory))
+    )
+
+
+def _problems(draft: EngineDirectory, directory: EngineDirectory) -> Iterator[str]:
+    if draft.info().pooling:
+        yield "it makes no tokens"
+    sizes = draft.info().vocab_size, directory.info().vocab_size
+    if sizes[0] != sizes[1]:
+        yield f"its vocabulary has {sizes[0]} tokens, and the engine's {sizes[1]}"
+    theirs, ours = tokenizer_digests(draft), tokenizer_digests(directory)
+    names = theirs.keys() & ours.keys()
+    if not names and (theirs or ours):
+        yield f"its tokenizer is in {_listed(theirs)}, and the engine's in {_listed(ours)}"
+    for name in sorted(names):
+        if theirs[name] != ours[name]:
+            yield f"its tokenizer is another: its {name} has the digest {theirs[name]}, the engine's {ours[name]}"
+
+
+def _listed(digests: dict[str, str]) -> str:
+    return " and ".join(f"{name} (digest {digest})" for name, digest in digests.items()) or "no file"

@@ -1,0 +1,183 @@
+"""A smaller network that drafts: how its cache follows the answers, and when it is asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llmserve.core import SamplingParams
+from llmserve.engine.base import RunnerInfo, StepResult
+from llmserve.engine.draft_engine import DraftEngine
+from llmserve.engine.fake import FAKE_RUNNER_INFO, FakeRunner, fake_answer
+from llmserve.scheduler.drafts.drafter import Speculation
+from llmserve.scheduler.drafts.model import CAUGHT_UP_AT_ONCE, DraftModel
+from llmserve.scheduler.plan import StepPlan
+from llmserve.scheduler.settings import Policy, SchedulerSettings
+from llmserve.scheduler.step_costs import StepCosts
+from tests.scheduler.harness import GREEDY, INFO, Bench
+
+DRAFTING = SchedulerSettings(speculation=Speculation.DRAFT)
+PROMPTS = ((1, 2, 3), (4, 5, 6, 1, 2), (3, 3), (6,))
+
+
+class Recorder(FakeRunner):
+    """Keeps the plans. `wrong` makes every n-th token another one."""
+
+    def __init__(self, info: RunnerInfo = INFO, wrong: int = 0) -> None:
+        super().__init__(info)
+        self.plans: list[StepPlan] = []
+        self._wrong = wrong
+        self._num_tokens = 0
+
+    def step(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        result = super().step(plan)
+        tokens = []
+        for token in result.tokens:
+            self._num_tokens += 1
+            is_wrong = self._wrong and self._num_tokens % self._wrong == 0
+            tokens.append((token + 1) % self.info.vocab_size if is_wrong else token)
+        return replace(result, tokens=tokens)
+
+
+@pytest.fixture(autouse=True)
+def _steps_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepCosts, "observe", lambda costs, num_rows, seconds: None)
+
+
+def bench_of(runner: FakeRunner, settings: SchedulerSettings = DRAFTING, info: RunnerInfo = INFO) -> Bench:
+    bench = Bench(info, settings, draft_runner=runner)
+    for prompt in PROMPTS:
+        bench.add(prompt, replace(GREEDY, max_tokens=24))
+    return bench
+
+
+def test_one_step_drafts_for_all_sequences() -> None:
+    info = replace(INFO, max_num_tokens=64)
+    runner, plain = Recorder(info), Bench(info)
+    bench = bench_of(runner, info=info)
+    for prompt in PROMPTS:
+        plain.add(prompt, replace(GREEDY, max_tokens=24))
+    bench.run()
+    plain.run()
+    bench.assert_answers()
+    assert bench.answers == plain.answers
+    assert bench.num_steps < plain.num_steps / 2
+    assert max(len(plan.chunks) for plan in runner.plans) == len(PROMPTS)
+    num_drafted = bench.scheduler.speculator.num_drafted
+    assert len(runner.plans) < num_drafted, "a step for each token"
+    assert bench.scheduler.speculator.num_accepted == num_drafted
+
+
+def test_what_was_not_drawn_is_written_over() -> None:
+    runner = Recorder(wrong=3)
+    bench = bench_of(runner)
+    bench.run()
+    bench.assert_answers()
+    assert 0 < bench.scheduler.speculator.num_accepted < bench.scheduler.speculator.num_drafted
+    computed = sum(plan.num_tokens for plan in runner.plans)
+    known = sum(len(prompt) + 24 for prompt in PROMPTS)
+    assert computed < known + bench.scheduler.speculator.num_drafted, "it begins anew after each draft"
+
+
+def test_drafts_draw_as_the_engine_does() -> None:
+    bench = Bench(INFO, DRAFTING, draft_runner=Recorder())
+    bench.add((1, 2, 3), SamplingParams(max_tokens=24, temperature=1.0, seed=5), num_sequences=2)
+    bench.run()
+    bench.assert_answers()
+    assert bench.scheduler.speculator.num_accepted == bench.scheduler.speculator.num_drafted > 0
+
+
+def test_a_long_prompt_is_caught_up_on_over_several_steps() -> None:
+    info = replace(FAKE_RUNNER_INFO, max_num_tokens=2048, max_seq_len=2048, num_blocks=1024)
+    runner = Recorder(info)
+    bench = Bench(info, DRAFTING, draft_runner=runner)
+    prompt = tuple(range(2 * CAUGHT_UP_AT_ONCE + 5))
+    [first] = bench.add(prompt, replace(GREEDY, max_tokens=32))
+    bench.run()
+    assert bench.answers[first] == fake_answer(prompt, 32)
+    assert [plan.num_tokens for plan in runner.plans[:2]] == [CAUGHT_UP_AT_ONCE] * 2
+    assert bench.scheduler.speculator.num_accepted > 0
+    runner.plans.clear()
+    bench.add(prompt, replace(GREEDY, max_tokens=32))
+    bench.run()
+    assert runner.plans[0].num_tokens < 16, "what the last answer left is not found"
+
+
+def test_blocks_come_back_when_a_sequence_is_cancelled_or_gives_way() -> None:
+    info = replace(INFO, num_blocks=16)
+    bench = bench_of(Recorder(wrong=4), replace(DRAFTING, policy=Policy.MAX_UTILIZATION), info)
+    model = bench.scheduler.speculator.model
+    assert model is not None
+    for _ in range(5):
+        bench.step()
+    assert model.pool.num_used > 0
+    cancelled, *_ = bench.scheduler.running
+    bench.scheduler.cancel(cancelled)
+    bench.run()
+    bench.assert_answers()
+    assert bench.num_preemptions > 0
+    assert model.pool.num_used == 0
+
+
+def test_a_sequence_without_room_is_not_drafted_for() -> None:
+    for small in (replace(INFO, max_seq_len=3), replace(INFO, num_blocks=1), replace(INFO, max_batch_size=1)):
+        bench = bench_of(Recorder(small))
+        bench.run()
+        bench.assert_answers()
+        assert len(bench.reasons) == len(PROMPTS)
+
+
+def test_a_request_that_wants_no_drafts_costs_no_step() -> None:
+    runner = Recorder()
+    bench = Bench(INFO, DRAFTING, draft_runner=runner)
+    bench.add((1, 2, 3), speculation=False)
+    bench.run()
+    assert runner.plans == []
+
+
+def test_a_step_of_the_model_counts_among_the_costs() -> None:
+    model = DraftModel(INFO.scheduler_config(DRAFTING), lambda plan: None, prior_cost=0.5)
+    costs = StepCosts()
+    assert model.cost(1, 0.0) == 0.5
+    assert model.cost(4, 0.0) == 0.125  # shared
+    assert costs.threshold(1, model.cost(1, 0.0)) > costs.threshold(1, model.cost(4, 0.0)) > costs.threshold(1)
+
+
+def test_what_the_model_was_worth_to_others_is_known_to_the_next_sequence() -> None:
+    model = DraftModel(INFO.scheduler_config(DRAFTING), lambda plan: None, prior_cost=0.1)
+    first, threshold = model.drafter(), 0.3
+    assert model.drafter().num_likely(threshold) > 0
+    for _ in range(5):
+        first.learn(3, 0)
+    assert model.drafter().num_likely(threshold) == 0
+
+
+def test_the_time_of_a_step_is_measured() -> None:
+    times = iter([0.0, 2.0, 10.0, 12.0])
+    ticks = lambda: next(times, 20.0)  # noqa: E731
+    bench = Bench(INFO, DRAFTING)
+    runner = Recorder()
+    model = DraftModel(
+        INFO.scheduler_config(DRAFTING), lambda plan: runner.step(plan).tokens, prior_cost=0.1, clock=ticks
+    )
+    bench.scheduler.speculator.model = model
+    bench.add((1,), replace(GREEDY, max_tokens=3))
+    bench.run()
+    assert runner.plans
+    assert model.cost(1, 4.0) == pytest.approx(0.5)
+
+
+def test_answers_go_on_when_the_model_fails(caplog: pytest.LogCaptureFixture) -> None:
+    runner = FakeRunner(INFO, fail_at_step=3)
+    engine = DraftEngine(runner, INFO)
+    bench = Bench(INFO, DRAFTING)
+    bench.scheduler.speculator.model = engine.model
+    bench.add((1, 2, 3), replace(GREEDY, max_tokens=40))
+    bench.run()
+    bench.assert_answers()
+    assert runner.num_steps == 3
+    assert caplog.text.count("the draft engine failed; nothing is drafted with it any more") == 1
+    engine.close()
+    assert runner.is_closed
