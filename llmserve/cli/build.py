@@ -13,12 +13,14 @@ from rich.console import Console
 from llmserve.builder.build import build_engine, build_kernels
 from llmserve.builder.options import BuildOptions, DeclaredOption, declared_options
 from llmserve.builder.plan import plan_build
+from llmserve.builder.prefix import Prefix
 from llmserve.builder.recipe import CONVERTED_FILE, Recipe, load_recipe
 from llmserve.builder.resolve import longest_sequence
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.cli.build_progress import shown_progress
 from llmserve.cli.dataclass_command import DataclassCommand
 from llmserve.cli.facts_table import facts_table
+from llmserve.cli.prefix import seal
 from llmserve.cli.termination import terminated_as_exception
 from llmserve.engine.directory.artifact import MANIFEST_FILE
 from llmserve.engine.registry import runtime_for
@@ -92,6 +94,13 @@ class BuildCommandOptions(CheckpointOptions):
             show_default=False,
         ),
     ] = None
+    prefix: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Compute prompts' beginning ahead, as llmserve prefix: messages in .json, else text; repeatable.",
+            show_default=False,
+        ),
+    ] = None
     show_program: Annotated[bool, typer.Option("--show-program", help="With --dry-run: print the Program.")] = False
 
 
@@ -109,7 +118,11 @@ def build(asked: BuildCommandOptions) -> None:
     elif asked.dry_run:
         _print_plan(source, options, show_program=asked.show_program)
     else:
-        _build(source, asked.output_dir or recipe.output_dir or default_output_dir(source, options), options)
+        prefixes = [Prefix.read(path, is_chat=path.suffix == ".json") for path in asked.prefix or ()]
+        output_dir = asked.output_dir or recipe.output_dir or default_output_dir(source, options)
+        _build(source, output_dir, options)
+        if prefixes:
+            seal(output_dir, prefixes)
 
 
 def _resolved(source: Path, recipe: Recipe, flags: Mapping[str, Any]) -> BuildOptions:

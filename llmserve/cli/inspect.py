@@ -90,6 +90,7 @@ def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
         ("built with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
         *([("built in", str(build_time))] if build_time else ()),
         ("files", ", ".join(manifest.files)),
+        *([("sealed prefixes", ", ".join(manifest.prefixes))] if manifest.prefixes else ()),
         ("release gate", _records(directory)),
         ("runs here", "\n".join(f"no: {problem}" for problem in problems) or "yes"),
     ]  # fmt: skip

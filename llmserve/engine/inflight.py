@@ -30,6 +30,7 @@ from llmserve.engine.budgets import TokenBudgets, check_num_answers
 from llmserve.engine.draft_engine import DraftEngine
 from llmserve.engine.kv_files.block_files import BlockFiles
 from llmserve.engine.kv_files.keeper import Fetched, KvKeeper
+from llmserve.engine.kv_files.sealed_prefixes import SealedPrefixes
 from llmserve.engine.posted import Posted
 from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
 from llmserve.engine.validation import check_pool, check_request
@@ -66,9 +67,10 @@ class InflightEngine:
         files: BlockFiles | None = None,
         max_adapters: int = MAX_ADAPTERS,
         draft_engine: DraftEngine | None = None,
+        prefixes: SealedPrefixes | None = None,
     ) -> None:
         """`budgets`: those that it shares with other engines; `files`: where its KV blocks outlive it; `max_adapters`:
-        so many are kept in memory; `draft_engine`: what drafts for it, and is closed with it."""
+        in memory; `draft_engine`: what drafts for it; `prefixes`: beginnings of prompts that it knows."""
         limits, settings = runner.info, settings or SchedulerSettings()
         if isinstance(runner, PipelinedRunner):  # the next step begins before tokens are known
             settings = replace(settings, speculation=Speculation.OFF)
@@ -100,6 +102,8 @@ class InflightEngine:
         keeps_blocks = not limits.needs_whole and self._pipelined is None
         if files is not None and keeps_blocks and isinstance(runner, BlockRunner):
             self._keeper = KvKeeper(files, runner, self._scheduler, self._come_back)
+        if prefixes is not None and isinstance(runner, BlockRunner):
+            prefixes.fill(self._scheduler, runner)
         self._stats = self._snapshot(StepPlan(()))
         self._thread = threading.Thread(target=self._run, name=f"llmserve-engine-{info.name}", daemon=True)
         self._thread.start()

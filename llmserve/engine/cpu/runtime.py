@@ -49,6 +49,7 @@ class CpuRuntime:
         """Map the engine file, allocate the KV pool and start the step loop."""
         from llmserve.engine.inflight import InflightEngine  # asyncio: inspect and doctor do without
         from llmserve.engine.kv_files.block_files import block_files
+        from llmserve.engine.kv_files.sealed_prefixes import load_prefixes
 
         draft = _draft_directory(directory, settings)
         num_blocks, num_states = pool_sizes(directory, settings, draft)
@@ -62,11 +63,15 @@ class CpuRuntime:
         )
         info = replace(directory.info(), kernels=runner.isa)
         files = None if num_states else block_files(settings.gpu, info, runner.info.block_bytes)
-        num_tokens = num_blocks * runner.info.block_size
+        block_size, block_bytes = runner.info.block_size, runner.info.block_bytes
+        finds_prefixes = settings.scheduler.reuses_blocks and not num_states
+        prefixes = load_prefixes(directory, runner.isa, block_size, block_bytes) if finds_prefixes else None
+        num_tokens = num_blocks * block_size
         drafting = None if draft is None else DraftEngine(_draft_runner(draft, num_tokens, settings), runner.info)
         return InflightEngine(
-            runner, info, settings.scheduler, files=files, max_adapters=settings.max_adapters, draft_engine=drafting
-        )
+            runner, info, settings.scheduler, files=files, max_adapters=settings.max_adapters, draft_engine=drafting,
+            prefixes=prefixes,
+        )  # fmt: skip
 
     def kernels(self) -> str:
         return chosen_isa()

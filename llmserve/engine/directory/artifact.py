@@ -111,10 +111,11 @@ class EngineDirectory:
 
     def verify(self, progress: Callable[[int], None] = lambda num_bytes: None) -> None:
         """Hash every file again. `EngineFileError` names each one that differs from the manifest."""
+        records = {**self.manifest.files, **self.manifest.prefixes}
         problems = [
             f"{name} has been changed: its SHA-256 is not the manifest's"
-            for name, record in sorted(self.manifest.files.items())
-            if hash_file(self.path / name, progress) != record.sha256
+            for name, record in sorted(records.items())
+            if not (self.path / name).is_file() or hash_file(self.path / name, progress) != record.sha256
         ]
         raise_problems(EngineFileError, _damaged(self.path, self.manifest), problems)
 

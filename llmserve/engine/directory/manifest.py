@@ -1,4 +1,4 @@
-"""manifest.json: what was really built. Written last by the builder, read first by everyone else, never edited.
+"""manifest.json: what was really built. Written last by the builder, read first by everyone else, never edited by hand.
 
 It holds nothing that changes between two builds of the same input (no time, no path), so it is equal byte for byte.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from llmserve.errors import EngineFileError
@@ -63,7 +63,8 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`engine_digest` covers what the engine computes, the same on every machine; `files` guards the bytes here."""
+    """`engine_digest` covers what the engine computes, the same on every machine; `files` guards the bytes here, and
+    `prefixes` those of KV blocks that were computed ahead of time, without which the engine is complete."""
 
     engine_digest: str
     target: str
@@ -75,6 +76,7 @@ class Manifest:
     tools: Mapping[str, str]  # program -> version
     calibration: Calibration | None = None
     loss: Loss | None = None  # where weights are rounded, and there is a tokenizer to read a text with
+    prefixes: Mapping[str, FileRecord] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     @property
@@ -86,6 +88,8 @@ class Manifest:
 
     def to_json(self) -> str:
         content = json.loads(json.dumps(asdict(self)))
+        if not self.prefixes:
+            del content["prefixes"]
         return json.dumps({**content, "seal": _seal(content)}, indent=2, sort_keys=True) + "\n"
 
     @classmethod
@@ -115,9 +119,11 @@ def _parse(content: dict[str, Any]) -> Manifest:
     source = content.pop("source")
     files = content.pop("files")
     calibration, loss = content.pop("calibration", None), content.pop("loss", None)
+    prefixes = content.pop("prefixes", {})
     return Manifest(
         source=Source(**{**source, "files": tuple(source["files"])}),
         files={name: FileRecord(**record) for name, record in files.items()},
+        prefixes={name: FileRecord(**record) for name, record in prefixes.items()},
         calibration=Calibration(**calibration) if calibration else None,
         loss=Loss(**loss) if loss else None,
         **content,

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +150,16 @@ class BlockFiles:
         if problem not in self._told:
             self._told.add(problem)
             logger.warning("KV cache in %s: %s: %s", self._root, problem, why)
+
+
+def read_blocks(folder: Path, hashes: Sequence[bytes]) -> list[bytes] | None:
+    """Of the one engine that has written into `folder`; None where one of them is not there."""
+    engines = [path.name for path in folder.iterdir()]
+    if len(engines) != 1:
+        return None
+    files = BlockFiles(folder, engines[0], int(engines[0].rpartition("-")[2]))
+    found = [content for block_hash in hashes if (content := files.read(block_hash)) is not None]
+    return found if len(found) == len(hashes) else None
 
 
 def _checksum(block_hash: bytes, content: bytes) -> bytes:

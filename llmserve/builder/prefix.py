@@ -1,0 +1,159 @@
+"""Beginnings of prompts -> their KV blocks, sealed into an engine directory (`engine/kv_files/sealed_prefixes.py`).
+
+The engine itself computes them, as it computes any prompt; they come out of it as files of its KV cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+
+from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.engine.base import Engine
+from llmserve.engine.directory.artifact import MANIFEST_FILE, EngineDirectory
+from llmserve.engine.directory.manifest import FileRecord
+from llmserve.engine.kv_files.block_files import read_blocks
+from llmserve.engine.kv_files.sealed_prefixes import Header, SealedPrefixes, prefix_file, seal_file
+from llmserve.engine.open import open_engine
+from llmserve.engine.settings import EngineSettings, GpuSettings
+from llmserve.errors import InvalidArgument, Unsupported, raise_problems
+from llmserve.stages.chat import Message, parse_messages
+from llmserve.stages.preprocess import Preprocessor, TextPrompt
+
+GOES_ON = ("A", "7")  # two ways in which a prompt may go on: what both have in common is its beginning
+USER = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A text, or messages, with which prompts begin."""
+
+    name: str
+    text: str = ""
+    messages: Sequence[Message] = ()
+
+    @classmethod
+    def read(cls, path: Path, *, is_chat: bool) -> Prefix:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidArgument(f"the prefix {path} cannot be read: {error}") from error
+        try:
+            return cls(path.name, messages=parse_messages(text)) if is_chat else cls(path.name, text)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"the prefix {path}: {error}") from error
+
+    def token_ids(self, preprocessor: Preprocessor) -> tuple[int, ...]:
+        """That every prompt with this beginning has in common."""
+        first, second = (preprocessor.prepare(self._prompt(more)) for more in GOES_ON)
+        if first.warning:
+            raise InvalidArgument(first.warning)
+        pairs = zip(first.input_ids, second.input_ids, strict=False)
+        return tuple(token for token, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    def _prompt(self, more: str) -> TextPrompt:
+        if not self.messages:
+            return TextPrompt(self.text + more, max_tokens=1)
+        asks = self.messages[-1].role != USER
+        return TextPrompt(messages=[*self.messages, *([Message(USER, more)] if asks else ())], max_tokens=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What has been sealed: for people."""
+
+    file: str
+    num_bytes: int
+    num_tokens: Sequence[tuple[str, int, int]]  # of each prefix: its name, its tokens, and those that are found
+
+
+def seal_prefixes(path: Path, prefixes: Sequence[Prefix], *, threads: int = 0) -> Sealed:
+    """In place of those that the directory has for this machine's kernels.
+
+    Raises InvalidArgument, which lists all prefixes that the engine does not take; Unsupported for an engine that keeps
+    no KV blocks.
+    """
+    directory = EngineDirectory.open(path)
+    info = directory.info()
+    if info.pooling:
+        raise Unsupported(f"{path} makes no tokens, and keeps no KV blocks: there is nothing to compute ahead")
+    all_ids = _all_ids(path, prefixes, info.max_seq_len)
+    with tempfile.TemporaryDirectory(prefix="llmserve-prefix-") as folder:
+        num_tokens = sum(map(len, all_ids)) + info.max_seq_len  # room for all, and for blocks that are not full
+        settings = EngineSettings(threads, max_kv_tokens=num_tokens, gpu=GpuSettings(kv_cache_dir=folder))
+        engine = open_engine(path, settings)
+        try:
+            block_size, kernels = engine.stats().tokens_per_block, engine.info.kernels
+            _check_lengths(prefixes, all_ids, block_size)
+            asyncio.run(_compute(engine, all_ids))
+        finally:
+            engine.close()
+        header = Header(info.digest, kernels, block_size, 0, tuple(all_ids))
+        contents = read_blocks(Path(folder), list(header.blocks()))
+    if contents is None:
+        raise Unsupported(f"{path} has no KV blocks that can be kept: its target or its network does not allow it")
+    header = replace(header, block_bytes=len(contents[0]))
+    data = SealedPrefixes(header, contents).to_bytes()
+    _seal(directory, prefix_file(kernels), data)
+    found = [
+        (prefix.name, len(ids), len(ids) // block_size * block_size)
+        for prefix, ids in zip(prefixes, all_ids, strict=True)
+    ]
+    return Sealed(prefix_file(kernels), len(data), found)
+
+
+def _all_ids(path: Path, prefixes: Sequence[Prefix], max_seq_len: int) -> list[tuple[int, ...]]:
+    preprocessor = Preprocessor.open(path)
+    preprocessor.max_seq_len = max_seq_len
+    found: list[tuple[int, ...]] = []
+    problems = []
+    for prefix in prefixes:
+        try:
+            found.append(prefix.token_ids(preprocessor))
+        except InvalidArgument as error:
+            problems.append(f"{prefix.name}: {error}")
+            continue
+        if len(found[-1]) >= max_seq_len:
+            problems.append(
+                f"{prefix.name} has {len(found[-1])} tokens, and a sequence of this engine at most {max_seq_len}, "
+                "the answer included"
+            )
+    raise_problems(InvalidArgument, "prefixes that the engine does not take", problems)
+    return found
+
+
+def _check_lengths(prefixes: Sequence[Prefix], all_ids: Sequence[Sequence[int]], block_size: int) -> None:
+    raise_problems(
+        InvalidArgument,
+        "prefixes that are too short",
+        [
+            f"{prefix.name} has {len(ids)} tokens, and a KV block of this engine {block_size}: nothing would be found"
+            for prefix, ids in zip(prefixes, all_ids, strict=True)
+            if len(ids) < block_size
+        ],
+    )
+
+
+async def _compute(engine: Engine, all_ids: Sequence[tuple[int, ...]]) -> None:
+    for ids in all_ids:
+        request = GenerateRequest("prefix", ids, SamplingParams(max_tokens=1), speculation=False)
+        async with aclosing(engine.submit(request)) as events:
+            async for _ in events:
+                pass
+
+
+def _seal(directory: EngineDirectory, name: str, data: bytes) -> None:
+    """The manifest last: until then what it says of an older file is a miss."""
+    record = FileRecord(len(data), hashlib.sha256(data).hexdigest())
+    manifest = replace(directory.manifest, prefixes={**directory.manifest.prefixes, name: record})
+    try:
+        seal_file(directory.path / name, data)
+        seal_file(directory.path / MANIFEST_FILE, manifest.to_json().encode())
+    except OSError as error:
+        raise InvalidArgument(f"{directory.path} cannot be written: {error.strerror}") from error

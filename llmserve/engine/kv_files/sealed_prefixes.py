@@ -1,0 +1,119 @@
+"""KV blocks of prompts' beginnings, computed ahead of time: a file in the engine directory for each kind of kernels.
+
+    MAGIC, a line of JSON (`Header`), the contents of the blocks
+
+The manifest has its SHA-256. What does not fit this machine, this engine or the manifest is not used, and the log says
+so: requests compute their prompts then, with the same result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmserve.engine.base import BlockRunner
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.scheduler.blocks import ROOT_HASH, hash_block
+from llmserve.scheduler.scheduler import Scheduler
+
+MAGIC = b"llmserve prefixes 1\n"
+COMMAND = "llmserve prefix"
+
+logger = logging.getLogger(__name__)
+
+
+class PrefixBlock(NamedTuple):
+    parent: bytes
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the contents depend on, and whose they are."""
+
+    engine: str  # digest
+    kernels: str
+    block_size: int  # tokens
+    block_bytes: int
+    prefixes: tuple[tuple[int, ...], ...]  # token ids
+
+    def blocks(self) -> dict[bytes, PrefixBlock]:
+        """The full blocks of all prefixes by their hashes, in the order of the file: a beginning before its end."""
+        found: dict[bytes, PrefixBlock] = {}
+        for token_ids in self.prefixes:
+            parent = ROOT_HASH
+            for start in range(0, len(token_ids) - self.block_size + 1, self.block_size):
+                block = PrefixBlock(parent, tuple(token_ids[start : start + self.block_size]))
+                parent = hash_block(*block)
+                found[parent] = block
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class SealedPrefixes:
+    header: Header
+    contents: Sequence[bytes]  # of the header's blocks
+
+    def to_bytes(self) -> bytes:
+        return b"".join((MAGIC, json.dumps(asdict(self.header)).encode(), b"\n", *self.contents))
+
+    def fill(self, scheduler: Scheduler, runner: BlockRunner) -> None:
+        """Put them into the pool, as far as there is room, before the first step."""
+        pool = scheduler.pool
+        blocks = list(self.header.blocks().items())
+        num_fitting = min(len(blocks), pool.num_free)
+        for index in reversed(range(num_fitting)):  # the end falls out first
+            block_hash, (parent, token_ids) = blocks[index]
+            runner.write_block(pool.adopt(block_hash, parent, token_ids), self.contents[index])
+        logger.info("%d of %d KV blocks of sealed prefixes are in the cache", num_fitting, len(blocks))
+
+
+def prefix_file(kernels: str) -> str:
+    return f"prefixes-{kernels}.kv"
+
+
+def load_prefixes(directory: EngineDirectory, kernels: str, block_size: int, block_bytes: int) -> SealedPrefixes | None:
+    """Those of `directory` that this engine, opened here with these kernels and blocks, can use."""
+    sealed = directory.manifest.prefixes
+    if not sealed:
+        return None
+    try:
+        return _read(directory, kernels, block_size, block_bytes)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        logger.warning(
+            "the sealed prefixes of %s are not used: %s; compute them again: %s", directory.path, error, COMMAND
+        )
+        return None
+
+
+def _read(directory: EngineDirectory, kernels: str, block_size: int, block_bytes: int) -> SealedPrefixes:
+    """Raises one of several errors whose words say what is wrong."""
+    name, sealed = prefix_file(kernels), directory.manifest.prefixes
+    if name not in sealed:
+        raise ValueError(f"they are for other kernels ({', '.join(sorted(sealed))}), and here are {kernels}")
+    data = (directory.path / name).read_bytes()
+    if hashlib.sha256(data).hexdigest() != sealed[name].sha256:
+        raise ValueError(f"{name} has been changed: its SHA-256 is not the manifest's")
+    line, _, content = data.removeprefix(MAGIC).partition(b"\n")
+    document: dict[str, Any] = json.loads(line)
+    header = Header(**{**document, "prefixes": tuple(map(tuple, document["prefixes"]))})
+    expected = (directory.manifest.engine_digest, kernels, block_size, block_bytes)
+    if (header.engine, header.kernels, header.block_size, header.block_bytes) != expected:
+        raise ValueError(f"{name} is of another engine, or its KV blocks have another format")
+    num_blocks = len(header.blocks())
+    if len(content) != num_blocks * block_bytes:
+        raise ValueError(f"{name} has {len(content)} bytes of blocks, and its prefixes {num_blocks} blocks")
+    contents = [content[start : start + block_bytes] for start in range(0, len(content), block_bytes)]
+    return SealedPrefixes(header, contents)
+
+
+def seal_file(path: Path, content: bytes) -> None:
+    """Renamed into place: a server that has the older one open keeps it."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    part.rename(path)
