@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +12,7 @@ class Metric:
     kind: str  # Prometheus type: counter, gauge, summary or histogram
     help: str
     labels: tuple[str, ...] = ("model", "version")
+    adds_up: bool = True  # over several front ends; else each of them tells of the same engine or machine
 
 
 MODEL = ("model", "version")
@@ -106,6 +107,8 @@ _LLM = (
     Metric("llmserve_accepted_tokens_total", "counter", "Drafted tokens that were accepted"),
     Metric("llmserve_stored_kv_blocks_total", "counter", "KV blocks written to the folder of --kv-cache-dir"),
     Metric("llmserve_restored_kv_blocks_total", "counter", "KV blocks read from there"),
+)
+_ANSWERS = (
     Metric(
         "llmserve_adapter_requests_total",
         "counter",
@@ -146,5 +149,9 @@ _KEY = (
 )
 
 METRICS: Mapping[str, Metric] = {
-    metric.name: metric for metric in (*_INFERENCE, *_CACHE, *_MACHINE, *_LLM, *_ROLLOUT, *_KEY)
-}
+    metric.name: metric
+    for metric in (
+        *_INFERENCE, *_CACHE, *_ANSWERS, *_ROLLOUT, *_KEY,
+        *(replace(metric, adds_up=False) for metric in (*_MACHINE, *_LLM)),
+    )
+}  # fmt: skip

@@ -75,6 +75,10 @@ def with_any_suite(arguments: Sequence[str]) -> list[str]:
 
 def serve(options: ServeOptions) -> None:
     """Serve models over gRPC (8001), HTTP (8000) and metrics (8002), as Triton does."""
+    if options.frontends > 1:
+        from llmserve.cli.front_ends import serve_by_several
+
+        raise typer.Exit(serve_by_several(options))
     # imported here: the other commands need neither gRPC nor HTTP
     from llmserve.cli.backends import make_backends, parse_backend_settings
     from llmserve.cli.server import ServerProcess
@@ -281,8 +285,12 @@ def listen_settings(options: ServeOptions) -> Listen:
     http_host = options.http_address or options.host
     say_without_effect(files_without_effect(options))
     return Listen(
-        http=Address(http_host, options.http_port) if options.allow_http else None,
-        grpc=Address(options.grpc_address or options.host, options.grpc_port) if options.allow_grpc else None,
+        http=Address(http_host, options.http_port, options.reuse_http_port) if options.allow_http else None,
+        grpc=(
+            Address(options.grpc_address or options.host, options.grpc_port, options.reuse_grpc_port)
+            if options.allow_grpc
+            else None
+        ),
         metrics=Address(options.metrics_address or http_host, options.metrics_port) if options.allow_metrics else None,
         max_input_bytes=options.http_max_input_size,
         grpc_limits=ConnectionLimits(

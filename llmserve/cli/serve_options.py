@@ -138,6 +138,21 @@ class ListenOptions:
     metrics_port: Annotated[
         int, typer.Option(help="0: any free port.", min=0, max=65535, rich_help_panel=LISTENING)
     ] = 8002
+    frontends: Annotated[
+        int,
+        typer.Option(
+            help="Server processes on the same ports; the engine runs in a process of its own.",
+            min=1,
+            rich_help_panel=LISTENING,
+        ),
+    ] = 1
+    reuse_http_port: Annotated[
+        bool,
+        typer.Option(help="Share the HTTP port with other servers of this user.", rich_help_panel=LISTENING),
+    ] = False
+    reuse_grpc_port: Annotated[bool, typer.Option(help="The same for the gRPC port.", rich_help_panel=LISTENING)] = (
+        False
+    )
     allow_http: Annotated[bool, typer.Option(help="Listen for HTTP.", rich_help_panel=LISTENING)] = True
     allow_grpc: Annotated[bool, typer.Option(help="Listen for gRPC.", rich_help_panel=LISTENING)] = True
     allow_metrics: Annotated[bool, typer.Option(help="Serve /metrics.", rich_help_panel=LISTENING)] = True

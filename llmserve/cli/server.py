@@ -36,6 +36,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Address:
     host: str
     port: int  # 0: any free one
+    shared: bool = False  # with other processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class ServerProcess:
                 extensions=extensions,
                 limits=listen.grpc_limits,
                 tls=listen.grpc_tls,
+                shared=listen.grpc.shared,
             )
             started.push_async_callback(grpc.stop)
             lines.append(_started("GRPCInferenceService", listen.grpc.host, grpc.port, listen.grpc_tls))
@@ -137,6 +139,7 @@ class ServerProcess:
                 max_input_bytes=listen.max_input_bytes,
                 tls=listen.http_tls,
                 mounts=(text_apis, *([web_page] if listen.web_page else [])),
+                shared=listen.http.shared,
             )
             started.push_async_callback(http.stop)
             lines.append(_started("HTTPService", listen.http.host, http.port, listen.http_tls))

@@ -17,6 +17,7 @@ OWN_BOOLEANS = (
     "exit-on-error", "log-info", "log-warning", "log-error", "grpc-use-ssl", "grpc-use-ssl-mutual",
     "http-use-ssl", "http-use-ssl-mutual", "metrics-use-ssl",  # named after those: tritonserver has none of them
     "grpc-keepalive-permit-without-calls", "allow-client-shm", "allow-web-page",
+    "reuse-http-port", "reuse-grpc-port",
 )  # fmt: skip
 WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
@@ -32,7 +33,6 @@ NO_EFFECT = {
     ),
     "shared libraries": ("backend-directory", "repoagent-directory", "cache-directory"),
     "connections": (
-        "reuse-http-port", "reuse-grpc-port",
         "grpc-http2-max-pings-without-data", "grpc-http2-min-recv-ping-interval-without-data",
         "grpc-http2-max-ping-strikes",
     ),

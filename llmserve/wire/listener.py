@@ -57,8 +57,11 @@ def port_in_use(host: str, port: int, flag: str, reason: str) -> Unavailable:
     return Unavailable(f"cannot listen on {url_host(host)}:{port} ({flag}): {reason}; choose another port with {flag}")
 
 
-def claim_port(host: str, port: int, flag: str) -> socket.socket:
-    """A listening socket; `Unavailable`, naming the port and its flag, when that cannot be had."""
+def claim_port(host: str, port: int, flag: str, *, shared: bool = False) -> socket.socket:
+    """A listening socket; `Unavailable`, naming the port and its flag, when that cannot be had.
+
+    `shared`: other processes of this user may listen there, too; the kernel gives each connection to one of them.
+    """
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
@@ -68,6 +71,8 @@ def claim_port(host: str, port: int, flag: str) -> socket.socket:
         raise port_in_use(host, port, flag, error.strerror or str(error)) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         _notice_dead_peers(listener)

@@ -37,9 +37,9 @@ def test_translation(given: list[str], expected: list[str]) -> None:
 
 
 def test_flags_without_effect_take_their_values_along() -> None:
-    done = translate(["--host-policy", "gpu_0,numa-node=0", "--reuse-grpc-port=1", "engine"])
+    done = translate(["--host-policy", "gpu_0,numa-node=0", "--grpc-http2-max-ping-strikes=1", "engine"])
     assert done.arguments == ["engine"]
-    assert [text.split()[0] for text in done.without_effect] == ["--host-policy", "--reuse-grpc-port"]
+    assert [text.split()[0] for text in done.without_effect] == ["--host-policy", "--grpc-http2-max-ping-strikes"]
 
 
 @pytest.mark.parametrize("flag", ["--model-namespacing=1", "--allow-sagemaker", "--allow-vertex-ai=true"])

@@ -161,12 +161,15 @@ async def start_grpc(
     extensions: Extensions | None = None,
     limits: ConnectionLimits = NO_LIMITS,
     tls: ssl.SSLContext | None = None,
+    shared: bool = False,
 ) -> Http2Server:
     """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken.
 
-    `extensions` are those of the server's other front ends; with `tls`, connections are encrypted.
+    `extensions` are those of the server's other front ends; with `tls`, connections are encrypted. `shared`: the port.
     """
     extensions = extensions or Extensions()
     methods = {**methods_of(InferenceService(core, extensions)), **health_methods(core)}
     allowed = restricted(methods, extensions.grpc_restrictions, extensions.api_keys)
-    return await serve(known(allowed, extensions), host, port, limits=limits, tls=tls, memory=extensions.requests)
+    return await serve(
+        known(allowed, extensions), host, port, limits=limits, tls=tls, memory=extensions.requests, shared=shared
+    )

@@ -375,12 +375,13 @@ async def start_http(
     max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES,
     tls: ssl.SSLContext | None = None,
     mounts: Sequence[MakeMount] = (),
+    shared: bool = False,
 ) -> HttpServer:
     """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken.
 
     `extensions` are those of the server's other front ends; with `tls`, connections are encrypted.
-    `mounts` answers other paths.
+    `mounts` answers other paths. `shared`: the port.
     """
     extensions = extensions or Extensions()
     handler = http_handler(core, extensions, max_input_bytes=max_input_bytes, mounts=mounts)
-    return await serve(handler, host, port, flag="--http-port", memory=extensions.requests, tls=tls)
+    return await serve(handler, host, port, flag="--http-port", memory=extensions.requests, tls=tls, shared=shared)

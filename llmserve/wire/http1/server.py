@@ -23,10 +23,11 @@ async def serve(
     flag: str,
     memory: RequestMemory | None = None,
     tls: ssl.SSLContext | None = None,
+    shared: bool = False,
 ) -> HttpServer:
     """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken. `memory`: of all requests."""
     memory = memory or RequestMemory()
-    listener = claim_port(host, port, flag)
+    listener = claim_port(host, port, flag, shared=shared)
     connections: set[Connection] = set()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(

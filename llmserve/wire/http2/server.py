@@ -30,10 +30,11 @@ async def serve(
     limits: ConnectionLimits = NO_LIMITS,
     tls: ssl.SSLContext | None = None,
     memory: RequestMemory | None = None,
+    shared: bool = False,
 ) -> Http2Server:
     """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken. `memory`: of all requests."""
     memory = memory or RequestMemory()
-    listener = claim_port(host, port, "--grpc-port")
+    listener = claim_port(host, port, "--grpc-port", shared=shared)
     connections: set[Connection] = set()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(

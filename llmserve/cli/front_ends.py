@@ -1,0 +1,350 @@
+"""`llmserve serve --frontends N`: servers on the same ports, clients of one engine in a process of its own.
+
+The kernel gives each connection to one of the servers (SO_REUSEPORT). This process loads no model. It starts the engine
+and the servers, restarts those that die, adds up their metrics, and tells them when to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import http.client
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmserve.cli.serve_options import ServeOptions
+from llmserve.cli.server import StopSignals
+from llmserve.engine.remote.process import ProcessEngine, RestartRule
+from llmserve.errors import InvalidArgument, LlmserveError, Unavailable, raise_problems
+from llmserve.serving.observe.several import added_up
+from llmserve.wire.http1.answers import Answer, WholeAnswer
+from llmserve.wire.http1.request import Request
+from llmserve.wire.http1.server import serve
+from llmserve.wire.listener import claim_port, url_host
+
+if TYPE_CHECKING:
+    from llmserve.backends.tensorrtllm.parameters import ModelParameters
+
+SERVE = (sys.executable, "-P", "-m", "llmserve.cli.owned_server")  # -P: no modules of the folder it is in
+LOOPBACK = "127.0.0.1"
+METRICS_LINE = "Started Metrics Service at "
+SCRAPE_TIMEOUT_S = 5.0
+READ_ALREADY = frozenset(("engine", "service", "frontends"))  # of the options: no flags of the servers
+
+logger = logging.getLogger(__name__)
+
+
+def serve_by_several(options: ServeOptions) -> int:
+    """The exit code. Raises `InvalidArgument` with all that several servers cannot have."""
+    from llmserve.cli.serve import engine_elsewhere, gate_rule, make_extensions, server_settings
+
+    raise_problems(InvalidArgument, f"--frontends {options.frontends}", _problems(options))
+    make_extensions(options).close()  # checks, and sets up the log
+    gate_rule(options)
+    elsewhere = engine_elsewhere(options) is not None
+    cores = len(os.sched_getaffinity(0))
+    if options.frontends > cores:
+        logger.warning("--frontends %d: this machine has %d cores; more servers than cores only cost memory",
+                       options.frontends, cores)  # fmt: skip
+    engine = None if elsewhere else find_engine(server_settings(options))
+    gc.collect()
+    return asyncio.run(FrontEnds(options, engine).run())
+
+
+def _problems(options: ServeOptions) -> list[str]:
+    from llmserve.serving.settings import ControlMode
+
+    given = {
+        "--engine-process: the engine has a process of its own already": options.engine_process,
+        f"--model-control-mode {options.model_control_mode}: models are loaded at start only": (
+            options.model_control_mode != ControlMode.NONE
+        ),
+        "--batch-dir: jobs belong to one server": options.batch_dir is not None,
+        "--allow-client-shm: memory is registered with one server": options.allow_client_shm,
+        "--adapter: an engine in a process of its own has no adapters": bool(options.adapter),
+        "--rate-limit: resources are counted by each server": options.rate_limit != "off",
+        "--trace-config with a file: each server would write it": any(
+            text.startswith("triton,") for text in options.trace_config or ()
+        ),
+    }
+    return [f"{text}; leave it out, or serve by one server" for text, is_given in given.items() if is_given]
+
+
+def find_engine(settings: Any) -> ModelParameters:
+    """Of the only engine in the repositories. Raises what keeps a model's config from being read, and
+    `InvalidArgument` for models that several servers cannot have."""
+    from llmserve.backends.tensorrtllm.parameters import ModelParameters
+    from llmserve.cli.backends import BackendSettings, make_backends
+    from llmserve.cli.pipelines import ENGINE_BACKEND
+    from llmserve.serving.config.rollout_rules import PARAMETER as ROLLOUT
+    from llmserve.serving.loading.loader import prepare
+    from llmserve.serving.loading.repository import list_models, open_repository, read_model
+
+    repositories = [open_repository(location) for location in settings.model_repositories]
+    found: dict[Path, ModelParameters] = {}
+    problems = []
+    try:
+        backends = make_backends(BackendSettings())
+        for name in list_models(repositories).places:
+            prepared = prepare(read_model(name, repositories, settings.config_name), backends, settings)
+            config = prepared.config
+            if config.HasField("sequence_batching"):
+                problems.append(f"model '{name}' batches sequences, whose requests would reach different servers")
+            if ROLLOUT in config.parameters:
+                problems.append(f"model '{name}' has rules for rollouts, which belong to one server")
+            if config.backend == ENGINE_BACKEND:
+                version = prepared.source.path / prepared.versions[-1]
+                parameters = ModelParameters.read(config, prepared.source.path, version)
+                found[parameters.engine_dir] = parameters
+    finally:
+        for repository in repositories:
+            repository.close()
+    if len(found) != 1:
+        names = ", ".join(map(str, found)) or "none"
+        problems.append(f"the models must use one engine, and they use {len(found)}: {names}")
+    raise_problems(InvalidArgument, "--frontends", problems)
+    return next(iter(found.values()))
+
+
+def flags(options: ServeOptions) -> list[str]:
+    """The command line that has these options."""
+    default = ServeOptions()
+    return [
+        text
+        for each in fields(options)
+        if each.name not in READ_ALREADY and getattr(options, each.name) != getattr(default, each.name)
+        for text in _flag(each.name.replace("_", "-"), getattr(options, each.name))
+    ] + ([str(options.engine.absolute())] if options.engine else [])
+
+
+def _flag(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, bool):
+        yield f"--{name}" if value else f"--no-{name}"
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flag(name, item)
+    else:
+        yield f"--{name}={value.value if isinstance(value, Enum) else value}"
+
+
+@dataclass(slots=True, eq=False)
+class FrontEnd:
+    """A server's process: started, ready, ended, and started again."""
+
+    command: Sequence[str]
+    process: asyncio.subprocess.Process | None = None
+    metrics_port: int = 0  # 0: it is not ready
+
+    async def start(self) -> list[str]:
+        """What it said until it was ready. Raises `Unavailable`, with that, where it has ended before."""
+        # A session of its own: the terminal's Ctrl-C is for this process, which passes it on once.
+        self.process = await asyncio.create_subprocess_exec(
+            *self.command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        said: list[str] = []
+        while line := (await self.process.stdout.readline()).decode(errors="replace").rstrip("\n"):
+            if line.startswith(METRICS_LINE):
+                self.metrics_port = int(line.rpartition(":")[2])
+                return said
+            said.append(line)
+        code = await self.process.wait()
+        raise Unavailable("\n".join([*said, f"a server has ended with exit code {code} before it was ready"]))
+
+    async def ended(self) -> int:
+        """The exit code. What it says on its way is not passed on: every server says the same."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        while await self.process.stdout.read(65536):
+            pass
+        self.metrics_port = 0
+        return await self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGTERM)
+
+    def scrape(self) -> str:
+        """Its metrics; nothing where it does not answer. Blocking."""
+        if not self.metrics_port:
+            return ""
+        connection = http.client.HTTPConnection(LOOPBACK, self.metrics_port, timeout=SCRAPE_TIMEOUT_S)
+        try:
+            connection.request("GET", "/metrics")
+            return connection.getresponse().read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            logger.warning("a server's metrics cannot be read: %s", error)
+            return ""
+        finally:
+            connection.close()
+
+
+class FrontEnds:
+    """The process above them; `run` is its life."""
+
+    def __init__(self, options: ServeOptions, engine: ModelParameters | None) -> None:
+        self._options = options
+        self._engine = engine
+        self._front_ends: list[FrontEnd] = []
+        self._signals = StopSignals()
+
+    async def run(self) -> int:
+        """The exit code: 0 after a drain, 1 where a server did not start."""
+        with self._signals.installed():
+            async with AsyncExitStack() as stack:
+                held = HeldPorts(self._options)
+                stack.callback(held.close)
+                lines = await self._start_metrics(stack)
+                options = held.options
+                if self._engine is not None:
+                    engine = await asyncio.to_thread(self._open_engine, self._engine)
+                    stack.push_async_callback(asyncio.to_thread, engine.close)
+                    options = replace(options, engine_socket=engine.socket)
+                command = [*SERVE, *flags(_of_one_server(options))]
+                self._front_ends = [FrontEnd(command) for _ in range(options.frontends)]
+                try:
+                    said = await asyncio.gather(*(each.start() for each in self._front_ends))
+                except Unavailable as error:
+                    print(error, flush=True)
+                    await self._stop()
+                    return 1
+                print("\n".join([*said[0], *lines]), flush=True)
+                is_told = await self._keep()
+                await self._stop()
+        return 0 if is_told else 1
+
+    def _open_engine(self, parameters: ModelParameters) -> ProcessEngine:
+        from llmserve.cli.backends import ENGINE_PROCESS
+
+        return ProcessEngine(ENGINE_PROCESS, parameters.engine_dir, parameters.tokenizer_dir, parameters.engine)
+
+    async def _start_metrics(self, stack: AsyncExitStack) -> list[str]:
+        """The line that says where all servers' metrics are."""
+        from llmserve.cli.serve import listen_settings
+
+        listen = listen_settings(self._options)
+        if listen.metrics is None:
+            return []
+        host, port = listen.metrics.host, listen.metrics.port
+        server = await serve(self._answer, host, port, flag="--metrics-port", tls=listen.metrics_tls)
+        stack.push_async_callback(server.stop)
+        return [f"{METRICS_LINE}{url_host(host)}:{server.port}{'' if listen.metrics_tls is None else ' (TLS)'}"]
+
+    async def _answer(self, request: Request) -> Answer:
+        text = ""
+        if request.path == "/metrics":
+            scrapes = await asyncio.gather(*(asyncio.to_thread(each.scrape) for each in self._front_ends))
+            text = added_up(scrapes)
+        return WholeAnswer(text.encode(), content_type="text/plain; charset=utf-8")
+
+    async def _keep(self) -> bool:
+        """Restart each server that ends, until it is time to go. Whether it is: else none is left."""
+        keepers = [asyncio.create_task(self._keep_one(each)) for each in self._front_ends]
+        drain = asyncio.create_task(self._signals.drain.wait())
+        all_gone = asyncio.gather(*keepers, return_exceptions=True)
+        either: list[asyncio.Future[Any]] = [drain, all_gone]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            return drain.done()
+        finally:
+            for task in (drain, *keepers):
+                task.cancel()
+            await asyncio.gather(drain, all_gone, return_exceptions=True)
+
+    async def _keep_one(self, front_end: FrontEnd) -> None:
+        rule, since = RestartRule(), time.monotonic()
+        while True:
+            code = await front_end.ended()
+            pause_s = rule.next_pause_s(time.monotonic() - since)
+            if pause_s is None:
+                logger.error("a server has ended %d times in a row; the others go on without it", rule.most)
+                return
+            logger.error("a server has ended with exit code %d, and its connections with it; it is started again", code)
+            await asyncio.sleep(pause_s)
+            since = time.monotonic()
+            with suppress(LlmserveError):
+                await front_end.start()
+
+    async def _stop(self) -> None:
+        """A second signal hurries them."""
+        for each in self._front_ends:
+            each.stop()
+        ends = asyncio.gather(*(each.ended() for each in self._front_ends if each.process is not None))
+        hurry = asyncio.create_task(self._signals.hurry.wait())
+        either: list[asyncio.Future[Any]] = [ends, hurry]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if hurry.done():
+            for each in self._front_ends:
+                each.stop()
+        hurry.cancel()
+        await ends
+
+
+class HeldPorts:
+    """The ports of HTTP and gRPC: free ones where any is asked for, kept until the servers have ended."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        """Raises `Unavailable` where one is taken."""
+        self._sockets: list[socket.socket] = []
+        host = options.http_address or options.host
+        ports: dict[str, Any] = {}
+        try:
+            if options.allow_http:
+                ports["http_port"] = self._held(host, options.http_port, "--http-port")
+            if options.allow_grpc:
+                ports["grpc_port"] = self._held(options.grpc_address or options.host, options.grpc_port, "--grpc-port")
+        except Unavailable:
+            self.close()
+            raise
+        self.options = replace(options, reuse_http_port=True, reuse_grpc_port=True, **ports)
+
+    def _held(self, host: str, port: int, flag: str) -> int:
+        """Bound without listening: no connection comes here."""
+        with claim_port(host, port, flag) as alone:  # nobody else listens
+            family, address = alone.family, alone.getsockname()
+        held = socket.socket(family, socket.SOCK_STREAM)
+        self._sockets.append(held)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        held.bind(address)
+        return int(address[1])
+
+    def close(self) -> None:
+        for each in self._sockets:
+            each.close()
+
+
+def _of_one_server(options: ServeOptions) -> ServeOptions:
+    """Its metrics are for this machine, the engine's flags were the engine's, a stored response would be its own."""
+    default = ServeOptions()
+    kept = options.cluster or options.engine_socket is not None
+    of_engine = (
+        "threads", "max_kv_tokens", "kv_cache_fraction", "kv_cache_dir", "kv_cache_disk_size", "speculation",
+        "draft_engine",
+    )  # fmt: skip
+    return replace(
+        options,
+        frontends=1,
+        allow_metrics=True,
+        metrics_address=LOOPBACK,
+        metrics_port=0,
+        metrics_use_ssl=False,
+        stored_responses=0,
+        **({name: getattr(default, name) for name in of_engine} if kept else {}),
+    )
