@@ -22,7 +22,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cluster": 1_506,
     "llmserve/engine": 12_570,
     "llmserve/evaluation": 6_560,
-    "llmserve/frontends": 15_260,
+    "llmserve/frontends": 15_290,
     "llmserve/models": 4_855,
     "llmserve/scheduler": 2_215,
     "llmserve/serving": 9_494,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from openai import OpenAI
+from openai import OpenAI, omit
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 from tests.e2e.conftest import CHECKPOINT, ServerProcess, llmserve, start_server
@@ -42,11 +42,12 @@ def fresh(prepared: Path, demo_engine: Path) -> Iterator[ServerProcess]:
     assert server.process.wait(timeout=60) == 0
 
 
-def asked(server: ServerProcess) -> ChatCompletion:
+def asked(server: ServerProcess, prediction: str | None = None) -> ChatCompletion:
     with OpenAI(base_url=f"{server.http}/v1", api_key="none") as client:
         return client.chat.completions.create(
-            model="ensemble", messages=[SYSTEM, QUESTION], max_tokens=24, temperature=0, logprobs=True
-        )
+            model="ensemble", messages=[SYSTEM, QUESTION], max_tokens=24, temperature=0, logprobs=True,
+            prediction={"type": "content", "content": prediction} if prediction else omit,
+        )  # fmt: skip
 
 
 def test_the_first_request_of_a_fresh_server_finds_them(server: ServerProcess, fresh: ServerProcess) -> None:
@@ -57,6 +58,15 @@ def test_the_first_request_of_a_fresh_server_finds_them(server: ServerProcess, f
     assert found.usage.prompt_tokens_details is not None
     assert (found.usage.prompt_tokens_details.cached_tokens or 0) >= 64
     assert not (cold.usage.prompt_tokens_details and cold.usage.prompt_tokens_details.cached_tokens)
+
+
+def test_what_the_client_predicts_is_accepted(server: ServerProcess) -> None:
+    plain = asked(server)
+    made = asked(server, prediction=plain.choices[0].message.content)
+    assert made.choices == plain.choices
+    assert made.usage is not None
+    assert made.usage.completion_tokens_details is not None
+    assert (made.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 0
 
 
 def test_prefixes_are_replaced_and_shown(prepared: Path) -> None:

@@ -8,17 +8,20 @@ from dataclasses import dataclass, field, replace
 from fastapi import Request
 
 from llmserve.core import SAMPLING_DEFAULTS, Tenant
+from llmserve.errors import InvalidArgument
 from llmserve.frontends.http.admission import header_of
 from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.text.answers.failures import Refused
 from llmserve.frontends.text.answers.generation import Caller, Sampling, Usage
 from llmserve.frontends.text.answers.log_probs import TokenTexts
-from llmserve.frontends.text.requests.ensembles import Ensemble, Ensembles
+from llmserve.frontends.text.requests.ensembles import Ensemble, Ensembles, Values
 from llmserve.frontends.text.requests.messages import Conversations
-from llmserve.frontends.text.requests.notes import current_notes
+from llmserve.frontends.text.requests.notes import current_notes, note
 from llmserve.frontends.text.requests.validation import given_tenant, wire_request
 
 LIMIT_WITHOUT_END = 1024  # tokens
 END = "end_id"
+DRAFT = "draft_input_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,21 @@ class ApiState:
             warning = f"this model has no end token: answers without max_tokens end after {LIMIT_WITHOUT_END}"
             return replace(asked, max_tokens=LIMIT_WITHOUT_END, warning=warning)
         return asked
+
+    async def drafts(self, ensemble: Ensemble, text: str) -> Values:
+        """The tokens of what a client thinks that the answer will be. No answer depends on them, so what cannot be
+        drafted is left out, with a note."""
+        if not text:
+            return {}
+        problem = f"the ensemble has no input {DRAFT}"
+        if DRAFT in ensemble.inputs:
+            try:
+                return {DRAFT: await self.ensembles.text_ids(ensemble, text)}
+            except InvalidArgument as error:
+                problem = f"its text cannot be drafted ({error})"
+        if not note(f"prediction: {problem}"):
+            raise Refused(f"prediction cannot be used: {problem}", "prediction")
+        return {}
 
     def owner(self, request: Request) -> str:
         """Whose request it is: the name of its API key."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,8 +12,11 @@ import openai
 import pytest
 
 from llmserve.engine.fake import fake_log_prob
+from llmserve.frontends.shared.text_settings import TextSettings
+from llmserve.scheduler import speculation
+from llmserve.scheduler.drafts.client import ClientDrafter
 from llmserve.stages.tokenizer import Tokenizer
-from tests.frontends.text.conftest import VOCAB_SIZE, expected_ids, expected_text
+from tests.frontends.text.conftest import VOCAB_SIZE, expected_ids, expected_text, serving
 
 MODEL = "ensemble"
 USER, ASSISTANT = 195, 196
@@ -147,3 +152,50 @@ def test_an_unknown_field_is_refused_with_the_nearest_one(http: httpx.Client, fi
     answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": MESSAGES, field: 1})
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
+
+
+PREDICTIONS = {"text": "fox runs", "parts": [{"type": "text", "text": "fox "}, {"type": "text", "text": "runs"}]}
+
+
+@pytest.mark.parametrize("content", PREDICTIONS.values(), ids=PREDICTIONS)
+def test_what_a_client_predicts_is_drafted(
+    client: openai.OpenAI, tokenizer: Tokenizer, content: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafted: list[Sequence[int]] = []
+
+    def drafter(draft_ids: Sequence[int], num_prompt: int) -> ClientDrafter:
+        drafted.append(draft_ids)
+        return ClientDrafter(draft_ids, num_prompt)
+
+    monkeypatch.setattr(speculation, "ClientDrafter", drafter)
+    ids = tokenizer.encode("fox runs")
+    asked: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_completion_tokens": 12, "temperature": 0}
+    asked["logit_bias"] = {str(ids[0]): 100}  # it begins as predicted, and goes on otherwise
+    plain = client.chat.completions.create(**asked)
+    made = client.chat.completions.create(**asked, prediction={"type": "content", "content": content})
+    assert [list(each) for each in drafted] == [ids]
+    assert made.choices == plain.choices
+    assert made.usage is not None
+    assert made.usage.completion_tokens_details is not None
+    counts = made.usage.completion_tokens_details
+    assert (counts.rejected_prediction_tokens or 0) > 0
+    assert counts.accepted_prediction_tokens is not None
+    assert "warning" not in (made.model_extra or {})
+
+
+def test_a_prediction_that_cannot_be_drafted_is_refused_or_left_out(text_dir: Path, client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4, "temperature": 0}
+    plain = client.chat.completions.create(**asked)
+    too_long: Any = {"type": "content", "content": "fox " * 5000}
+    wrong: Any = {"type": "text", "content": "x"}
+    with pytest.raises(openai.BadRequestError, match="prediction cannot be used: its text cannot be drafted"):
+        client.chat.completions.create(**asked, prediction=too_long)
+    with pytest.raises(openai.BadRequestError, match="prediction"):
+        client.chat.completions.create(**asked, prediction=wrong)
+    with (
+        serving(text_dir, text=TextSettings()) as served,
+        openai.OpenAI(base_url=f"{served.http_url}/v1", api_key="none") as lenient,
+    ):
+        made = lenient.chat.completions.create(**asked, prediction=too_long)
+    assert made.choices == plain.choices
+    assert "prediction: its text cannot be drafted" in (made.model_extra or {})["warning"]

@@ -49,7 +49,7 @@ class Chat:
         caller = self.state.caller(request)
         prepared = await self.state.conversations.prepared(ensemble, body.talk())
         num_answers = body.n or 1
-        more = {**body.values(), **prepared.guide}
+        more = {**body.values(), **prepared.guide, **await self.state.drafts(ensemble, body.predicted())}
         asked = body.sampling(body.max_completion_tokens or body.max_tokens, num_answers, more)
         sampling = await self.state.sampling(ensemble, asked)
         pieces = caller.pieces(

@@ -101,6 +101,13 @@ class ToolMessage(Strict):
         return {"role": "tool", "content": text_of(self.content), "tool_call_id": self.tool_call_id, **named}
 
 
+class Prediction(Strict):
+    """What the answer will probably be."""
+
+    type: Literal["content"]
+    content: Content
+
+
 Message: TypeAlias = Annotated[
     SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
 ]
@@ -126,7 +133,7 @@ class ChatRequest(Sampled):
     function_call: Annotated[Any, refused(OLD_TOOLS, "none", "auto")] = None
     modalities: Annotated[Any, refused("there is only text here", ["text"])] = None
     audio: Annotated[Any, refused("there is only text here")] = None
-    prediction: Annotated[Any, ignored("answers are predicted from the prompt")] = None
+    prediction: Prediction | None = Field(None, description="Its tokens are drafted. The answer is the same.")
     reasoning_effort: str | None = Field(None, description="As far as the chat template knows it; none: no thoughts.")
     verbosity: Annotated[Any, ignored("these models have no verbosity", "medium")] = None
     web_search_options: Annotated[Any, refused("web search is not supported")] = None
@@ -174,6 +181,9 @@ class ChatRequest(Sampled):
     @property
     def wants_tokens(self) -> bool:
         return bool(self.logprobs) or self.tells_tokens
+
+    def predicted(self) -> str:
+        return text_of(self.prediction.content) if self.prediction is not None else ""
 
     def echoed(self) -> str:
         last = self.messages[-1]

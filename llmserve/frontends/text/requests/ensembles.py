@@ -223,10 +223,13 @@ class Ensembles:
     async def num_ids(self, ensemble: Ensemble, values: Values) -> int:
         return len(await self.prompt_ids(ensemble, values))
 
-    async def num_tokens(self, ensemble: Ensemble, text: str) -> int:
+    async def text_ids(self, ensemble: Ensemble, text: str) -> list[int]:
         """Of a text by itself."""
         more = {"add_special_tokens": [False]} if "add_special_tokens" in ensemble.inputs else {}
-        return len(await self.prompt_ids(ensemble, {"text_input": [text], **more})) if text else 0
+        return await self.prompt_ids(ensemble, {"text_input": [text], **more}) if text else []
+
+    async def num_tokens(self, ensemble: Ensemble, text: str) -> int:
+        return len(await self.text_ids(ensemble, text))
 
     async def chat_style(self, ensemble: Ensemble, template_values: Mapping[str, Any]) -> str:
         """How answers to messages are to be read, as JSON: what the ensemble's first step says of it."""
