@@ -19,6 +19,7 @@ from llmserve.engine.directory.gate_record import latest, records_of
 from llmserve.engine.directory.manifest import Manifest
 from llmserve.engine.directory.selftest import SelfTestResult
 from llmserve.engine.directory.verify import verify_engine
+from llmserve.engine.directory.vocabulary import tokenizer_digests
 from llmserve.engine.registry import runtime_for
 from llmserve.errors import InvalidArgument
 
@@ -83,6 +84,7 @@ def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
                    f"{info.max_seq_len:,} tokens a sequence"),
         ("vocabulary", f"{info.vocab_size:,}"),
         ("engine digest", manifest.engine_digest),
+        *([("tokens' digest", "\n".join(tokens))] if (tokens := tokenizer_digests(directory).values()) else ()),
         ("checkpoint digest", manifest.source.digest),
         *([("checkpoint numbers", _rounded(manifest))] if manifest.source.rounded else ()),
         *([("calibrated with", str(manifest.calibration))] if manifest.calibration else ()),

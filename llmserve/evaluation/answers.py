@@ -34,6 +34,8 @@ class Answer:
     prompt_digest: str = ""  # `ids_digest` of the prompt; empty: not known (through a server)
     log_likelihoods: tuple[float, ...] = ()  # of each choice behind the prompt, in nats
     rounding: tuple[float, ...] = ()  # a baseline's: each decision's divergence from the other reading (rounding.py)
+    num_drafted: int = 0  # tokens, by speculation
+    num_accepted: int = 0  # of these, drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,15 @@ class Performance:
     p50: float
     p95: float
     tokens_per_second: float
+    num_drafted: int = 0  # tokens, by speculation: how many depends on what else the machine does
+    num_accepted: int = 0  # of these, drawn
 
     @classmethod
     def of(cls, answers: Sequence[Answer], wall_seconds: float) -> Performance:
         seconds = np.array([answer.seconds for answer in answers])
         p50, p95 = (float(np.percentile(seconds, q)) for q in (50, 95))
         num_tokens = sum(answer.num_tokens for answer in answers)
-        return cls(float(seconds.mean()), p50, p95, num_tokens / wall_seconds if wall_seconds > 0 else 0.0)
+        return cls(
+            float(seconds.mean()), p50, p95, num_tokens / wall_seconds if wall_seconds > 0 else 0.0,
+            sum(answer.num_drafted for answer in answers), sum(answer.num_accepted for answer in answers),
+        )  # fmt: skip

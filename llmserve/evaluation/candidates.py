@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from llmserve.client import Access, AsyncClient, Parameter
-from llmserve.core import GenerateRequest, Guide, PromptScores, SamplingParams, TopTokens
+from llmserve.core import GenerateRequest, Guide, PromptScores, SamplingParams, TopTokens, Usage
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import AdapterEngine, Engine
 from llmserve.engine.open import open_engine
@@ -100,12 +100,17 @@ class EngineCandidate:
             adapter=self._adapter,
         )
         ids: list[int] = []
+        usage: Usage | None = None
         async with aclosing(generate(self._engine, request)) as stream:
             async for event in stream:
                 ids += event.tokens.token_ids
+                usage = event.tokens.usage or usage
         text = self._postprocessor.text(ids)
         seconds = time.perf_counter() - started
-        return Answer(text, len(prompt.input_ids), len(ids), seconds, tuple(ids), prompt_digest=ids_digest(prompt))
+        return Answer(
+            text, len(prompt.input_ids), len(ids), seconds, tuple(ids), prompt_digest=ids_digest(prompt),
+            num_drafted=usage.drafted_tokens if usage else 0, num_accepted=usage.accepted_tokens if usage else 0,
+        )  # fmt: skip
 
     async def decide(self, prompt: Sequence[int], tokens: Sequence[int], request_id: str) -> tuple[Decision, ...]:
         tokens = tokens[: self._engine.info.max_seq_len - len(prompt) - 1]
@@ -158,14 +163,16 @@ class ServerCandidate:
         started = time.perf_counter()
         prompt = sample.prompt
         chat = prompt if isinstance(prompt, str) else [{"role": m.role, "content": m.content} for m in prompt]
-        text, num_prompt_tokens, num_tokens = "", 0, 0
+        text, num_prompt_tokens, num_tokens, num_drafted, num_accepted = "", 0, 0, 0, 0
         stream = self._client.generate(chat, request_id=request_id, **self._parameters)
         async with aclosing(stream) as deltas:
             async for delta in deltas:
                 text += delta.text
                 num_prompt_tokens = delta.prompt_tokens or num_prompt_tokens
                 num_tokens = delta.completion_tokens or num_tokens
-        return Answer(text, num_prompt_tokens, num_tokens, time.perf_counter() - started)
+                num_drafted, num_accepted = num_drafted + delta.drafted_tokens, num_accepted + delta.accepted_tokens
+        seconds = time.perf_counter() - started
+        return Answer(text, num_prompt_tokens, num_tokens, seconds, num_drafted=num_drafted, num_accepted=num_accepted)
 
     async def decide(self, prompt: Sequence[int], tokens: Sequence[int], request_id: str) -> tuple[Decision, ...]:
         """`Unsupported` where the server does not tell such things."""

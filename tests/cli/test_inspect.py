@@ -56,7 +56,9 @@ def test_what_a_cpu_engine_lacks_is_listed_at_once(directory: Path, monkeypatch:
 def test_how_long_the_build_took_is_told_where_it_is_known(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "built in" not in inspected(directory, monkeypatch, capsys)
+    told = inspected(directory, monkeypatch, capsys)
+    assert "built in" not in told
+    assert "tokens' digest" not in told, "it has no tokenizer"
     BuildTime(1234.5, "EPYC, 2 cores").save(directory)
     assert "built in 1,234.5 s on EPYC, 2 cores" in " ".join(inspected(directory, monkeypatch, capsys).split())
 

@@ -37,3 +37,10 @@ def test_a_sentencepiece_model_is_all_of_that(tmp_path: Path) -> None:
     record = SimpleNamespace(sha256="5" * 64)
     directory: Any = SimpleNamespace(path=tmp_path, manifest=SimpleNamespace(files={MODEL_FILE: record}))
     assert tokenizer_digests(directory) == {MODEL_FILE: "5" * 64}
+
+
+def test_a_file_of_another_form_counts_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / JSON_FILE).write_text("[]")
+    record = SimpleNamespace(sha256="7" * 64)
+    directory: Any = SimpleNamespace(path=tmp_path, manifest=SimpleNamespace(files={JSON_FILE: record}))
+    assert tokenizer_digests(directory) == {JSON_FILE: "7" * 64}

@@ -14,6 +14,7 @@ from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer, Performance, Sample
 from llmserve.evaluation.decisions import Decision
 from llmserve.evaluation.judging.evidence import Loss
+from llmserve.evaluation.reporting.html_report import render_html
 from llmserve.evaluation.reporting.report import Report, Side
 from llmserve.evaluation.reporting.table import render
 from llmserve.evaluation.run import compare
@@ -223,3 +224,13 @@ def test_an_engine_of_another_checkpoint_is_noted_but_judged(tmp_path: Path) -> 
 def test_text_alone_is_compared_as_text(tmp_path: Path) -> None:
     result = report(tmp_path, [Answer(answer.text, 9, 4, 0.5) for answer in GOOD])
     assert (result.parity.num_equal, result.parity.divergences) == (32, ())
+
+
+def test_drafted_tokens_are_counted(tmp_path: Path) -> None:
+    drafting = [replace(answer, num_drafted=4, num_accepted=3) for answer in GOOD]
+    result = report(tmp_path, drafting)
+    assert result.to_json()["engine"]["drafts"] == {"drafted_tokens": 128, "accepted_tokens": 96}
+    assert "drafts" not in result.to_json()["baseline"]
+    for text in (shown(result), render_html(result)):
+        assert "96 of 128 drafted tokens accepted" in text
+    assert "drafted tokens" not in shown(report(tmp_path, GOOD))

@@ -121,6 +121,13 @@ def test_answers_have_a_limit_by_default(page: Page, server: ServerProcess) -> N
     expect(notice).not_to_contain_text("max_tokens")
 
 
+def test_drafted_tokens_are_told(page: Page) -> None:
+    details = {"accepted_prediction_tokens": 12, "rejected_prediction_tokens": 8}
+    usage = {"prompt_tokens": 5, "completion_tokens": 20, "total_tokens": 25, "completion_tokens_details": details}
+    answer_with(page, [{"content": "text"}], usage=usage)
+    expect(settled(ask(page)).locator(".numbers")).to_contain_text("12 of 20 drafted tokens accepted")
+
+
 def test_the_conversation_goes_along_and_can_be_begun_anew(page: Page) -> None:
     set_fields(page, temperature=GREEDY, system="You summarize.")
     first = body_text(settled(ask(page)))

@@ -19,8 +19,10 @@ def tokenizer_digests(directory: EngineDirectory) -> dict[str, str]:
     files = directory.manifest.files
     found = {}
     if JSON_FILE in files:
-        content = json.loads((directory.path / JSON_FILE).read_text())
-        found[JSON_FILE] = _digest(content)
+        try:
+            found[JSON_FILE] = _digest(json.loads((directory.path / JSON_FILE).read_text()))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # of a form that nobody knows here
+            found[JSON_FILE] = files[JSON_FILE].sha256
     if MODEL_FILE in files:
         found[MODEL_FILE] = files[MODEL_FILE].sha256
     return found

@@ -19,7 +19,13 @@ from llmserve.evaluation.judging.gate import MetricResult
 from llmserve.evaluation.judging.power import POWER
 from llmserve.evaluation.judging.statistics import Interval
 from llmserve.evaluation.reporting.report import Report, write_report
-from llmserve.evaluation.reporting.table import baseline_name, flip_note, loss_name, metric_name
+from llmserve.evaluation.reporting.table import (
+    baseline_name,
+    drafts_note,
+    flip_note,
+    loss_name,
+    metric_name,
+)
 from llmserve.evaluation.served.table import speed_rows
 
 WIDTH, HEIGHT = 160, 24  # of an interval
@@ -219,7 +225,9 @@ def _speeds(report: Report) -> list[tuple[str, str, str]]:
         (f"{name} ms", *(f"{1000 * getattr(side, name):,.0f}" for side in sides)) for name in ("mean", "p50", "p95")
     ]
     rows.append(("tokens/s", *(f"{side.tokens_per_second:,.0f}" for side in sides)))
-    return [(name, first if report.may_compare_times else "", second) for name, first, second in rows]
+    told = [(name, first if report.may_compare_times else "", second) for name, first, second in rows]
+    note = drafts_note(report.engine.performance)
+    return [*told, *([("speculation", "", note)] if note else ())]
 
 
 def _about(report: Report) -> list[tuple[str, Mapping[str, Any]]]:

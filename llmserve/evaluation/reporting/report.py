@@ -124,10 +124,18 @@ def write_report(path: Path, text: str) -> None:
 
 def side_facts(side: Side) -> dict[str, Any]:
     performance = side.performance
-    return dict(side.facts) | {
-        "latency_seconds": {"mean": performance.mean, "p50": performance.p50, "p95": performance.p95},
-        "tokens_per_second": performance.tokens_per_second,
-    }
+    return (
+        dict(side.facts)
+        | {
+            "latency_seconds": {"mean": performance.mean, "p50": performance.p50, "p95": performance.p95},
+            "tokens_per_second": performance.tokens_per_second,
+        }
+        | ({"drafts": _drafts(performance)} if performance.num_drafted else {})
+    )
+
+
+def _drafts(performance: Performance) -> dict[str, int]:
+    return {"drafted_tokens": performance.num_drafted, "accepted_tokens": performance.num_accepted}
 
 
 def _metric(metric: MetricResult) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llmserve.engine.directory.identity import told_apart
+from llmserve.evaluation.answers import Performance
 from llmserve.evaluation.choices import CHOICE_METRICS
 from llmserve.evaluation.judging.evidence import Loss
 from llmserve.evaluation.judging.gate import GateResult, LossResult, MetricResult, Verdict
@@ -121,11 +122,18 @@ def _performance_rows(report: Report) -> list[tuple[str, str, str, str]]:
     return [(name, f"{b:,.0f}", f"{e:,.0f}", f"{100 * (e / b - 1):+,.0f} %" if b else "") for name, b, e in rows]
 
 
+def drafts_note(performance: Performance) -> str:
+    """Empty without drafts."""
+    accepted, drafted = performance.num_accepted, performance.num_drafted
+    return f"{accepted:,} of {drafted:,} drafted tokens accepted" if drafted else ""
+
+
 def _notes(report: Report) -> list[str]:
     parity, baseline, engine = report.parity, report.baseline.facts, report.engine.facts
     notes = [
         f"{baseline_name(report)}: {_which(baseline)}{baseline['dtype']}, {_in_flight(baseline)}, {baseline['source']}",
         f"engine: {engine['name']}{_served_engine(engine)}, {_in_flight(engine)}",
+        *filter(None, [drafts_note(report.engine.performance)]),
         *_source_notes(baseline, engine),
         *_kept_notes(engine, len(report.samples)),
         f"same answer: {parity.num_equal} of {parity.num_samples} ({100 * parity.exact_match_rate:.1f} %)",

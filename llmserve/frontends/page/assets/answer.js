@@ -74,9 +74,17 @@ function add(answer, chunk, now) {
 }
 
 /** Of the whole, where an answer was gone on with. */
-function counts({ prompt_tokens, completion_tokens, prompt_tokens_details: details }, { content, usage }) {
-  if (!content) return { prompt_tokens, completion_tokens, cached_tokens: details?.cached_tokens ?? 0 };
-  return usage && { ...usage, completion_tokens: usage.completion_tokens + completion_tokens };
+function counts({ prompt_tokens, completion_tokens, prompt_tokens_details: details, ...more }, { content, usage }) {
+  const { accepted_prediction_tokens: accepted = 0, rejected_prediction_tokens: rejected = 0 } =
+    more.completion_tokens_details ?? {};
+  const drafts = { drafted_tokens: accepted + rejected, accepted_tokens: accepted };
+  if (!content) return { prompt_tokens, completion_tokens, cached_tokens: details?.cached_tokens ?? 0, ...drafts };
+  return usage && {
+    ...usage,
+    completion_tokens: usage.completion_tokens + completion_tokens,
+    drafted_tokens: usage.drafted_tokens + drafts.drafted_tokens,
+    accepted_tokens: usage.accepted_tokens + drafts.accepted_tokens,
+  };
 }
 
 /** Without that there is less room than a limit that nobody has asked for. */

@@ -24,7 +24,10 @@ const MESSAGE = {
   pieces: number, state: oneOf("done", "stopped", "refused", "lost", ...UNDER_WAY), problem: text, status: number,
   retryAfter: maybe(number), finish: text, warning: text, firstAfter: maybe(number), lastAfter: maybe(number),
 };
-const USAGE = { prompt_tokens: number, completion_tokens: number, cached_tokens: number };
+const USAGE = {
+  prompt_tokens: number, completion_tokens: number, cached_tokens: number, drafted_tokens: number, accepted_tokens: number,
+};
+const UNCOUNTED = { cached_tokens: 0, drafted_tokens: 0, accepted_tokens: 0 };
 const FILE = { name: text, text };
 
 /** The known fields of `value`; `place` is told where one is not as it has to be. */
@@ -49,7 +52,7 @@ function messageOf(value, index, place) {
   }
   if (message.role !== "assistant") throw new Error(`${place}.role`);
   if (UNDER_WAY.includes(message.state)) message.state = "stopped"; // when the page was left
-  const usage = value.usage ? { cached_tokens: 0, ...taken(value.usage, USAGE, `${place}.usage`) } : null;
+  const usage = value.usage ? { ...UNCOUNTED, ...taken(value.usage, USAGE, `${place}.usage`) } : null;
   return { ...newAnswer({}), state: "done", ...message, usage };
 }
 

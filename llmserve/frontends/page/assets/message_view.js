@@ -181,6 +181,9 @@ function measured(message) {
     say("first", { time: duration(message.firstAfter) }),
     usage ? say("promptTokens", { count: number(usage.prompt_tokens) }) : "",
     usage?.cached_tokens ? say("cachedTokens", { count: number(usage.cached_tokens) }) : "",
+    usage?.drafted_tokens
+      ? say("draftedTokens", { count: number(usage.accepted_tokens), drafted: number(usage.drafted_tokens) })
+      : "",
     ending(message),
   ].filter(Boolean);
 }
