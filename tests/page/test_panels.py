@@ -262,12 +262,12 @@ def test_everything_can_be_reached_with_the_keyboard(page: Page) -> None:
     expect(page.locator("#engine-name")).to_be_visible()
     page.locator(".skip").focus()
     order = []
-    for _ in range(10):
+    for _ in range(11):
         order.append(page.evaluate("document.activeElement.id || document.activeElement.className"))
         page.keyboard.press("Tab")
     assert order == [
-        "skip", "open-chats", "engine-name", "new-chat", "open-settings", "open-server", "theme", "language", "message",
-        "send",
+        "skip", "open-chats", "engine-name", "new-chat", "open-settings", "open-server", "theme", "language", "attach",
+        "message", "send",
     ]  # fmt: skip
 
 

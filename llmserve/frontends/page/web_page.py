@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ CONTENT_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+COMMENT = re.compile(r"(?:^|\s)\s*// .*$|^/\*(?s:.*?)\*/$|^\s*/\*\*(?s:.*?)\*/$", re.MULTILINE)
 POLICY = "; ".join((
     "default-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'", "object-src 'none'",
     "require-trusted-types-for 'script'", "trusted-types 'none'",  # no text becomes markup, wherever it comes from
@@ -71,11 +73,17 @@ class WebPage:
 
 def read_files() -> dict[str, PageFile]:
     """By name."""
-    contents = {path: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in CONTENT_TYPES}
+    contents = {path: lean(path.read_text("utf-8")) for path in FOLDER.iterdir() if path.suffix in CONTENT_TYPES}
     return {
         path.name: PageFile(content, CONTENT_TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
         for path, content in contents.items()
     }
+
+
+def lean(source: str) -> bytes:
+    """Without indentation and comments, an eighth of it. No text in these files has ` // ` or several lines."""
+    lines = (line.strip() for line in COMMENT.sub("", source).splitlines())
+    return "\n".join(filter(None, lines)).encode()
 
 
 def has_tag(condition: str, tag: str) -> bool:

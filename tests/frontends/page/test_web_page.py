@@ -17,8 +17,9 @@ from tests.frontends.stub_core import StubCore
 KEY = "a-key-of-sixteen-characters"
 NAMES = sorted(path.name for path in FOLDER.iterdir())
 SOURCES = {name: (FOLDER / name).read_text() for name in NAMES}
+SERVED = {name: file.content.decode() for name, file in read_files().items()}
 OUTSIDE = re.compile(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", re.IGNORECASE)
-NAMESPACE = "http://www.w3.org/2000/svg"  # is never fetched
+NAMESPACES = re.compile(r"http://www\.w3\.org/(?:2000/svg|1998/Math/MathML)")  # are never fetched
 INJECTING = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser|srcdoc")
 
 
@@ -42,7 +43,7 @@ def get(server: RunningServer, path: str, **headers: str) -> tuple[http.client.H
 @pytest.mark.parametrize("name", NAMES)
 def test_every_file_is_served_to_everybody(locked: RunningServer, name: str) -> None:
     answer, body = get(locked, f"/page/{name}")
-    assert (answer.status, body) == (200, (FOLDER / name).read_bytes())
+    assert (answer.status, body) == (200, SERVED[name].encode())
     types = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
     assert (answer.headers["Content-Type"] or "").startswith(types[name.rpartition(".")[2]])
     policy = answer.headers["Content-Security-Policy"]
@@ -58,7 +59,7 @@ def test_every_file_is_served_to_everybody(locked: RunningServer, name: str) -> 
 
 
 def test_the_root_is_the_page(locked: RunningServer) -> None:
-    assert get(locked, "/")[1] == (FOLDER / "index.html").read_bytes()
+    assert get(locked, "/")[1] == SERVED["index.html"].encode()
     assert get(locked, "/?x=y")[0].status == 200
 
 
@@ -87,13 +88,22 @@ def test_a_server_without_the_page_has_neither() -> None:
 
 
 def test_files_are_small_and_of_known_types() -> None:
-    assert read_files().keys() == set(NAMES)
-    assert sum((FOLDER / name).stat().st_size for name in NAMES) < 120_000
+    assert SERVED.keys() == set(NAMES)
+    assert sum(len(text.encode()) for text in SERVED.values()) < 120_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_browser_gets_neither_comments_nor_indentation(name: str) -> None:
+    lines = SERVED[name].splitlines()
+    assert [line for line in lines if not line or line != line.strip() or line.startswith(("//", "/*"))] == []
+    kept = {line.strip() for line in SOURCES[name].splitlines()}
+    cut = [line for line in lines if line not in kept]  # and nothing else
+    assert all(any(each.startswith(f"{line} // ") or f"{line}  // " in each for each in kept) for line in cut), cut
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_file_names_another_host_or_makes_markup_of_text(name: str) -> None:
-    assert OUTSIDE.findall(SOURCES[name].replace(NAMESPACE, "")) == []
+    assert OUTSIDE.findall(NAMESPACES.sub("", SOURCES[name])) == []
     assert INJECTING.findall(SOURCES[name]) == []
 
 

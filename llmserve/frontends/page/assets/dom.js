@@ -12,14 +12,15 @@ export function element(tag, { dataset = {}, attributes = {}, ...properties } = 
   return made;
 }
 
-const SVG = "http://www.w3.org/2000/svg";
-
-export function drawing(tag, attributes = {}, ...children) {
-  const made = document.createElementNS(SVG, tag);
+/** What makes elements of another namespace. */
+export const elementIn = (namespace) => (tag, attributes = {}, ...children) => {
+  const made = document.createElementNS(namespace, tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   made.append(...children);
   return made;
-}
+};
+
+export const drawing = elementIn("http://www.w3.org/2000/svg");
 
 /** A button that shows a symbol of the page, and says what it does. */
 export function iconButton(symbol, label, act) {

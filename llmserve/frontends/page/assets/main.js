@@ -2,6 +2,7 @@
 
 import { offerThemes } from "./appearance.js";
 import { offerAnswers } from "./ask_dialog.js";
+import { Attachments } from "./attachments.js";
 import { Connection } from "./connection.js";
 import { Conversation } from "./conversation.js";
 import { byId } from "./dom.js";
@@ -9,6 +10,7 @@ import { offerKeys } from "./key_dialog.js";
 import { language, setLanguage, text as say, translate, whenTranslated } from "./language.js";
 import { Library } from "./library.js";
 import { Panels, showShortcuts } from "./panels.js";
+import { SystemPrompts } from "./prompts.js";
 import { ServerPanel } from "./server_panel.js";
 import { Settings } from "./settings.js";
 import { hideCard } from "./tokens.js";
@@ -16,6 +18,8 @@ import { hideCard } from "./tokens.js";
 translate();
 offerThemes();
 const settings = new Settings();
+new SystemPrompts(settings);
+const attachments = new Attachments();
 const server = new ServerPanel();
 let library = null;
 const panels = new Panels((name) => {
@@ -62,13 +66,15 @@ function hold(value) {
 
 async function submit() {
   const text = message.value.trim();
-  if (!text || conversation.isBusy) return;
+  if (!(text || attachments.files.length) || conversation.isBusy) return;
   hold(!connection.model);
   if (isHeld) return;
   message.value = "";
   fitMessage();
-  if (!(await conversation.send(text))) {
+  const files = attachments.take();
+  if (!(await conversation.send(text, files))) {
     message.value = text;
+    attachments.set(files);
     fitMessage();
   }
 }

@@ -1,20 +1,27 @@
-// The part of Markdown that models write, as elements. Nothing in a text becomes anything but these elements and text;
+// The part of Markdown that models write, as elements. Nothing in a text becomes anything but these elements, formulas and text;
 // images are shown as their text, and only http(s) links can be followed.
 
 import { copyText, element, iconButton } from "./dom.js";
+import { formula } from "./formulas.js";
+import { highlighted } from "./highlight.js";
 import { text as say } from "./language.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
+const FORMULA = /^\s*(?:\$\$|\\\[)/;
+const WHOLE_FORMULA = /^\s*(?:\$\$([^$]+)\$\$|\\\[([^]+?)\\\])[.,]?\s*$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)(?:\s+#+)?\s*$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const QUOTE = /^ {0,3}>\s?(.*)$/;
 const ROW = /^\s*\|(.+)\|\s*$/;
 const DIVIDER = /^\s*\|?(?:\s*:?-+:?\s*\|)+\s*:?-*:?\s*$/;
+const MOST_FORMULA_LINES = 60;
 // with bounds, so that no text takes long
 const INLINE = new RegExp(
   [
     "(?<!`)(`{1,3})(?!`)(?<code>.{1,2000}?)\\1(?!`)",
+    "\\\\\\((?<round>.{1,1000}?)\\\\\\)",
+    "(?<![\\w$])\\$(?=[^\\s$])(?<dollars>[^$\\n]{1,1000}?)(?<=\\S)\\$(?![\\w$])",
     "\\*\\*(?=\\S)(?<strong>.{1,2000}?)(?<=\\S)\\*\\*",
     "(?<![*\\w])\\*(?=\\S)(?<emphasis>[^*\\n]{1,2000}?)(?<=\\S)\\*(?![*\\w])",
     "~~(?=\\S)(?<struck>.{1,2000}?)(?<=\\S)~~",
@@ -49,13 +56,26 @@ function blockAt(lines, at) {
     while (end < lines.length && !lines[end].trimStart().startsWith(fence[1])) end += 1;
     return { kind: "code", language: fence[2], lines: lines.slice(at + 1, end), end: Math.min(end + 1, lines.length) };
   }
+  if (FORMULA.test(line)) {
+    const whole = formulaAt(lines, at);
+    if (whole) return whole;
+  }
   const heading = HEADING.exec(line);
   if (heading) return { kind: "heading", level: heading[1].length, text: heading[2], end: at + 1 };
   if (RULE.test(line)) return { kind: "rule", end: at + 1 };
   if (ROW.test(line) && DIVIDER.test(lines[at + 1] ?? "")) return { kind: "table", ...run(lines, at, (row) => ROW.test(row)) };
   if (QUOTE.test(line)) return { kind: "quote", ...run(lines, at, (next) => QUOTE.test(next)) };
   if (ITEM.test(line)) return { kind: "list", ...run(lines, at, isOfList) };
-  return { kind: "text", ...run(lines, at, (next) => next.trim() && !FENCE.test(next) && !HEADING.test(next) && !ITEM.test(next)) };
+  return { kind: "text", ...run(lines, at, (next) => next.trim() && !FENCE.test(next) && !HEADING.test(next) && !ITEM.test(next) && !FORMULA.test(next)) };
+}
+
+/** A formula of its own, once its end has come. */
+function formulaAt(lines, at) {
+  for (let end = at + 1; end <= Math.min(lines.length, at + MOST_FORMULA_LINES); end += 1) {
+    const [, dollars, square] = WHOLE_FORMULA.exec(lines.slice(at, end).join("\n")) ?? [];
+    if (dollars ?? square) return { kind: "formula", text: dollars ?? square, end };
+  }
+  return null;
 }
 
 function isOfList(line, previous) {
@@ -87,6 +107,8 @@ function elementOf(block) {
   switch (block.kind) {
     case "code":
       return codeBlock(block);
+    case "formula":
+      return element("div", { className: "formula", dir: "ltr" }, formula(block.text, true) ?? element("code", {}, block.text));
     case "heading":
       return element(`h${Math.min(block.level + 2, 5)}`, {}, ...inline(block.text));
     case "rule":
@@ -104,7 +126,7 @@ function elementOf(block) {
 
 function codeBlock({ lines, language }) {
   const content = lines.join("\n");
-  const code = element("code", language ? { dataset: { language } } : {}, content);
+  const code = element("code", language ? { dataset: { language } } : {}, ...highlighted(content, language));
   const copy = iconButton("copy", say("copyCode"), () => copyText(content));
   return element("div", { className: "block" }, element("pre", { tabIndex: 0 }, code), copy);
 }
@@ -155,7 +177,9 @@ function inline(text) {
   return nodes;
 }
 
-function inlineElement({ code, strong, emphasis, struck, label, target }) {
+function inlineElement({ code, round, dollars, strong, emphasis, struck, label, target }) {
+  const tex = round ?? dollars;
+  if (tex !== undefined) return formula(tex, false) ?? (round ? `\\(${tex}\\)` : `$${tex}$`);
   if (code !== undefined) return element("code", {}, code.trim() || code);
   if (strong !== undefined) return element("strong", {}, ...inline(strong));
   if (emphasis !== undefined) return element("em", {}, ...inline(emphasis));

@@ -9,7 +9,13 @@ import { hideCard, showTokens } from "./tokens.js";
 const BUSY = [429, 503];
 
 /** What the server is told of it. */
-export const spokenText = ({ content }) => content;
+export function spokenText({ content, files = [] }) {
+  const fenced = files.map(({ name, text }) => {
+    const fence = "`".repeat(Math.max(3, ...(text.match(/`+/g) ?? []).map((run) => run.length + 1)));
+    return `${name}\n${fence}\n${text}\n${fence}`;
+  });
+  return [...fenced, content].filter(Boolean).join("\n\n");
+}
 
 /** `actions` on messages: `again`, `edit` (with a text), `goOn` and `canGoOn`; `versions`, `choose`. */
 export class MessageView {
@@ -42,7 +48,10 @@ export class MessageView {
     this.element.setAttribute("aria-label", say("you"));
     const acts = element("span", { className: "acts" }, this.copyButton(), iconButton("edit", say("edit"), () => this.edit()));
     this.element.replaceChildren(
-      element("div", { className: "body", dir: "auto" }, message.content),
+      ...message.files.map(({ name, text }) => element(
+        "details", { className: "file" }, element("summary", {}, name), element("pre", { tabIndex: 0 }, text),
+      )),
+      element("div", { className: "body", dir: "auto", hidden: !message.content }, message.content),
       element("footer", { className: "meta" }, this.versions(), acts),
     );
   }
