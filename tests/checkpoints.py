@@ -599,6 +599,42 @@ KINDS |= {
         "layer_norm_epsilon": 1e-3,  # so that it is seen
     },
 }
+# the last two layers read keys and values of the others, and heads have two sizes
+GEMMA4: dict[str, Any] = {key: value for key, value in GEMMA.items() if key not in ("rope_theta", "hidden_act")} | {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "head_dim": 20,
+    "global_head_dim": 36,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 320,
+    "attention_k_eq_v": False,
+    "final_logit_softcapping": 3.0,
+    "rms_norm_eps": 1e-3,  # so that it is seen
+}
+KINDS |= {
+    "gemma4": GEMMA4,
+    # keys of full attention are its values, too, and of fewer heads
+    "gemma4-moe": GEMMA4
+    | {
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 7,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 48,
+        "final_logit_softcapping": None,
+    },
+}
 KINDS["granite4-h"] = KINDS["granite4-h-moe"] | {"num_local_experts": 0, "mamba_n_groups": 4}
 KINDS["granite4"] = KINDS["granite4-moe"] | {"num_local_experts": 0, "position_embedding_type": "nope"}
 MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2", "gpt-oss")))
@@ -688,7 +724,7 @@ def transformers_shapes(config: str) -> dict[str, tuple[int, ...]]:
 
 def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Experts one by one, but for Granite: transformers has those of a layer in one tensor."""
-    if model_type in ("gpt_oss", "llama4_text", "qwen3_5_moe_text"):
+    if model_type in ("gpt_oss", "llama4_text", "qwen3_5_moe_text", "gemma4_text"):
         return shapes
     if model_type.startswith("granitemoe"):
         published = {"router.weight": "router.layer.weight"}
@@ -751,7 +787,8 @@ def random_tensors(config: dict[str, Any], *, dtype: str, seed: int) -> dict[str
 
 
 def is_around_one(config: dict[str, Any], norm: str) -> bool:
-    return config["model_type"].startswith(AROUND_ONE) and "linear_attn" not in norm
+    name = config["model_type"]
+    return name.startswith(AROUND_ONE) and "linear_attn" not in norm and not name.startswith("gemma4")
 
 
 def write_tensors(path: Path, tensors: dict[str, NDArray[Any]], format: str) -> None:

@@ -312,7 +312,20 @@ def _multiply(op: Op, a: Matrix, b: Matrix) -> Matrix:
     return a * b
 
 
-def _route(op: Op, logits: Matrix, bias: Matrix | None = None) -> Matrix:
+def _scale(op: Op, x: Matrix, weight: Matrix) -> Matrix:
+    return x * weight
+
+
+def _route(op: Op, logits: Matrix, *weights: Matrix) -> Matrix:
+    has_bias = bool(op.number("biased"))
+    routes = _chosen(op, logits, weights[0] if has_bias else None)
+    for of_experts in weights[has_bias:]:
+        places, found = np.split(routes, 2, axis=1)
+        routes = np.concatenate((places, found * of_experts[places.astype(np.intp)]), axis=1)
+    return routes
+
+
+def _chosen(op: Op, logits: Matrix, bias: Matrix | None) -> Matrix:
     scores = softmax(logits)
     if op.number("sigmoid"):
         scores = sigmoid(logits)
@@ -375,6 +388,7 @@ OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and pr
     OpKind.ACTIVATION: activation,
     OpKind.ADD: _add,
     OpKind.MULTIPLY: _multiply,
+    OpKind.SCALE: _scale,
     OpKind.ROUTE: _route,
     OpKind.SIGMOID_GATE: _sigmoid_gate,
     OpKind.CONVOLUTION: convolution,

@@ -122,7 +122,7 @@ class Graph:
         soft_cap) first; `window` > 0 keeps only the last `window` positions (i - j < window, transformers' rule), or,
         `chunked`, those of the same stretch of `window` positions (i // window == j // window);
         query head h reads KV head h // (num_heads / num_kv_heads). `sinks` [num_heads]: of each head the score of a
-        position more, which has no value.
+        position more, which has no value. Several ops may read the cache of one `layer`, with the same k and v.
         """
         assert q.width == num_heads * head_dim
         assert k.width == v.width == num_kv_heads * head_dim
@@ -151,6 +151,10 @@ class Graph:
         assert a.width == b.width
         return self._record(OpKind.MULTIPLY, (a, b), a.width)
 
+    def scale(self, x: Value, weight: str) -> Value:
+        """All of x times one number."""
+        return self._record(OpKind.SCALE, (x,), x.width, (weight,))
+
     def route(
         self,
         logits: Value,
@@ -162,12 +166,13 @@ class Graph:
         factor: float = 1.0,
         groups: tuple[int, int] = (0, 0),
         tolerance: float = 0.0,
+        scales: str | None = None,
     ) -> Value:
         """The experts of each row: those with the largest score plus `bias`, of equal ones the first.
 
         A score is the softmax of a logit among all experts, or its sigmoid. y has the experts' numbers in ascending
         order, then the weight of each: its score. `renormalize` divides the weights by their sum; then each is
-        multiplied with `factor`.
+        multiplied with `factor`, and with its expert's number of `scales`.
 
         `groups`: how many equal groups of experts there are, and how many of them a row chooses from: those whose two
         largest scores plus `bias` have the largest sums.
@@ -177,9 +182,10 @@ class Graph:
         """
         assert 0 < experts_per_token <= logits.width
         return self._record(
-            OpKind.ROUTE, (logits,), 2 * experts_per_token, () if bias is None else (bias,),
+            OpKind.ROUTE, (logits,), 2 * experts_per_token, tuple(name for name in (bias, scales) if name is not None),
             experts_per_token=experts_per_token, renormalize=renormalize, sigmoid=sigmoid, biased=bias is not None,
             factor=factor, num_groups=groups[0], chosen_groups=groups[1], tolerance=tolerance,
+            scaled=scales is not None,
         )  # fmt: skip
 
     def experts(

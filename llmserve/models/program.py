@@ -33,7 +33,8 @@ class OpKind(Enum):
     ACTIVATION = "activation"  # x; ; activation: see PLAIN_ACTIVATIONS
     ADD = "add"  # a, b
     MULTIPLY = "multiply"  # a, b
-    ROUTE = "route"  # logits [T,E]; correction bias? [E]; see Graph.route
+    SCALE = "scale"  # x; [1]: y = weight * x
+    ROUTE = "route"  # logits [T,E]; correction bias? [E], scales? [E]; see Graph.route
     EXPERTS = "experts"  # x, routes; [E*2I,H], [E*H,I], two biases?; see Graph.experts
     SIGMOID_GATE = "sigmoid_gate"  # x, gate [T,1] or as wide; silu?: y = sigmoid(gate) * x, or silu(gate) * x
     CONVOLUTION = "convolution"  # x; [N,K], bias? [N]; taps, silu?, biased?; see Graph.convolution
@@ -67,6 +68,7 @@ UNLESS_GIVEN: Mapping[OpKind, Mapping[str, float]] = {
         "num_groups": 0,
         "chosen_groups": 0,
         "tolerance": 0.0,
+        "scaled": False,
     },
     OpKind.EXPERTS: {"biased": False, "scales_inputs": False},
     OpKind.SIGMOID_GATE: {"silu": False},
@@ -116,7 +118,10 @@ def _short(value: Attr) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The paged KV cache of a Program: per layer, per token, `num_kv_heads * head_dim` numbers each for k and v."""
+    """The paged KV cache of a Program: per layer, per token, `num_kv_heads * head_dim` numbers each for k and v.
+
+    These are the heads of the largest layer; others may have more or larger ones, as their ATTENTION says.
+    """
 
     num_layers: int
     num_kv_heads: int

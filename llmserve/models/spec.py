@@ -177,6 +177,10 @@ class DecoderSpec:
         """Without keys and values."""
         return self.stateful_layers
 
+    @property
+    def cache_shape(self) -> CacheShape:
+        return CacheShape(self.num_layers - len(self.uncached_layers), self.num_kv_heads, self.head_dim)
+
     def cache_layer(self, layer: int) -> int:
         """Which of the layers with keys and values it is."""
         return layer - sum(other < layer for other in self.uncached_layers)
@@ -220,8 +224,7 @@ class Architecture(Generic[Spec]):
 
     def program(self, spec: Spec) -> Program:
         """`forward`, traced."""
-        num_cached = spec.num_layers - len(spec.uncached_layers)
-        graph = Graph(CacheShape(num_cached, spec.num_kv_heads, spec.head_dim), spec.vocab_size)
+        graph = Graph(spec.cache_shape, spec.vocab_size)
         self.forward(graph, spec)
         program, pooling = graph.program(), spec.pooling
         if pooling is None or program.pools:

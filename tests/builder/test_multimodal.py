@@ -1,4 +1,4 @@
-"""Gemma 3, Mistral 3 and Llama 4 as published: the language model of a checkpoint with a vision tower."""
+"""Gemma 3 and 4, Mistral 3 and Llama 4 as published: the language model of a checkpoint with towers."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ QWEN_VISION = {
     "depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 8, "out_hidden_size": 64,
     "num_position_embeddings": 16,
 }  # fmt: skip
+GEMMA4_VISION = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 16, "patch_size": 8, "position_embedding_size": 16, "standardize": True,
+}  # fmt: skip
+GEMMA4_AUDIO = {
+    "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "subsampling_conv_channels": [4, 4],
+    "output_proj_dims": 32,
+}  # fmt: skip
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {}),
     "mistral in windows": ("mistral", {"sliding_window": 8, "head_dim": 24}),
@@ -36,6 +44,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral3 tied": ("ministral3", {"tied": True, "num_key_value_heads": 1}),
     "gemma3": ("gemma3", {"tied": True}),
     "gemma3 untied": ("gemma3", {"num_hidden_layers": 4, "sliding_window_pattern": 3}),
+    "gemma4": ("gemma4", {"tied": True}),
+    "gemma4-moe": ("gemma4-moe", {"use_bidirectional_attention": "vision"}),
     "qwen3.5": ("qwen3.5", {"tied": True}),
     "qwen3.5 untied": ("qwen3.5", {"full_attention_interval": 3, "linear_num_value_heads": 4}),
     "qwen3.5-moe": ("qwen3.5-moe", {}),
@@ -50,6 +60,8 @@ def test_the_language_model_is_that_of_transformers(variant: str, tmp_path: Path
     from transformers import (
         Gemma3Config,
         Gemma3ForConditionalGeneration,
+        Gemma4Config,
+        Gemma4ForConditionalGeneration,
         Llama4Config,
         Llama4ForConditionalGeneration,
         Mistral3Config,
@@ -77,6 +89,9 @@ def test_the_language_model_is_that_of_transformers(variant: str, tmp_path: Path
         sizes = {key: value for key, value in VISION.items() if key not in ("model_type", "head_dim")}
         vision: dict[str, Any] = {"vision_config": sizes, "mm_tokens_per_image": 4}
         model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, tie_word_embeddings=tied, **vision))
+    elif kind.startswith("gemma4"):
+        towers: dict[str, Any] = {"vision_config": GEMMA4_VISION, "audio_config": GEMMA4_AUDIO}
+        model = Gemma4ForConditionalGeneration(Gemma4Config(text_config=text, tie_word_embeddings=tied, **towers))
     else:
         config = Mistral3Config(text_config=text, vision_config=VISION, tie_word_embeddings=tied)
         model = Mistral3ForConditionalGeneration(config)
@@ -85,7 +100,7 @@ def test_the_language_model_is_that_of_transformers(variant: str, tmp_path: Path
             torch.nn.init.normal_(parameter, std=1.5 / parameter.shape[-1] ** 0.5)
     model.save_pretrained(tmp_path)
     wanted = oracle_logits(model.eval(), PROMPT)
-    tolerance = 1e-4 if kind in WITH_STATES else 1e-5
+    tolerance = 1e-4 if kind in WITH_STATES or kind.startswith("gemma4") else 1e-5
     assert relative_error(reference_logits(tmp_path)(PROMPT), wanted) < tolerance
     assert relative_error(HfModel(tmp_path, "float32").logits(PROMPT), wanted) < 1e-6, "a baseline is the same network"
 

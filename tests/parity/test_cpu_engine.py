@@ -140,10 +140,11 @@ def test_quantized_logits_are_those_of_the_same_network(
 
     These networks are as narrow as a group of int4, so its errors are large; those of another network are above one.
     So are those of a position whose choice of experts rounding changes. Heads of a delta net are divided by their
-    length, however small it is, and with it what rounding has changed.
+    length, however small it is, and with it what rounding has changed. Scores of Gemma 4 are not divided by the root
+    of the head size, which makes differences larger.
     """
     has_delta_nets = kind in WITH_STATES and not kind.startswith("lfm2")
-    bound = max(bound, 0.25) if kind in MIXTURES or has_delta_nets else bound
+    bound = max(bound, 0.25) if kind in MIXTURES or has_delta_nets or kind == "gemma4" else bound
     bound = max(bound, 0.9) if has_delta_nets and quantization == "int4" else bound
     checkpoint = make_checkpoint(tmp_path / "checkpoint", kind)
     engine = engine_of(checkpoint, tmp_path / "engine", "float32", quantization)

@@ -25,7 +25,17 @@ from tests.checkpoints import KINDS, MIXTURES, WITH_STATES
 
 OPTIONS = BuildOptions(dtype="float16", max_batch_size=4, max_num_tokens=32, max_seq_len=96, tokens_per_block=16)
 QUANTIZATIONS = ("", "int8", "int4")
-REFUSED_BY_CUDA = {*MIXTURES, *WITH_STATES, "cohere2", "hunyuan", "ministral3", "nemotron", "stablelm", "starcoder2"}
+REFUSED_BY_CUDA = {
+    *MIXTURES,
+    *WITH_STATES,
+    "cohere2",
+    "gemma4",
+    "hunyuan",
+    "ministral3",
+    "nemotron",
+    "stablelm",
+    "starcoder2",
+}
 DIGESTS = {  # kind: program, cpu, cuda
     "baichuan1-7b": ("6e7b3a1923862566", "820f22f95f632681", "9a7156a600f7a9ce"),
     "baichuan2-13b": ("0b6ff4295a627d2b", "aebc0930f8a7f6fe", "4a34cd32667f261b"),
@@ -41,6 +51,8 @@ DIGESTS = {  # kind: program, cpu, cuda
     "gemma": ("8928afcdf711d89f", "c7d81c8e727f77ff", "f8ba73f832ad0133"),
     "gemma2": ("27517b457ddfeea7", "5ff0ca361d2bb644", "dbe466c933653029"),
     "gemma3": ("e4612489690b231e", "a822473fcffe6e09", "da9d3e7ac214794b"),
+    "gemma4": ("a18e709e4ff3571e", "9bdc0ffbb8b0cfc0", "4f53cda18c2baa0c"),
+    "gemma4-moe": ("e458c6dd5cc55cca", "b009389c44d35e9d", "4f53cda18c2baa0c"),
     "glm": ("2a495f40b4f5fed4", "28b4c1c382aa573e", "2f65e25fa02e4791"),
     "glm4": ("cdca82956854cec2", "facff749fea4416b", "385ba025b128f75d"),
     "glm4-moe": ("28286f4494044448", "3d90a4c04a932ab4", "4f53cda18c2baa0c"),

@@ -151,7 +151,8 @@ def odd_network(
     `experts`: with mixtures of them, beside a gated MLP.
     `plain`: with layer norms, MLPs without a gate, one beside the attention, queries that grow, windows that are
     stretches, heads of one length and a bias of the head; with `experts` other routers, too.
-    `states`: with a gated delta net, or a convolution and a scan, beside each attention, whose output is gated, too."""
+    `states`: with a gated delta net, or a convolution and a scan, beside each attention, whose output is gated, too.
+    The second attention reads what the first one keeps, the third has other heads."""
     rng = np.random.default_rng(seed)
     hidden, heads, kv_heads, head_dim, inner, vocab = 64 if experts else 42, 6, 2, 10, 37, 83
     arrays: dict[str, NDArray[np.float32]] = {}
@@ -203,8 +204,11 @@ def odd_network(
 
     g = Graph(CacheShape(layers, kv_heads, head_dim), vocab)
     x = g.embed(param("embed", vocab, hidden), hidden, scale=1.7 if peculiar else 1.0)
-    qkv_width = (heads + 2 * kv_heads) * head_dim
+    cached: list[tuple[Value, Value]] = []  # keys and values of layers
     for i in range(layers):
+        if states and i == 2:  # smaller than the others
+            kv_heads, head_dim = 1, 14
+        qkv_width = (heads + 2 * kv_heads) * head_dim
         h = norm(x, f"{i}.norm")
         qkv = g.linear(h, param(f"{i}.qkv", qkv_width, hidden), qkv_width, bias=param(f"{i}.qkv_bias", qkv_width))
         q = g.slice(qkv, 0, heads * head_dim)
@@ -223,8 +227,11 @@ def odd_network(
             k = g.rope(k, head_dim=head_dim, inv_freq=frequencies, scale=1.1)
         if plain and i == 2:
             q, k = (g.rms_norm(x, None, eps=1e-3, groups=x.width // head_dim) for x in (q, k))
+        cached.append((k, v))
+        lender = 0 if states and i == 1 else i
         a = g.attention(
-            q, k, v, layer=i, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5,
+            q, *cached[lender], layer=lender, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
+            scale=head_dim**-0.5,
             window=(0, 7, 2)[i], soft_cap=1.5 if peculiar else 0.0,
             sinks=param(f"{i}.sinks", heads) if experts else None, chunked=plain and i == 1,
             alibi_slopes=tuple(2.0 ** -(j + 1) for j in range(heads)) if alibi else (),
@@ -253,7 +260,7 @@ def odd_network(
             routes = g.route(
                 g.linear(h, param(f"{i}.router", n, hidden), n), experts_per_token=3, renormalize=i > 0,
                 sigmoid=i == 1, bias=param(f"{i}.correction", n) if i and (i > 1 or not plain) else None,
-                factor=(1.0, 1.0, 2.5)[i], **own,
+                factor=(1.0, 1.0, 2.5)[i], scales=param(f"{i}.scales", n) if i != 1 else None, **own,
             )  # fmt: skip
             matrices = param(f"{i}.experts.gate_up", n * 96, hidden), param(f"{i}.experts.down", n * hidden, 48)
             biases = (param(f"{i}.gate_up_bias", n * 96), param(f"{i}.down_bias", n * hidden)) if i else None
@@ -269,6 +276,8 @@ def odd_network(
             )
             y = g.add(of_experts, y)
         x = g.add(y, x)
+        if states:
+            x = g.scale(x, param(f"{i}.scale", 1, near=0.8))
     x = norm(g.select_rows(x), "norm")
     arrays["head"] = arrays["embed"] if peculiar else arrays[param("head", vocab, hidden)]
     head_bias = param("head_bias", vocab) if plain else None

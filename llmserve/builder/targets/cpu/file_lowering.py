@@ -35,6 +35,7 @@ class FileLowering(OpLowering):
         self._tables: dict[str, str] = {}  # constant name -> value that holds the step's cosines and sines
         self._selected = _selected_values(program)
         self._before: dict[str, Op] = {}  # value -> the op that makes it, left to the quantization of its only reader
+        self._written: set[int] = set()  # layers of the cache
         self._turned: dict[str, Place] = {}  # value -> rope table: its place holds what is still to be turned
         self._turned_for_others = turned_for_others(program)
 

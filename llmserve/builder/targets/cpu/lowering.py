@@ -125,8 +125,11 @@ class Lowering(FileLowering):
     def _attention(self, op: Op) -> None:
         q, k, v = (self._buffers[name] for name in op.inputs)
         q_table, k_table = (self._turned.get(name, NOWHERE) for name in op.inputs[:2])
-        layer = int(op.number("layer"))
-        self._emit(OpCode.CACHE_WRITE, op, NOWHERE, inputs=(k, v, k_table), fields={"layer": layer})
+        layer, head_dim = int(op.number("layer")), int(op.number("head_dim"))
+        if layer not in self._written:
+            own = {} if head_dim == self._program.cache.head_dim else {"head_dim": head_dim}
+            self._emit(OpCode.CACHE_WRITE, op, NOWHERE, inputs=(k, v, k_table), fields={"layer": layer, **own})
+            self._written.add(layer)
         slopes = op.attrs["alibi_slopes"]
         tensors = (
             self._constant("alibi_slopes", slopes) if slopes else NO_TENSOR,
@@ -169,6 +172,11 @@ class Lowering(FileLowering):
         left, right = (self._buffers[name] for name in op.inputs)
         code = OpCode.ADD if op.kind is OpKind.ADD else OpCode.MULTIPLY
         self._emit(code, op, self._buffers.over(op.output, op.inputs[0]), inputs=(left, right))
+
+    def _scale(self, op: Op) -> None:
+        output = self._buffers.over(op.output, op.inputs[0])
+        assert output == self._buffers[op.inputs[0]], "only a value that nobody else reads is scaled"
+        self._emit(OpCode.SCALE, op, output, tensors=(self._vector(op.weights[0]),))
 
     def _select_rows(self, op: Op) -> None:
         source = self._buffers[op.inputs[0]]
@@ -245,6 +253,8 @@ class Lowering(FileLowering):
             "head_dim": int(op.number("chosen_groups")),
         }
         biases = tuple(map(self._vector, op.weights))
+        if op.number("scaled") and not op.number("biased"):
+            biases = (NO_TENSOR, *biases)
         self._emit(OpCode.ROUTE, op, output, inputs=(self._buffers[op.inputs[0]],), tensors=biases, fields=fields)
 
     def _sigmoid_gate(self, op: Op) -> None:
@@ -357,6 +367,7 @@ class Lowering(FileLowering):
         OpKind.ACTIVATION: Rule(_activation, ("activation",)),
         OpKind.ADD: Rule(_add),
         OpKind.MULTIPLY: Rule(_add),
+        OpKind.SCALE: Rule(_scale),
         OpKind.ROUTE: Rule(
             _route,
             (
@@ -368,6 +379,7 @@ class Lowering(FileLowering):
                 "num_groups",
                 "chosen_groups",
                 "tolerance",
+                "scaled",
             ),
         ),
         OpKind.EXPERTS: Rule(_experts, ("experts_per_token", "num_experts", "activation", "biased", "scales_inputs")),

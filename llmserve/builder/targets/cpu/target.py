@@ -23,6 +23,7 @@ from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernel
 from llmserve.builder.targets.cpu.large_pages import LargePages
 from llmserve.builder.targets.cpu.lowered import ACTIVATIONS_OF, Lowered
 from llmserve.builder.targets.cpu.lowering import Lowering, lower
+from llmserve.builder.targets.op_lowering import turned_for_others
 from llmserve.builder.targets.tensor_writer import Part, TensorWriter, write_at
 from llmserve.checkpoint.blocks import BlockRows
 from llmserve.engine.cpu.layout import (
@@ -221,6 +222,7 @@ def _expert_problems(program: Program, params: Sequence[Param]) -> list[str]:
 def _program_problems(program: Program, params: Sequence[Param]) -> list[str]:
     found = [f"the cpu target has no {text}" for text in unknown_ops(program, Lowering.known_ops())]
     found += _expert_problems(program, params)
+    turned = turned_for_others(program)
     for op in program.ops:
         activations = ACTIVATIONS_OF.get(op.kind, {})
         if op.attrs.get("activation", "") not in ("", *activations):
@@ -231,9 +233,9 @@ def _program_problems(program: Program, params: Sequence[Param]) -> list[str]:
         for name in ("key_dim", "state_size"):
             if _int(op.attrs.get(name, 0)) > MAX_KEY_DIM:
                 found.append(f"the cpu target has a {name} of at most {MAX_KEY_DIM}, not {op.attrs[name]}")
-        if op.kind is OpKind.ATTENTION and int(_int(op.attrs["num_heads"])) % program.cache.num_kv_heads:
+        if op.kind is OpKind.ATTENTION and _int(op.attrs["num_heads"]) % _int(op.attrs["num_kv_heads"]):
             found.append(f"layer {op.attrs['layer']}: the number of heads is not a multiple of the number of KV heads")
-        if op.kind is OpKind.ROPE and op.attrs["head_dim"] != program.cache.head_dim:
+        if op.output in turned and op.attrs["head_dim"] != program.cache.head_dim:
             found.append(f"the cpu target turns whole heads of {program.cache.head_dim}, not {op.attrs['head_dim']}")
     return list(dict.fromkeys(found))
 

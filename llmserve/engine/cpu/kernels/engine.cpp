@@ -53,9 +53,16 @@ Error Engine::allocate() {
   logits_ = Mapping::anonymous(sizeof(float) * logits_rows_ * output_width_);
   const auto writes_logits = [](const OpRecord& op) { return op.out.buffer == kLogitsBuffer; };
   head_ = static_cast<size_t>(std::ranges::find_if(file_.ops(), writes_logits) - file_.ops().begin());
-  cache_shape_ = {static_cast<DType>(h.cache_dtype), h.block_size, h.num_kv_heads, h.head_dim};
-  scratch_floats_ = cache_shape_.has_integers() ? attention_int8_scratch(h.head_dim)
-                                                : attention_scratch(h.max_seq_len, h.head_dim);
+  cache_shape_ = file_.cache_shape();
+  layer_shapes_.assign(h.num_layers, cache_shape_);
+  size_t head_dim = h.head_dim;
+  for (uint32_t layer = 0; layer < h.num_layers; ++layer) {
+    if (const OpRecord* write = file_.cache_write(layer)) layer_shapes_[layer] = file_.cache_shape(*write);
+    head_dim = std::max(head_dim, layer_shapes_[layer].head_dim);
+    most_kv_heads_ = std::max(most_kv_heads_, layer_shapes_[layer].num_kv_heads);
+  }
+  scratch_floats_ = cache_shape_.has_integers() ? attention_int8_scratch(head_dim)
+                                                : attention_scratch(h.max_seq_len, head_dim);
   for (const OpRecord& op : file_.ops()) {
     if (op.kind == static_cast<uint32_t>(OpKind::kDispatch)) dispatch_.ends.resize(op.groups);
     if (op.kind == static_cast<uint32_t>(OpKind::kEmbedSegment)) num_segments_ = file_.record(op.tensors[0]).rows;
@@ -209,7 +216,7 @@ void Engine::prepare(const StepRecord& step) {
       segments_[chunk.first_token + i] = second ? 1 : 0;
       slots_[chunk.first_token + i] = static_cast<int32_t>(block * h.block_size + position % h.block_size);
     }
-    for (uint32_t head = 0; head < h.num_kv_heads; ++head) {
+    for (uint32_t head = 0; head < most_kv_heads_; ++head) {
       for (uint32_t row = 0; row < chunk.num_tokens; row += kAttentionRows) {
         attention_tasks_.push_back({c, head, row, std::min(row + kAttentionRows, chunk.num_tokens)});
       }

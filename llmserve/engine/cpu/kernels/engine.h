@@ -78,7 +78,9 @@ class Engine {
   uint32_t num_blocks_ = 0;
   Mapping activations_;
   std::vector<size_t> buffer_offsets_;
-  CacheShape cache_shape_ = {};
+  CacheShape cache_shape_ = {};  // of the largest layer
+  std::vector<CacheShape> layer_shapes_;
+  size_t most_kv_heads_ = 0;  // of a layer
   Mapping cache_;  // [layer][keys, values] planes
   size_t cache_plane_bytes_ = 0;
   uint32_t num_states_ = 0;

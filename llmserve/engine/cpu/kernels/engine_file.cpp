@@ -59,6 +59,26 @@ uint64_t state_floats(const OpRecord& op) {
   return 0;
 }
 
+CacheShape EngineFile::cache_shape() const {
+  const FileHeader& h = header();
+  return {static_cast<DType>(h.cache_dtype), h.block_size, h.num_kv_heads, h.head_dim};
+}
+
+CacheShape EngineFile::cache_shape(const OpRecord& write) const {
+  CacheShape shape = cache_shape();
+  shape.stride = shape.block_bytes();
+  if (write.head_dim != 0) shape.head_dim = write.head_dim;
+  shape.num_kv_heads = write.in[0].width / shape.head_dim;
+  return shape;
+}
+
+const OpRecord* EngineFile::cache_write(uint32_t layer) const {
+  for (const OpRecord& op : ops()) {
+    if (op.kind == static_cast<uint32_t>(OpKind::kCacheWrite) && op.layer == layer) return &op;
+  }
+  return nullptr;
+}
+
 uint64_t tensor_bytes(const TensorRecord& tensor) {
   uint64_t rows = tensor.rows, cols = tensor.cols;
   if (tensor.layout == static_cast<uint32_t>(Layout::kPanels)) {

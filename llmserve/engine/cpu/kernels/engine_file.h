@@ -7,6 +7,7 @@
 #include "error.h"
 #include "file_guard.h"
 #include "format.h"
+#include "kv_cache.h"
 #include "memory.h"
 
 namespace llmserve {
@@ -28,6 +29,11 @@ class EngineFile {
   }
 
   const TensorRecord& record(int32_t index) const { return tensors()[static_cast<size_t>(index)]; }
+
+  // Of the largest layer; of the layer that `write` writes, whose blocks are as far apart.
+  CacheShape cache_shape() const;
+  CacheShape cache_shape(const OpRecord& write) const;
+  const OpRecord* cache_write(uint32_t layer) const;  // null: there is none
 
   // The data of tensor `index`; null for kNoTensor.
   template <class T>

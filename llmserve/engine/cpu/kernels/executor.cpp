@@ -181,10 +181,12 @@ View<const float> Executor::before_quantization(const OpRecord& op, View<const f
 void Executor::in_place(const OpRecord& op, TaskCounter& tasks, decltype(KernelTable::scale) kernel) {
   constexpr size_t kColumns = 8192;
   const size_t pieces = (op.out.width + kColumns - 1) / kColumns;
+  const float* of_file = engine_.file_.tensor<float>(op.tensors[0]);
+  const float scalar = of_file ? *of_file : op.scalar;
   tasks.for_pieces(num_rows(op) * pieces, 1, [&](size_t index, size_t) {
     const size_t begin = index % pieces * kColumns;
     const auto row = view<float>(op.out, index / pieces);
-    kernel({row.data + begin, row.stride}, op.scalar, std::min<size_t>(kColumns, op.out.width - begin), 1);
+    kernel({row.data + begin, row.stride}, scalar, std::min<size_t>(kColumns, op.out.width - begin), 1);
   });
 }
 
@@ -302,7 +304,7 @@ void Executor::linear_grouped(const OpRecord& op, TaskCounter& tasks, decltype(K
 
 void Executor::cache_write(const OpRecord& op, size_t begin, size_t end) {
   engine_.kernels_->cache_write({
-      .shape = engine_.cache_shape_,
+      .shape = engine_.layer_shapes_[op.layer],
       .keys = view<const float>(op.in[0], begin),
       .values = view<const float>(op.in[1], begin),
       .rope = view<const float>(op.in[2], begin),
@@ -317,11 +319,13 @@ void Executor::cache_write(const OpRecord& op, size_t begin, size_t end) {
 void Executor::attention(const OpRecord& op, TaskCounter& tasks) {
   const KernelTable& kernels = *engine_.kernels_;
   const auto kernel = engine_.cache_shape_.has_integers() ? kernels.attention_int8 : kernels.attention;
+  const CacheShape& shape = engine_.layer_shapes_[op.layer];
   tasks.for_pieces(engine_.attention_tasks_.size(), 1, [&](size_t index, size_t) {
     const AttentionTask& task = engine_.attention_tasks_[index];
+    if (task.kv_head >= shape.num_kv_heads) return;
     const ChunkRecord& chunk = step_.chunks[task.chunk];
     const AttentionArgs args = {
-        .shape = engine_.cache_shape_,
+        .shape = shape,
         .q = view<const float>(op.in[0], chunk.first_token),
         .rope = view<const float>(op.in[1], chunk.first_token),
         .rotary_dim = op.in[1].width,

@@ -168,6 +168,7 @@ void route(const RouteArgs& args, size_t num_rows, View<float> y) {
     if (args.factor != 1.0f) {
       for (size_t i = 0; i < args.chosen; ++i) weights[i] *= args.factor;
     }
+    for (size_t i = 0; args.scales && i < args.chosen; ++i) weights[i] *= args.scales[static_cast<size_t>(places[i])];
   }
 }
 

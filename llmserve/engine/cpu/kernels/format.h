@@ -60,7 +60,7 @@ enum class OpKind : uint32_t {
   kLinear,        // x, residual? -> f32; weight, bias?
   kLinearInt8,    // x i8, residual?, row facts -> f32; weight u8, bias?, group scales f16, output scales
   kRopeTable,     // -> f32, cos then sin; inv_freq; head_dim = turned elements of a head, scalar = scale of both
-  kCacheWrite,    // k, v, rope table of k?; layer
+  kCacheWrite,    // k, v, rope table of k?; layer, head_dim of its heads, 0: as the file says. One for each layer
   kAttention,     // q, rope table of q? -> f32; ALiBi slopes?, sinks?; layer, num_heads, window, scalar = scale, soft_cap,
                   // groups = 1: windows are stretches that begin at their multiples, 2: every token sees its whole chunk
   kGatedSilu,     // gate and up side by side -> f32
@@ -69,9 +69,10 @@ enum class OpKind : uint32_t {
   kLinearInt4,    // as kLinearInt8; weight i4, and codes u8 instead of group scales
   kGatedGeluTanh,  // as kGatedSilu
   kGatedGelu,
-  kScale,    // -> f32, in place; scalar = factor
+  kScale,    // -> f32, in place; scalar = factor, or a tensor of one number
   kSoftCap,  // -> f32, in place; scalar = cap
-  // router logits -> f32, numbers of experts in ascending order, then their weights; correction bias?;
+  // router logits -> f32, numbers of experts in ascending order, then their weights; correction bias?,
+  // factor of each expert?;
   // groups = kRouteToOne and kRouteSigmoid, scalar = factor of the weights, 0: none; soft_cap = tolerance of SparseMixer;
   // num_heads = groups of experts, 0: none, head_dim = groups to choose from
   kRoute,

@@ -128,6 +128,7 @@ struct RouteArgs {
   // Only experts of the groups whose two largest scores + bias have the largest sums; 0 groups: any.
   size_t num_groups = 0;
   size_t chosen_groups = 0;
+  const float* scales = nullptr;  // of what comes out, [num_experts]
 };
 
 // Rows of one sequence, and the state that it has before them and after. States that are one are changed in place.

@@ -21,6 +21,7 @@ struct CacheShape {
   size_t block_size;
   size_t num_kv_heads;
   size_t head_dim;
+  size_t stride = 0;  // bytes from one block to the next; 0: as many as a block has
 
   bool has_integers() const { return type == DType::kI8; }
   // Of a dimension quad of integer keys, and of a position quad of integer values.
@@ -35,7 +36,7 @@ struct CacheShape {
   size_t head_bytes() const {
     return element_bytes() + (has_integers() ? sizeof(float) * num_quantized_groups(head_dim) * block_size : 0);
   }
-  size_t block_bytes() const { return num_kv_heads * head_bytes(); }
+  size_t block_bytes() const { return stride ? stride : num_kv_heads * head_bytes(); }
 };
 
 }  // namespace llmserve

@@ -84,10 +84,7 @@ class OpCheck : private RecordCheck {
         vector(op_.tensors[0], DType::kF32, op_.head_dim / 2);
         return true;
       case OpKind::kCacheWrite:
-        for (const Operand& kept : {std::ref(op_.in[0]), std::ref(op_.in[1])}) operand(kept, 4);
-        require(op_.in[0].width == kv_width() && op_.in[1].width == kv_width());
-        rope_table(op_.in[2]);
-        require(op_.layer < header_.num_layers && has(RowsOf::kTokens));
+        cache_write();
         return true;
       case OpKind::kAttention:
         attention();
@@ -109,6 +106,7 @@ class OpCheck : private RecordCheck {
         return true;
       case OpKind::kScale:
         output(4);
+        optional_vector(op_.tensors[0], DType::kF32, 1);
         return true;
       case OpKind::kSoftCap:
         output(4);
@@ -130,7 +128,7 @@ class OpCheck : private RecordCheck {
         routes(op_.out);
         require(has(RowsOf::kTokens) && op_.in[0].width >= header_.experts_per_token && op_.in[0].width <= kMaxExperts);
         require(op_.groups <= (kRouteToOne | kRouteSigmoid) && op_.scalar >= 0.0f);
-        optional_vector(op_.tensors[0], DType::kF32, op_.in[0].width);
+        for (size_t i = 0; i < 2; ++i) optional_vector(op_.tensors[i], DType::kF32, op_.in[0].width);
         if (op_.num_heads != 0) expert_groups();
         return true;
       case OpKind::kDispatch:
@@ -165,7 +163,7 @@ class OpCheck : private RecordCheck {
       case OpKind::kRope:
         same_width();
         require(op_.in[1].buffer != kNoBuffer && op_.out.width % header_.head_dim == 0 && has(RowsOf::kTokens));
-        rope_table(op_.in[1]);
+        rope_table(op_.in[1], header_.head_dim);
         require(op_.in[0].buffer != op_.out.buffer);
         return true;
     }
@@ -324,19 +322,33 @@ class OpCheck : private RecordCheck {
   }
 
   // Of heads, or of the first part of each; or none.
-  void rope_table(const Operand& table) {
+  void rope_table(const Operand& table, uint64_t head_dim) {
     if (table.buffer == kNoBuffer) return;
     operand(table, 4);
-    require(table.width <= header_.head_dim && table.width % 2 == 0);
+    require(table.width <= head_dim && table.width % 2 == 0);
+  }
+
+  // The only one of its layer, whose blocks are not larger than those of the file.
+  void cache_write() {
+    for (const Operand& kept : {std::ref(op_.in[0]), std::ref(op_.in[1])}) operand(kept, 4);
+    require(op_.layer < header_.num_layers && has(RowsOf::kTokens) && file_.cache_write(op_.layer) == &op_);
+    require(op_.head_dim <= kMaxHeadDim && op_.in[0].width == op_.in[1].width);
+    if (!ok_) return;
+    const CacheShape shape = file_.cache_shape(op_);
+    require(shape.num_kv_heads > 0 && op_.in[0].width == shape.num_kv_heads * shape.head_dim &&
+            shape.num_kv_heads * shape.head_bytes() <= shape.stride);
+    rope_table(op_.in[2], shape.head_dim);
   }
 
   void attention() {
     operand(op_.in[0], 4);
-    rope_table(op_.in[1]);
     output(4);
-    require(op_.in[0].width == op_.out.width && op_.layer < header_.num_layers && has(RowsOf::kTokens));
-    require(op_.num_heads > 0 && op_.num_heads % header_.num_kv_heads == 0 &&
-            op_.out.width == uint64_t{op_.num_heads} * header_.head_dim);
+    const OpRecord* write = file_.cache_write(op_.layer);
+    require(op_.in[0].width == op_.out.width && op_.layer < header_.num_layers && has(RowsOf::kTokens) && write);
+    const CacheShape shape = write ? file_.cache_shape(*write) : file_.cache_shape();
+    rope_table(op_.in[1], shape.head_dim);
+    require(op_.num_heads > 0 && shape.num_kv_heads > 0 && op_.num_heads % shape.num_kv_heads == 0 &&
+            op_.out.width == uint64_t{op_.num_heads} * shape.head_dim);
     require(op_.groups == 0 || (op_.groups == kInStretches && op_.window > 0) ||
             (op_.groups == kBidirectional && op_.window == 0 && op_.tensors[0] == kNoTensor));
     for (const int32_t of_heads : {op_.tensors[0], op_.tensors[1]}) optional_vector(of_heads, DType::kF32, op_.num_heads);

@@ -27,8 +27,6 @@ class RecordCheck {
   // Rows of a weight that makes so many columns.
   uint64_t stacked(uint64_t columns) const { return has(RowsOf::kChosen) ? columns * num_experts_ : columns; }
 
-  uint64_t kv_width() const { return uint64_t{header_.num_kv_heads} * header_.head_dim; }
-
   // A view inside its buffer, of elements of `bytes` each.
   void operand(const Operand& o, uint64_t bytes) { operand(o, bytes, rows_per_token()); }
   void operand(const Operand& o, uint64_t bytes, uint64_t rows) {
