@@ -107,11 +107,14 @@ def measure(
     """A row: tokens a second without and with it, their ratio, and how many drafts were accepted."""
     engine_dir, num_tokens, num_rounds = arguments.engine, arguments.tokens, arguments.rounds
     modes = (Speculation.OFF, speculation)
-    gpu = GpuSettings(draft_engine=arguments.draft_engine)
-    engines = {
-        mode: open_engine(engine_dir, EngineSettings(scheduler=SchedulerSettings(speculation=mode), gpu=gpu))
+    settings = {
+        mode: EngineSettings(
+            scheduler=SchedulerSettings(speculation=mode),
+            gpu=GpuSettings(draft_engine=arguments.draft_engine if Speculation.DRAFT in mode else ""),
+        )
         for mode in modes
     }
+    engines = {mode: open_engine(engine_dir, settings[mode]) for mode in modes}
     seconds: dict[Speculation, list[float]] = {mode: [] for mode in modes}
     told: dict[Speculation, list[list[int]]] = {}
     try:
