@@ -120,7 +120,7 @@ hostile: $(VENV)/.check ## Attack a server in full: health within 250 ms, memory
 	HOSTILE_STRICT=1 $(BIN)/python -m pytest -n 0 tests/hostile $(PYTEST_ARGS)
 
 # npm installs grpc-js; the other clients are Debian's. A test whose client is not there is skipped, and says so.
-test-clients: $(VENV)/.check .clients/.created .venv-sdks/.created ## gRPC clients in JavaScript, Go and Java, nghttp, h2load, curl, LangChain and LiteLLM against llmserve
+test-clients: $(VENV)/.check .clients/.created .venv-sdks/.created ## gRPC clients in JavaScript, Go and Java, nghttp, h2load, curl, and Python SDKs (LangChain, LiteLLM, Pydantic AI and others) against llmserve
 	@echo "== clients of other makes; on Debian: apt-get install nodejs npm golang-go golang-google-grpc-dev \
 	golang-goprotobuf-dev protobuf-compiler default-jdk-headless libgrpc-java libnetty-java libperfmark-java \
 	libgeronimo-annotation-1.3-spec-java protobuf-compiler-grpc-java-plugin nghttp2-client curl"
@@ -289,10 +289,12 @@ $(SMOLLM2) $(QWEN): | $(VENV)/.base
 	@touch $@
 
 # In an environment of their own: what they pin is none of ours. LiteLLM imports mcp where tools are asked for.
+# Pydantic AI 2.31 does not work with anthropic 1 and 2.
 .venv-sdks/.created:
-	@echo "== installing LangChain and LiteLLM into .venv-sdks"
+	@echo "== installing LangChain, LiteLLM, Instructor, Pydantic AI and others into .venv-sdks"
 	$(PYTHON) -m venv --clear .venv-sdks
-	.venv-sdks/bin/python -m pip --disable-pip-version-check --quiet install langchain-openai==1.7.3 litellm==1.106.2 mcp==2.3.0
+	.venv-sdks/bin/python -m pip --disable-pip-version-check --quiet install langchain-openai==1.7.3 litellm==1.106.2 mcp==2.3.0 \
+	  openai==2.54.0 anthropic==0.125.0 ollama==0.6.3 instructor==1.17.0 'pydantic-ai-slim[openai,anthropic]==2.31.1' openai-agents==0.20.0 llm==0.32.1
 	@touch $@
 
 # The editable install compiles the C++ kernels; it is repeated when they change.

@@ -1,4 +1,4 @@
-"""LangChain and LiteLLM in an environment of their own, which `make test-clients` makes; skipped without it."""
+"""Clients in Python in an environment of their own, which `make test-clients` makes; skipped without it."""
 
 from __future__ import annotations
 
