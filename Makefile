@@ -19,7 +19,7 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-chat demo-smollm2 serve cluster-env demo-cluster bench-cluster test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda gpu-kit pytest fuzz compat qa test-clients test-minilm page-images \
+.PHONY: help demo demo-chat demo-smollm2 serve cluster-env demo-cluster bench-cluster test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda gpu-kit pytest fuzz compat qa test-clients peer-suites test-minilm page-images \
   format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-speculation bench-agreement soak-clients soak chaos clean
 
 help: ## Show this list
@@ -106,6 +106,9 @@ compat: $(VENV)/.check .venv-compat/.created ## One set of clients against llmse
 qa: $(VENV)/.qa ## Triton's own tests against llmserve: make qa QA=DIR (a clone of its server); QA_ARGS=--help
 	@echo "== running Triton's tests; they want ports 8000 to 8002"
 	$(BIN)/python -m tools.qa $(or $(QA),.) $(QA_ARGS)
+
+peer-suites: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## llama.cpp's own tests of its server (77 MB, fetched) against llmserve: what passes, fails, lacks something
+	$(BIN)/python -m tools.peer_suites $(DEMO_ENGINE) $(PEER_ARGS)
 
 cluster-env: .venv-cluster/.created ## Make .venv-cluster: NVIDIA Dynamo, locked, and llmserve beside it, for llmserve worker
 	@echo "== .venv-cluster is there: .venv-cluster/bin/llmserve worker ENGINE; docs/cluster.md says more"
@@ -226,7 +229,7 @@ soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of stream
 	@touch $@
 
 clean: ## Remove the environments, engines and build output
-	rm -rf $(VENV) .venv-bench .venv-compat .venv-cluster .venv-kube .venv-harness .venv-sdks .venv-aiperf .clients .page .prometheus .balancers models engines dist .cmake-build \
+	rm -rf $(VENV) .venv-bench .venv-compat .venv-cluster .venv-kube .venv-harness .venv-sdks .venv-aiperf .clients .peer-suites .page .prometheus .balancers models engines dist .cmake-build \
 	  llmserve/engine/native/*.so
 
 engines/smollm2-135m-instruct-int8/manifest.json: | $(SMOLLM2)
