@@ -30,6 +30,7 @@ CONTENT_TYPES = {
     ".svg": "image/svg+xml",
 }
 COMMENT = re.compile(r"(?:^|\s)\s*// .*$|^/\*(?s:.*?)\*/$|^\s*/\*\*(?s:.*?)\*/$", re.MULTILINE)
+AROUND_MARKS = re.compile(r"\s*([{};,])\s*")  # of style sheets, where white space beside them means nothing
 POLICY = "; ".join((
     "default-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'", "object-src 'none'",
     "require-trusted-types-for 'script'", "trusted-types 'none'",  # no text becomes markup, wherever it comes from
@@ -73,17 +74,20 @@ class WebPage:
 
 def read_files() -> dict[str, PageFile]:
     """By name."""
-    contents = {path: lean(path.read_text("utf-8")) for path in FOLDER.iterdir() if path.suffix in CONTENT_TYPES}
+    contents = {
+        path: lean(path.read_text("utf-8"), path.suffix) for path in FOLDER.iterdir() if path.suffix in CONTENT_TYPES
+    }
     return {
         path.name: PageFile(content, CONTENT_TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
         for path, content in contents.items()
     }
 
 
-def lean(source: str) -> bytes:
+def lean(source: str, suffix: str) -> bytes:
     """Without indentation and comments, an eighth of it. No text in these files has ` // ` or several lines."""
     lines = (line.strip() for line in COMMENT.sub("", source).splitlines())
-    return "\n".join(filter(None, lines)).encode()
+    text = "\n".join(filter(None, lines))
+    return (AROUND_MARKS.sub(r"\1", text) if suffix == ".css" else text).encode()
 
 
 def has_tag(condition: str, tag: str) -> bool:
