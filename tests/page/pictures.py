@@ -69,6 +69,7 @@ def take(browser: Browser, running: ServerProcess) -> None:
             page.wait_for_timeout(4000)
         page.keyboard.press("Alt+KeyN")
         talk(page, "Give me three tips for writing clear documentation.")
+        page.keyboard.press("Alt+KeyL")
         page.wait_for_timeout(1500)
         save(page, "page-light.png")
     with opened(browser, running.http, **DESKTOP, color_scheme="dark") as page:
