@@ -54,6 +54,8 @@ ARCHITECTURES = {
     "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
+    "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
 }
 PERMUTED = (
     "llama",
@@ -66,6 +68,12 @@ PERMUTED = (
 )  # whose converter is Llama's
 LAYER_NORMS = {  # what config.json calls their epsilon
     "cohere2": "layer_norm_eps", "starcoder2": "norm_epsilon", "stablelm": "layer_norm_eps", "nemotron": "norm_eps"
+}  # fmt: skip
+RENAMED = {  # by converters, before they look names up
+    "e_score_correction_bias": "e_score_correction.bias", "expert_bias": "expert_bias.bias",
+    "feed_forward.experts.w1": "feed_forward.experts.gate_proj",
+    "feed_forward.experts.w2": "feed_forward.experts.down_proj",
+    "feed_forward.experts.w3": "feed_forward.experts.up_proj",
 }  # fmt: skip
 GGUF_KINDS = tuple(kind for kind, config in KINDS.items() if config["model_type"] in ARCHITECTURES)
 
@@ -98,10 +106,11 @@ def make_gguf(
     tensors = with_parted_experts(random_tensors(config, dtype="float32", seed=seed))
     for name, tensor in with_merged_experts(tensors).items():
         converted = as_converted(name, tensor, config)
-        is_matrix = converted.ndim >= 2 and not name.endswith(("layernorm.weight", ".bias"))
+        is_matrix = converted.ndim >= 2 and not name.endswith(("layernorm.weight", ".bias", "conv.weight"))
         stored_type = gguf.GGMLQuantizationType[next(types) if is_matrix else "F32"]
         numbers = quantized(np.ascontiguousarray(converted), stored_type)
-        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        for old, changed in RENAMED.items():
+            name = name.replace(old, changed)
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None
         writer.add_tensor(gguf_name, numbers, raw_dtype=stored_type)
@@ -300,6 +309,23 @@ def own_metadata(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
             "attention.sliding_window": config["sliding_window"],
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         }
+    if kind.startswith("lfm2"):
+        has_heads = [layer == "full_attention" for layer in config["layer_types"]]
+        by_layer = {
+            "attention.head_count_kv": [config["num_key_value_heads"] * has for has in has_heads],
+            "attention.layer_norm_rms_epsilon": config["norm_eps"],
+            "shortconv.l_cache": config["conv_L_cache"],
+            "rope.dimension_count": head_dim,
+        }
+        if kind == "lfm2":
+            inner = int(2 * config["block_ff_dim"] / 3)
+            multiple = config["block_multiple_of"]
+            return by_layer | {"feed_forward_length": -(-inner // multiple) * multiple}
+        return by_layer | {
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+            "leading_dense_block_count": config["num_dense_layers"],
+            "expert_gating_func": 2,
+        }
     if kind == "minimax_m2":
         own = {"expert_feed_forward_length": config["intermediate_size"], "expert_gating_func": 2}
         return own | {"rope.dimension_count": config["rotary_dim"]}
@@ -322,6 +348,8 @@ def as_converted(name: str, tensor: NDArray[Any], config: dict[str, Any]) -> NDA
         heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
         halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
         return halves.swapaxes(1, 2).reshape(tensor.shape)
+    if name.endswith("conv.conv.weight"):
+        return tensor.squeeze(1)
     if config["model_type"].startswith(AROUND_ONE) and name.endswith("norm.weight"):
         return tensor + np.float32(1)
     return tensor

@@ -17,7 +17,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/backends": 6_915,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 8_685,
-    "llmserve/checkpoint": 5_630,
+    "llmserve/checkpoint": 5_720,
     "llmserve/cli": 7_260,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 12_580,

@@ -13,7 +13,12 @@ from dataclasses import dataclass, field
 
 from llmserve.errors import Unsupported
 
-OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+OUTSIDE = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "token_embd_norm": "model.embedding_norm",  # of LFM2
+    "output": "lm_head",
+}
 ATTENTION = {f"attn_{n}": f"self_attn.{n}_proj" for n in "qkv"} | {"attn_output": "self_attn.o_proj"}
 HEAD_NORMS = {f"attn_{n}_norm": f"self_attn.{n}_norm" for n in "qk"}
 MLP = {f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")}
@@ -39,12 +44,25 @@ C_MLP = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"}
 FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 
+LFM2 = {
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_output": "self_attn.out_proj",
+    **{f"attn_{n}": f"self_attn.{n}_proj" for n in "qkv"},
+    **{f"attn_{n}_norm": f"self_attn.{n}_layernorm" for n in "qk"},
+    **{f"ffn_{name}": f"feed_forward.{w}" for name, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))},
+    **{f"shortconv.{name}": f"conv.{name}" for name in ("conv", "in_proj", "out_proj")},
+}
+
 # One tensor has those of all experts, or heads: `*` stands for their numbers.
 EXPERTS = {f"ffn_{name}_exps": f"mlp.experts.*.{name}_proj" for name in ("gate", "up", "down")} | {
     "ffn_gate_inp": "mlp.gate"
 }
 MIXTRAL_EXPERTS = {
     f"ffn_{name}_exps": f"block_sparse_moe.experts.*.{w}" for name, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+}
+LFM2_EXPERTS = {name: hf.replace("block_sparse_moe", "feed_forward") for name, hf in MIXTRAL_EXPERTS.items()} | {
+    "ffn_gate_inp": "feed_forward.gate"
 }
 MIXTRAL_EXPERTS |= {"ffn_gate_inp": "block_sparse_moe.gate"}
 SHARED_GATE = "ffn_gate_inp_shexp"
@@ -108,6 +126,7 @@ class GgufArchitecture:
     layer_norm: str = ""  # where norms take the mean off: what config.json calls their epsilon
     factors: tuple[str, ...] = ()  # tensors that the config takes
     own_keys: tuple[str, ...] = ()  # of those that make another network of others
+    by_layer: bool = False  # there is a number of KV heads for each layer, which the family reads
 
     def to_hf(self, name: str) -> str:
         """Hugging Face's name of a tensor; one that is not known here stays as it is, and has no place in the plan."""
@@ -301,6 +320,16 @@ ALL = (
         "hunyuan_v1_moe",
         NORMS | ATTENTION | TURNED_NORMS | EXPERTS | {"ffn_gate_inp": "mlp.gate.wg"} | SHARED_MLP,
         own_keys=EXPERT_KEYS,
+    ),
+    GgufArchitecture("lfm2", "Lfm2ForCausalLM", "lfm2", LFM2, by_layer=True),
+    GgufArchitecture(
+        "lfm2moe",
+        "Lfm2MoeForCausalLM",
+        "lfm2_moe",
+        LFM2 | LFM2_EXPERTS,
+        {CORRECTION: "feed_forward.expert_bias"},
+        own_keys=ROUTER_KEYS,
+        by_layer=True,
     ),
     GgufArchitecture("gemma2", "Gemma2ForCausalLM", "gemma2", FOUR_NORMS | ATTENTION | MLP, norm_shift=-1.0),
     GgufArchitecture(

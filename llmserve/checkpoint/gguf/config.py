@@ -8,7 +8,7 @@ import numpy as np
 
 from llmserve.checkpoint.gguf import families, mixtures
 from llmserve.checkpoint.gguf.described import Config, Described
-from llmserve.checkpoint.gguf.families import DEFAULT_THETA
+from llmserve.checkpoint.gguf.families import DEFAULT_THETA, KV_HEADS
 from llmserve.checkpoint.gguf.metadata import MetadataReader
 from llmserve.errors import Unsupported, raise_problems
 
@@ -48,7 +48,7 @@ def config_of(file: Described) -> Config:
         "intermediate_size": reader.integer("{}.feed_forward_length"),
         "num_hidden_layers": reader.integer("{}.block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": reader.integer("{}.attention.head_count_kv", num_heads),
+        "num_key_value_heads": num_heads if file.architecture.by_layer else reader.integer(KV_HEADS, num_heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": reader.integer("{}.context_length"),

@@ -12,6 +12,7 @@ from llmserve.checkpoint.gguf.metadata import MetadataReader
 from llmserve.checkpoint.stored_tensor import Tensor
 
 DEFAULT_THETA = 10_000.0
+KV_HEADS = "{}.attention.head_count_kv"
 GEMMA_SCALE_BY_WIDTH = {
     "gemma2": 46,
     "gemma3": 62,
@@ -240,6 +241,23 @@ def _glm4(file: Described, config: Config) -> Config:
     return part_of_heads(file, config) | {"attention_bias": file.has_bias("attn_q")}
 
 
+def lfm2(file: Described, config: Config) -> Config:
+    """Layers without KV heads are convolutions."""
+    require_whole_heads(file.reader, config)
+    counts = file.reader.counts(KV_HEADS, config["num_hidden_layers"])
+    heads = sorted({*counts} - {0})
+    if len(heads) != 1:
+        file.reader.problems.append(f"{file.reader.key(KV_HEADS)} must be one number, or 0 for a convolution")
+    return {
+        "num_key_value_heads": max(1, *heads, 1),
+        "layer_types": ["full_attention" if count else "conv" for count in counts],
+        "conv_L_cache": file.reader.integer("{}.shortconv.l_cache"),
+        "conv_bias": any(name.endswith("shortconv.conv.bias") for name in file.shapes),
+        "norm_eps": config["rms_norm_eps"],
+        "block_auto_adjust_ff_dim": False,  # it is done
+    }
+
+
 OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "llama": _llama,
     "qwen2": qwen2,
@@ -262,4 +280,5 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "hunyuan-dense": biased,
     "internlm2": biased,
     "gemma": _gemma1,
+    "lfm2": lfm2,
 }

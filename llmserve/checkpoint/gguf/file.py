@@ -28,6 +28,7 @@ SUFFIX = ".gguf"
 MAX_FACTORS = 1 << 16
 MAX_EXPERTS = 10_000
 ROW = "moe_statics.e_score_correction_bias"
+CONVOLUTION = ".conv.conv.weight"  # of each column by itself, which has no channels
 ID_KEYS = {f"{name}_id": SPECIAL_KEYS[name] for name in ("bos_token", "eos_token", "pad_token")}
 
 
@@ -153,11 +154,13 @@ class GgufFile:
 
     def _shape(self, stored_name: str) -> tuple[int, ...]:
         """Of each tensor that it is: converters leave out the one row of a shared expert's gate, and of ERNIE's
-        correction."""
-        shape = self._stored[stored_name].shape
+        correction, and the one channel of a convolution."""
+        shape, name_of_hf = self._stored[stored_name].shape, self._architecture.to_hf(stored_name)
         if self._has_experts(stored_name):
             return shape[1:]
-        is_row = f".{SHARED_GATE}." in stored_name or self._architecture.to_hf(stored_name).endswith(ROW)
+        if len(shape) == 2 and name_of_hf.endswith(CONVOLUTION):
+            return (shape[0], 1, shape[1])
+        is_row = f".{SHARED_GATE}." in stored_name or name_of_hf.endswith(ROW)
         return (1, *shape) if is_row and len(shape) == 1 else shape
 
     def _packed(self, stored: StoredBlocks) -> Any:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import reprlib
 
+import numpy as np
+
 from llmserve.checkpoint.gguf.header import Metadata
 
 MAX_SIZE = 2**31 - 1
+MAX_LAYERS = 10_000
 
 
 class MetadataReader:
@@ -30,6 +33,17 @@ class MetadataReader:
             return value
         self._wrong(key, f"an integer from {minimum} to {MAX_SIZE}")
         return minimum
+
+    def counts(self, key: str, length: int) -> list[int]:
+        """For each layer; the file may have one number for all."""
+        value, length = self.metadata.get(self.key(key)), min(length, MAX_LAYERS)
+        found = np.full(length, value) if type(value) is int else value
+        if isinstance(found, np.ndarray) and found.dtype.kind in "iu" and found.shape == (length,):
+            counts = [int(count) for count in found]
+            if all(0 <= count <= MAX_SIZE for count in counts):
+                return counts
+        self._wrong(key, f"{length} whole numbers")
+        return [1] * length
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self.metadata.get(self.key(key), default)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from llmserve.checkpoint.gguf.architectures import CORRECTION
 from llmserve.checkpoint.gguf.described import Config, Described
-from llmserve.checkpoint.gguf.families import biased, granite, part_of_heads, qwen2, require_whole_heads
+from llmserve.checkpoint.gguf.families import biased, granite, lfm2, part_of_heads, qwen2, require_whole_heads
 
 
 def _experts(file: Described, config: Config, *, renormalize: bool = False) -> Config:
@@ -129,6 +130,22 @@ def _gpt_oss(file: Described, config: Config) -> Config:
     }
 
 
+def _lfm2_moe(file: Described, config: Config) -> Config:
+    """llama.cpp always renormalizes the weights, and has no factor of them."""
+    reader = file.reader
+    if reader.integer("{}.expert_gating_func", 2, minimum=0) != 2:
+        reader.problems.append(f"{reader.key('{}.expert_gating_func')} must be 2, sigmoid")
+    return lfm2(file, config) | {
+        "num_experts": reader.integer("{}.expert_count"),
+        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        "moe_intermediate_size": reader.integer("{}.expert_feed_forward_length"),
+        "num_dense_layers": reader.integer("{}.leading_dense_block_count", 0, minimum=0),
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "use_expert_bias": any(name.endswith(f".{CORRECTION}") for name in file.shapes),
+    }
+
+
 OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "qwen2moe": _qwen2_moe,
     "qwen3moe": _qwen3_moe,
@@ -140,4 +157,5 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "hunyuan-moe": _hunyuan_moe,
     "granitemoe": _granite_moe,
     "gpt-oss": _gpt_oss,
+    "lfm2moe": _lfm2_moe,
 }

@@ -39,6 +39,11 @@ def overrides(kind: str) -> dict[str, Any]:
         return {"sliding_window": None, "moe_intermediate_size": 64}  # llama.cpp has no windows
     if kind in ("minimax-m2", "hunyuan-moe", "granite-moe", "gpt-oss"):
         return {"intermediate_size": 64}
+    if kind == "lfm2-moe":
+        # llama.cpp has neither a factor nor a head
+        return {"moe_intermediate_size": 64, "routed_scaling_factor": 1.0, "tie_word_embeddings": True}
+    if kind == "lfm2":
+        return {"block_multiple_of": 32}
     return GEMMA if kind.startswith("gemma") else EXPERTS if kind in MIXTURES else {}
 
 
@@ -248,6 +253,20 @@ def test_networks_that_are_refused(
     message = problems_of(make_gguf(tmp_path / "m.gguf", metadata=metadata), error)
     assert problem in message
     assert "m.gguf" in message
+
+
+@pytest.mark.parametrize(
+    ("metadata", "problem"),
+    [
+        ({"lfm2.attention.head_count_kv": [2, 0]}, "lfm2.attention.head_count_kv must be 3 whole numbers"),
+        ({"lfm2.attention.head_count_kv": [2, 0, 1]}, "lfm2.attention.head_count_kv must be one number, or 0"),
+        ({"lfm2.attention.head_count_kv": [0.0] * 3}, "lfm2.attention.head_count_kv must be 3 whole numbers"),
+        ({"lfm2.shortconv.l_cache": None}, "lfm2.shortconv.l_cache must be an integer from 1"),
+    ],
+    ids=str,
+)
+def test_layers_that_are_refused(metadata: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    assert problem in problems_of(make_gguf(tmp_path / "m.gguf", "lfm2", metadata=metadata))
 
 
 def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
