@@ -110,7 +110,7 @@ class OpCheck : private RecordCheck {
         return true;
       case OpKind::kSoftCap:
         output(4);
-        require(op_.scalar > 0.0f);
+        require(op_.scalar > 0.0f && op_.tensors[0] == kNoTensor);
         return true;
       case OpKind::kSelectRows:
         operand(op_.in[0], 4, 1);
