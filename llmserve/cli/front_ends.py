@@ -7,7 +7,6 @@ and the servers, restarts those that die, adds up their metrics, and tells them 
 from __future__ import annotations
 
 import asyncio
-import gc
 import http.client
 import logging
 import os
@@ -57,7 +56,6 @@ def serve_by_several(options: ServeOptions) -> int:
         logger.warning("--frontends %d: this machine has %d cores; more servers than cores only cost memory",
                        options.frontends, cores)  # fmt: skip
     engine = None if elsewhere else find_engine(server_settings(options))
-    gc.collect()
     return asyncio.run(FrontEnds(options, engine).run())
 
 

@@ -74,10 +74,14 @@ def test_rounded_engines_stay_well_within_the_tolerance(tmp_path: Path, kind: st
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantized_engines_stay_within_their_own_tolerance(tmp_path: Path, kind: str, quantization: str) -> None:
-    """A choice of experts may change, and with it SparseMixer's weights, which jump."""
+    """A choice of experts may change, and with it SparseMixer's weights, which jump.
+
+    Gemma 4's scores are not divided by the root of a head's size, and so a rounded key counts for more.
+    """
     result = verified(build(tmp_path, kind, replace(OPTIONS, dtype="float16", quantization=quantization)))
     assert result.passed
-    assert 0.015 < result.tolerance < (2.0 if kind == "phimoe" else 1.2 if kind in (*MIXTURES, *WITH_STATES) else 0.3)
+    most = dict.fromkeys((*MIXTURES, *WITH_STATES), 1.2) | {"phimoe": 2.0, "gemma4": 0.6}
+    assert 0.015 < result.tolerance < most.get(kind, 0.3)
 
 
 @pytest.mark.parametrize("kind", ["baichuan2-7b", "qwen2", "llama-tied"])

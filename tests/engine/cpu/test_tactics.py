@@ -134,8 +134,8 @@ def test_impossible_tables_are_refused(engine_file: EngineFile, open_runner: Ope
         (0, (0, 1), 0),
         (0, (1, 1 << 20), 0),
         (0, (8, 8), 99),
-        (7, (8, 8), 0),  # one more than there are types
-        (9, (8, 8), 0),
+        (len(DType), (8, 8), 0),
+        (len(DType) + 2, (8, 8), 0),
     ],
 )
 def test_impossible_trials_are_refused(weight_type: int, shape: tuple[int, int], tactic: int) -> None:
