@@ -18,18 +18,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmserve.cli.serve_options import ServeOptions
-from llmserve.cli.server import StopSignals
+from llmserve.cli.server import StopSignals, unless
 from llmserve.engine.remote.process import ProcessEngine, RestartRule
-from llmserve.errors import InvalidArgument, LlmserveError, Unavailable, raise_problems
+from llmserve.errors import InvalidArgument, Unavailable, raise_problems
 from llmserve.serving.observe.several import added_up
+from llmserve.serving.threads import in_daemon_thread
 from llmserve.wire.http1.answers import Answer, WholeAnswer
 from llmserve.wire.http1.request import Request
 from llmserve.wire.http1.server import serve
-from llmserve.wire.listener import claim_port, url_host
+from llmserve.wire.listener import claim_port, hold_port, url_host
 
 if TYPE_CHECKING:
     from llmserve.backends.tensorrtllm.parameters import ModelParameters
@@ -38,6 +40,7 @@ SERVE = (sys.executable, "-P", "-m", "llmserve.cli.owned_server")  # -P: no modu
 LOOPBACK = "127.0.0.1"
 METRICS_LINE = "Started Metrics Service at "
 SCRAPE_TIMEOUT_S = 5.0
+MAX_LINE_BYTES = 1 << 24  # what models print comes the same way
 READ_ALREADY = frozenset(("engine", "service", "frontends"))  # of the options: no flags of the servers
 
 logger = logging.getLogger(__name__)
@@ -45,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 def serve_by_several(options: ServeOptions) -> int:
     """The exit code. Raises `InvalidArgument` with all that several servers cannot have."""
-    from llmserve.cli.serve import engine_elsewhere, gate_rule, make_extensions, server_settings
+    from llmserve.cli.serve import engine_elsewhere, gate_rule, make_extensions, run, server_settings
 
     raise_problems(InvalidArgument, f"--frontends {options.frontends}", _problems(options))
     make_extensions(options).close()  # checks, and sets up the log
@@ -56,7 +59,7 @@ def serve_by_several(options: ServeOptions) -> int:
         logger.warning("--frontends %d: this machine has %d cores; more servers than cores only cost memory",
                        options.frontends, cores)  # fmt: skip
     engine = None if elsewhere else find_engine(server_settings(options))
-    return asyncio.run(FrontEnds(options, engine).run())
+    return run(FrontEnds(options, engine).run())
 
 
 def _problems(options: ServeOptions) -> list[str]:
@@ -76,6 +79,10 @@ def _problems(options: ServeOptions) -> list[str]:
         ),
     }
     return [f"{text}; leave it out, or serve by one server" for text, is_given in given.items() if is_given]
+
+
+class _NotStarted(Exception):
+    """What a server said that did not become ready."""
 
 
 def find_engine(settings: Any) -> ModelParameters:
@@ -151,10 +158,12 @@ class FrontEnd:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
+            limit=MAX_LINE_BYTES,
         )
         assert self.process.stdout is not None
         said: list[str] = []
-        while line := (await self.process.stdout.readline()).decode(errors="replace").rstrip("\n"):
+        while data := await self.process.stdout.readline():
+            line = data.decode(errors="replace").rstrip("\n")
             if line.startswith(METRICS_LINE):
                 self.metrics_port = int(line.rpartition(":")[2])
                 return said
@@ -164,7 +173,8 @@ class FrontEnd:
 
     async def ended(self) -> int:
         """The exit code. What it says on its way is not passed on: every server says the same."""
-        assert self.process is not None
+        if self.process is None:
+            return 0
         assert self.process.stdout is not None
         while await self.process.stdout.read(65536):
             pass
@@ -204,31 +214,35 @@ class FrontEnds:
         """The exit code: 0 after a drain, 1 where a server did not start."""
         with self._signals.installed():
             async with AsyncExitStack() as stack:
-                held = HeldPorts(self._options)
-                stack.callback(held.close)
-                lines = await self._start_metrics(stack)
-                options = held.options
-                if self._engine is not None:
-                    engine = await asyncio.to_thread(self._open_engine, self._engine)
-                    stack.push_async_callback(asyncio.to_thread, engine.close)
-                    options = replace(options, engine_socket=engine.socket)
-                command = [*SERVE, *flags(_of_one_server(options))]
-                self._front_ends = [FrontEnd(command) for _ in range(options.frontends)]
                 try:
-                    said = await asyncio.gather(*(each.start() for each in self._front_ends))
-                except Unavailable as error:
+                    if not await unless(self._signals.drain, self._start(stack)):
+                        return 0
+                    return 0 if await self._keep() else 1
+                except _NotStarted as error:
                     print(error, flush=True)
-                    await self._stop()
                     return 1
-                print("\n".join([*said[0], *lines]), flush=True)
-                is_told = await self._keep()
-                await self._stop()
-        return 0 if is_told else 1
+                finally:
+                    await self._stop()
 
-    def _open_engine(self, parameters: ModelParameters) -> ProcessEngine:
-        from llmserve.cli.backends import ENGINE_PROCESS
-
-        return ProcessEngine(ENGINE_PROCESS, parameters.engine_dir, parameters.tokenizer_dir, parameters.engine)
+    async def _start(self, stack: AsyncExitStack) -> None:
+        """Everything, until every server is ready. Raises `_NotStarted` where one is not, when all have tried."""
+        held = HeldPorts(self._options)
+        stack.callback(held.close)
+        lines = await self._start_metrics(stack)
+        options = held.options
+        if self._engine is not None:
+            engine = await in_daemon_thread(partial(_open_engine, self._engine), "llmserve-load-engine")
+            stack.push_async_callback(asyncio.to_thread, engine.close)
+            options = replace(options, engine_socket=engine.socket)
+        command = [*SERVE, *flags(_of_one_server(options))]
+        self._front_ends = [FrontEnd(command) for _ in range(options.frontends)]
+        starts = await asyncio.gather(*(each.start() for each in self._front_ends), return_exceptions=True)
+        said: list[list[str]] = []
+        for start in starts:
+            if isinstance(start, BaseException):
+                raise _NotStarted(str(start)) from start
+            said.append(start)
+        print("\n".join([*said[0], *lines]), flush=True)
 
     async def _start_metrics(self, stack: AsyncExitStack) -> list[str]:
         """The line that says where all servers' metrics are."""
@@ -274,14 +288,16 @@ class FrontEnds:
             logger.error("a server has ended with exit code %d, and its connections with it; it is started again", code)
             await asyncio.sleep(pause_s)
             since = time.monotonic()
-            with suppress(LlmserveError):
+            try:
                 await front_end.start()
+            except Unavailable as error:
+                logger.error("%s", error)
 
     async def _stop(self) -> None:
         """A second signal hurries them."""
         for each in self._front_ends:
             each.stop()
-        ends = asyncio.gather(*(each.ended() for each in self._front_ends if each.process is not None))
+        ends = asyncio.gather(*(each.ended() for each in self._front_ends))
         hurry = asyncio.create_task(self._signals.hurry.wait())
         either: list[asyncio.Future[Any]] = [ends, hurry]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -290,6 +306,12 @@ class FrontEnds:
                 each.stop()
         hurry.cancel()
         await ends
+
+
+def _open_engine(parameters: ModelParameters) -> ProcessEngine:
+    from llmserve.cli.backends import ENGINE_PROCESS
+
+    return ProcessEngine(ENGINE_PROCESS, parameters.engine_dir, parameters.tokenizer_dir, parameters.engine)
 
 
 class HeldPorts:
@@ -311,17 +333,10 @@ class HeldPorts:
         self.options = replace(options, reuse_http_port=True, reuse_grpc_port=True, **ports)
 
     def _held(self, host: str, port: int, flag: str) -> int:
-        """Bound without listening: no connection comes here."""
         with claim_port(host, port, flag) as alone:  # nobody else listens
-            family, address = alone.family, alone.getsockname()
-        held = socket.socket(family, socket.SOCK_STREAM)
-        self._sockets.append(held)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        held.bind(address)
-        return int(address[1])
+            number = int(alone.getsockname()[1])
+        self._sockets.append(hold_port(host, number, flag, shared=True))
+        return number
 
     def close(self) -> None:
         for each in self._sockets:

@@ -7,12 +7,12 @@ import gc
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -31,7 +31,7 @@ from llmserve.errors import InvalidArgument, Unsupported, raise_problems
 
 if TYPE_CHECKING:
     from llmserve.cli.backends import OpenEngine
-    from llmserve.cli.server import Listen, ServerProcess
+    from llmserve.cli.server import Listen
     from llmserve.engine.directory.gate_record import GateRule
     from llmserve.frontends.shared.extension_state import Extensions
     from llmserve.serving.settings import ServerSettings
@@ -104,19 +104,20 @@ def serve(options: ServeOptions) -> None:
         options.exit_on_error,
         extensions,
     )
-    raise typer.Exit(run(process))
+    raise typer.Exit(run(process.run()))
 
 
 command = DataclassCommand(ServeOptions, serve)
 
 
-def run(process: ServerProcess) -> int:
+def run(process: Coroutine[Any, Any, int]) -> int:
+    """The exit code."""
     import uvloop
 
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     end = EndPastThreads()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        end.code = runner.run(process.run())
+        end.code = runner.run(process)
     return end.code
 
 

@@ -98,7 +98,7 @@ class ServerProcess:
             async with AsyncExitStack() as front_ends:
                 addresses = await self._start_front_ends(core, front_ends)
                 try:
-                    is_loaded = await _unless(signals.drain, core.start())
+                    is_loaded = await unless(signals.drain, core.start())
                     if not is_loaded:
                         return 0
                     statuses = core.repository_index()
@@ -154,16 +154,16 @@ class ServerProcess:
         core.leave()
         if self.shutdown_delay_s:
             _say(f"Not ready any more; requests are taken for another {self.shutdown_delay_s:g} s")
-            await _unless(signals.hurry, asyncio.sleep(self.shutdown_delay_s))
+            await unless(signals.hurry, asyncio.sleep(self.shutdown_delay_s))
 
     async def _stop(self, core: InferenceCore, signals: StopSignals, front_ends: AsyncExitStack) -> None:
         stopping = asyncio.ensure_future(core.stop(self.exit_timeout_s))
-        if not await _unless(signals.hurry, asyncio.shield(stopping)):
+        if not await unless(signals.hurry, asyncio.shield(stopping)):
             await front_ends.aclose()  # cancels what runs, so that the core has nothing to wait for
         await stopping
 
 
-async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None] | asyncio.Future[None]) -> bool:
+async def unless(event: asyncio.Event, work: Coroutine[Any, Any, None] | asyncio.Future[None]) -> bool:
     """Await `work` unless `event` comes first, which cancels it; whether it was completed."""
     task = asyncio.ensure_future(work)
     waiting = asyncio.ensure_future(event.wait())

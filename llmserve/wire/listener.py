@@ -62,6 +62,17 @@ def claim_port(host: str, port: int, flag: str, *, shared: bool = False) -> sock
 
     `shared`: other processes of this user may listen there, too; the kernel gives each connection to one of them.
     """
+    listener = hold_port(host, port, flag, shared=shared)
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _unavailable(host, port, flag, error) from error
+    return listener
+
+
+def hold_port(host: str, port: int, flag: str, *, shared: bool = False) -> socket.socket:
+    """As `claim_port`, without listening: no connection comes here."""
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
@@ -77,13 +88,15 @@ def claim_port(host: str, port: int, flag: str, *, shared: bool = False) -> sock
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         _notice_dead_peers(listener)
         listener.bind(address)
-        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        in_use = error.errno == errno.EADDRINUSE
-        reason = "the port is already in use" if in_use else (error.strerror or str(error))
-        raise port_in_use(host, port, flag, reason) from error
+        raise _unavailable(host, port, flag, error) from error
     return listener
+
+
+def _unavailable(host: str, port: int, flag: str, error: OSError) -> Unavailable:
+    in_use = error.errno == errno.EADDRINUSE
+    return port_in_use(host, port, flag, "the port is already in use" if in_use else (error.strerror or str(error)))
 
 
 def _notice_dead_peers(listener: socket.socket) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
+import signal
+import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,8 +15,9 @@ from typing import Any
 import pytest
 import typer
 
+from llmserve.cli import front_ends
 from llmserve.cli.app import app
-from llmserve.cli.front_ends import HeldPorts, find_engine, flags
+from llmserve.cli.front_ends import FrontEnds, HeldPorts, find_engine, flags
 from llmserve.cli.pipelines import packaged_repository
 from llmserve.cli.serve import server_settings
 from llmserve.cli.serve_options import ServeOptions
@@ -96,6 +102,64 @@ def test_held_ports_are_shared_with_servers_only() -> None:
                 claim_port("127.0.0.1", port, "--http-port")
     finally:
         held.close()
+
+
+SERVER = """
+import sys
+print("table", flush=True)
+print(flush=True)
+print("x" * 200_000, flush=True)
+%s
+print("Started Metrics Service at 127.0.0.1:1", flush=True)
+sys.stdin.read()
+"""
+
+
+def several(monkeypatch: pytest.MonkeyPatch, program: str) -> FrontEnds:
+    """Two servers that are this program. They use an engine elsewhere."""
+    monkeypatch.setattr(front_ends, "SERVE", (sys.executable, "-c", program))
+    options = ServeOptions(
+        host="127.0.0.1", http_port=0, grpc_port=0, metrics_port=0, frontends=2, engine_socket=Path("/e.sock")
+    )
+    return FrontEnds(options, None)
+
+
+async def end_when(front: FrontEnds, is_due: Callable[[str], bool], capsys: pytest.CaptureFixture[str]) -> str:
+    """SIGTERM when it has said so much. All that it has said."""
+    running, said = asyncio.ensure_future(front.run()), ""
+    while not (is_due(said) or running.done()):
+        await asyncio.sleep(0.01)
+        said += capsys.readouterr().out
+    if not running.done():
+        os.kill(os.getpid(), signal.SIGTERM)
+    return f"{said}{capsys.readouterr().out}exit code {await running}"
+
+
+def test_whatever_models_print_a_server_gets_ready(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    front = several(monkeypatch, SERVER % "")
+    said = asyncio.run(end_when(front, lambda text: "Metrics" in text, capsys))
+    assert said.startswith(f"table\n\n{'x' * 200_000}\nStarted Metrics Service at 127.0.0.1:")
+    assert said.endswith("exit code 0")
+
+
+def test_a_server_that_does_not_start_ends_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The other one is ready, or still on its way."""
+    first_only = f"import os; os.close(os.open({str(tmp_path / 'mine')!r}, os.O_CREAT | os.O_EXCL))"
+    front = several(monkeypatch, SERVER % first_only)
+    said = asyncio.run(end_when(front, lambda text: False, capsys))
+    assert said.endswith("a server has ended with exit code 1 before it was ready\nexit code 1")
+
+
+def test_the_end_does_not_wait_for_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    front = several(monkeypatch, SERVER % f"open({str(begun)!r}, 'w').close(); sys.stdin.read()")
+    assert asyncio.run(end_when(front, lambda text: begun.exists(), capsys)) == "exit code 0"
 
 
 def test_metrics_of_servers_are_added_up() -> None:
