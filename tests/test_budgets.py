@@ -18,7 +18,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 8_685,
     "llmserve/checkpoint": 5_720,
-    "llmserve/cli": 7_260,
+    "llmserve/cli": 7_270,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 12_580,
     "llmserve/evaluation": 6_580,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmserve.cli.serve_options import ServeOptions
-from llmserve.cli.server import StopSignals, unless
+from llmserve.cli.server import METRICS, StopSignals, started_line, unless
 from llmserve.engine.remote.process import ProcessEngine, RestartRule
 from llmserve.errors import InvalidArgument, Unavailable, raise_problems
 from llmserve.serving.observe.several import added_up
@@ -31,14 +31,13 @@ from llmserve.serving.threads import in_daemon_thread
 from llmserve.wire.http1.answers import Answer, WholeAnswer
 from llmserve.wire.http1.request import Request
 from llmserve.wire.http1.server import serve
-from llmserve.wire.listener import claim_port, hold_port, url_host
+from llmserve.wire.listener import claim_port, hold_port
 
 if TYPE_CHECKING:
     from llmserve.backends.tensorrtllm.parameters import ModelParameters
 
 SERVE = (sys.executable, "-P", "-m", "llmserve.cli.owned_server")  # -P: no modules of the folder it is in
 LOOPBACK = "127.0.0.1"
-METRICS_LINE = "Started Metrics Service at "
 SCRAPE_TIMEOUT_S = 5.0
 MAX_LINE_BYTES = 1 << 24  # what models print comes the same way
 READ_ALREADY = frozenset(("engine", "service", "frontends"))  # of the options: no flags of the servers
@@ -164,7 +163,7 @@ class FrontEnd:
         said: list[str] = []
         while data := await self.process.stdout.readline():
             line = data.decode(errors="replace").rstrip("\n")
-            if line.startswith(METRICS_LINE):
+            if line.startswith(f"Started {METRICS} at "):
                 self.metrics_port = int(line.rpartition(":")[2])
                 return said
             said.append(line)
@@ -254,7 +253,7 @@ class FrontEnds:
         host, port = listen.metrics.host, listen.metrics.port
         server = await serve(self._answer, host, port, flag="--metrics-port", tls=listen.metrics_tls)
         stack.push_async_callback(server.stop)
-        return [f"{METRICS_LINE}{url_host(host)}:{server.port}{'' if listen.metrics_tls is None else ' (TLS)'}"]
+        return [started_line(METRICS, host, server.port, listen.metrics_tls)]
 
     async def _answer(self, request: Request) -> Answer:
         text = ""

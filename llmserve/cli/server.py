@@ -29,6 +29,7 @@ from llmserve.wire.http2.keepalive import ConnectionLimits
 from llmserve.wire.listener import url_host
 
 STATUS_WIDTH = 100
+METRICS = "Metrics Service"  # a server has started when it says where this is
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -129,7 +130,7 @@ class ServerProcess:
                 shared=listen.grpc.shared,
             )
             started.push_async_callback(grpc.stop)
-            lines.append(_started("GRPCInferenceService", listen.grpc.host, grpc.port, listen.grpc_tls))
+            lines.append(started_line("GRPCInferenceService", listen.grpc.host, grpc.port, listen.grpc_tls))
         if listen.http is not None:
             http = await start_http(
                 core,
@@ -142,11 +143,11 @@ class ServerProcess:
                 shared=listen.http.shared,
             )
             started.push_async_callback(http.stop)
-            lines.append(_started("HTTPService", listen.http.host, http.port, listen.http_tls))
+            lines.append(started_line("HTTPService", listen.http.host, http.port, listen.http_tls))
         if listen.metrics is not None:
             metrics = await start_metrics(core, listen.metrics.host, listen.metrics.port, listen.metrics_tls)
             started.push_async_callback(metrics.stop)
-            lines.append(_started("Metrics Service", listen.metrics.host, metrics.port, listen.metrics_tls))
+            lines.append(started_line(METRICS, listen.metrics.host, metrics.port, listen.metrics_tls))
         return lines
 
     async def _announce_end(self, core: InferenceCore, signals: StopSignals) -> None:
@@ -178,7 +179,7 @@ async def unless(event: asyncio.Event, work: Coroutine[Any, Any, None] | asyncio
         await asyncio.gather(task, waiting, return_exceptions=True)
 
 
-def _started(service: str, host: str, port: int, tls: ssl.SSLContext | None) -> str:
+def started_line(service: str, host: str, port: int, tls: ssl.SSLContext | None) -> str:
     return f"Started {service} at {url_host(host)}:{port}{'' if tls is None else ' (TLS)'}"
 
 

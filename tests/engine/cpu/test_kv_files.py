@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
-from llmserve.core import GenerateRequest, SamplingParams, TopTokens
 from llmserve.engine.base import Engine, EngineStats
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.directory.artifact import EngineDirectory
@@ -22,6 +19,7 @@ from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import InvalidArgument
 from tests.checkpoints import make_checkpoint
 from tests.contracts.engine_process import COMMAND as PROCESS
+from tests.engine.cpu.full_answers import Answer, full_answers
 
 PROMPTS = [tuple((7 * place + shift) % 300 for place in range(40)) for shift in (0, 3)]
 OPTIONS = {
@@ -30,7 +28,6 @@ OPTIONS = {
     "int8": BuildOptions(dtype="float16", quantization="int4", kv_cache_dtype="int8"),
 }
 OpenEngine = Callable[[Path, EngineSettings], Engine]
-Answer = tuple[Sequence[int], Sequence[float], Sequence[TopTokens]]
 
 
 @pytest.fixture(scope="module", params=OPTIONS)
@@ -48,26 +45,7 @@ def answers(
     """Also how many tokens of each prompt were found."""
     files = GpuSettings(kv_cache_dir=str(folder)) if folder else GpuSettings()
     engine = open_engine(engine_dir, EngineSettings(max_kv_tokens=56, gpu=files))  # room for one of the prompts
-    sampling = SamplingParams(max_tokens=12, temperature=0.7, top_p=0.9, seed=4)
-
-    async def answer(prompt: Sequence[int]) -> tuple[Answer, int]:
-        request = GenerateRequest("r", tuple(prompt), sampling, return_log_probs=True, num_top_log_probs=3)
-        async with aclosing(engine.submit(request)) as events:
-            told = [event async for event in events]
-        usage = told[-1].usage
-        assert usage is not None
-        tokens = [token for event in told for token in event.token_ids]
-        log_probs = [log_prob for event in told for log_prob in event.log_probs]
-        return (tokens, log_probs, [top for event in told for top in event.top]), usage.cached_tokens
-
-    async def every() -> list[tuple[Answer, int]]:
-        return [await answer(prompt) for prompt in (*PROMPTS, *PROMPTS)]
-
-    try:
-        found = asyncio.run(every())
-    finally:
-        engine.close()
-    return [told for told, _ in found], [cached for _, cached in found], engine.stats()
+    return *full_answers(engine, (*PROMPTS, *PROMPTS)), engine.stats()
 
 
 def open_process(path: Path, settings: EngineSettings) -> Engine:

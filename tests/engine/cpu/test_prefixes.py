@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +15,6 @@ from llmserve.builder import prefix as prefix_module
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.prefix import Prefix, seal_prefixes
-from llmserve.core import GenerateRequest, SamplingParams, TopTokens
 from llmserve.engine.cpu.runner import available_isas
 from llmserve.engine.directory.artifact import MANIFEST_FILE, EngineDirectory
 from llmserve.engine.directory.manifest import FileRecord
@@ -32,6 +28,7 @@ from llmserve.stages.chat import Message
 from llmserve.stages.preprocess import Preprocessor
 from tests.checkpoints import make_checkpoint
 from tests.contracts.engine_process import COMMAND as PROCESS
+from tests.engine.cpu.full_answers import Answer, full_answers
 
 BLOCK = 8
 TEXTS = ("the cat sat on the mat and looked at the rain. ", "one two three four five six seven eight nine ten. ")
@@ -41,7 +38,6 @@ OPTIONS = {
     "int8 cache": BuildOptions(dtype="float16", quantization="int4", kv_cache_dtype="int8"),
 }
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-Answer = tuple[Sequence[int], Sequence[float], Sequence[TopTokens]]
 
 
 @pytest.fixture(scope="module", params=OPTIONS)
@@ -69,26 +65,7 @@ def answers(path: Path, settings: EngineSettings | None = None, *, own: bool = F
     """Of a fresh engine. Also how many tokens of each prompt were found."""
     settings = settings or EngineSettings(max_kv_tokens=512)
     engine = ProcessEngine(PROCESS, path, path, settings) if own else open_engine(path, settings)
-    sampling = SamplingParams(max_tokens=12, temperature=0.7, top_p=0.9, seed=4)
-
-    async def answer(prompt: tuple[int, ...]) -> tuple[Answer, int]:
-        request = GenerateRequest("r", prompt, sampling, return_log_probs=True, num_top_log_probs=3)
-        async with aclosing(engine.submit(request)) as events:
-            told = [event async for event in events]
-        usage = told[-1].usage
-        assert usage is not None
-        tokens = [token for event in told for token in event.token_ids]
-        log_probs = [log_prob for event in told for log_prob in event.log_probs]
-        return (tokens, log_probs, [top for event in told for top in event.top]), usage.cached_tokens
-
-    async def every() -> list[tuple[Answer, int]]:
-        return [await answer(prompt) for prompt in prompts(path)]
-
-    try:
-        found = asyncio.run(every())
-    finally:
-        engine.close()
-    return [told for told, _ in found], [cached for _, cached in found]
+    return full_answers(engine, prompts(path))
 
 
 def test_the_first_request_of_a_fresh_engine_finds_them(engine_dir: Path, sealed: Path) -> None:
