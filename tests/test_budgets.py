@@ -21,7 +21,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cli": 7_270,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 12_580,
-    "llmserve/evaluation": 6_580,
+    "llmserve/evaluation": 6_590,
     "llmserve/frontends": 15_750,
     "llmserve/models": 5_235,
     "llmserve/scheduler": 2_215,

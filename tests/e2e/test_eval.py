@@ -83,12 +83,11 @@ def test_structured_output_is_json_in_process_and_through_a_server(
 @pytest.mark.parametrize("how", ["kill", "terminate"])
 def test_a_run_that_was_killed_goes_on_where_it_stopped(demo_engine: Path, tmp_path: Path, how: str) -> None:
     report, partial = tmp_path / "report.json", tmp_path / "report.partial.jsonl"
-    suite = ROOT / "eval" / "suites" / "docstrings.yaml"
-    arguments = ["eval", str(demo_engine), "--hf-model-dir", str(CHECKPOINT), "--suite", str(suite), "--no-record"]
-    arguments += ["--output", str(report), "--concurrency", "1", "--no-as-served", "--num-samples", "300"]
+    arguments = ["eval", str(demo_engine), "--hf-model-dir", str(CHECKPOINT), "--suite", str(SMOKE), "--no-record"]
+    arguments += ["--output", str(report), "--concurrency", "1", "--no-as-served"]
     process = subprocess.Popen([LLMSERVE, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (not partial.exists() or partial.read_bytes().count(b"\n") < 60):
+    while time.monotonic() < deadline and (not partial.exists() or partial.read_bytes().count(b"\n") < 10):
         time.sleep(0.02)
     getattr(process, how)()
     assert process.wait(timeout=30) != 0
@@ -97,10 +96,10 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped(demo_engine: Path, tmp_p
     done = llmserve(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads(report.read_text())
-    assert int(content["engine"]["kept_answers"]) >= min(num_lines - 2, 200)
+    assert int(content["engine"]["kept_answers"]) >= min(num_lines - 2, 40)
     assert "answers come from before an interruption" in done.stdout
     assert not partial.exists()
-    assert content["parity"]["exact_match_rate"] > 0.98
+    assert content["parity"]["exact_match_rate"] > 0.95
 
 
 def test_it_is_asked_as_it_is_served_and_its_speed_is_compared(demo_engine: Path, tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_it_is_asked_as_it_is_served_and_its_speed_is_compared(demo_engine: Path
     assert {(one["verdict"], one["judged"]) for one in conditions.values()} == {("pass", True)}
     assert {one["answers"] for name, one in conditions.items() if name not in ("seeded", "multi-byte", "drawn")} == {32}
     assert first["speed"]["times_worse"] == {}
-    second = evaluate(tmp_path / "second.json", str(engine))
+    second = evaluate(tmp_path / "second.json", str(engine), *FEW_SERVED)
     assert second["speed"]["times_worse"].keys() == {"ttft", "itl", "throughput", "memory", "build", "open"}
     records = every_record(engine)
     assert [record.passed for record in records] == [True, True]
@@ -134,7 +133,8 @@ def test_a_server_tells_which_engine_it_has(demo_engine: Path, server: ServerPro
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_leaves_no_server_behind(demo_engine: Path, tmp_path: Path, number: int) -> None:
     command = [LLMSERVE, "eval", str(demo_engine), "--hf-model-dir", str(CHECKPOINT), "--suite", str(SMOKE)]
-    with subprocess.Popen([*command, "--output", str(tmp_path / "r.json"), "--no-record"], cwd=ROOT) as process:
+    command += ["--num-samples", "8", "--output", str(tmp_path / "r.json"), "--no-record"]
+    with subprocess.Popen(command, cwd=ROOT) as process:
         evaluation = psutil.Process(process.pid)
         deadline = time.monotonic() + 60
         while not (servers := evaluation.children()):

@@ -59,20 +59,29 @@ def resampled_quantiles(
     resamples: int = NUM_RESAMPLES,
 ) -> Interval:
     """As `resampled_means`, of a quantile: the smallest value that so many of all positions do not exceed."""
-    order = np.argsort(values, kind="stable")
-    sample_of = np.repeat(np.arange(len(lengths)), lengths)[order]
+    order = np.argsort(values, kind="stable")[::-1]
     ordered = values[order]
-
-    def of_one(drawn: NDArray[np.int64]) -> float:
-        counts = np.cumsum(np.bincount(drawn, minlength=len(lengths))[sample_of])
-        if not counts.size or not counts[-1]:
-            return 0.0
-        return float(ordered[np.searchsorted(counts, np.ceil(quantile * counts[-1]))])
+    sample_of = np.repeat(np.arange(len(lengths)), lengths)[order]
 
     def quantiles(drawn: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.array([of_one(row) for row in drawn])
+        num_drawn, num_samples = drawn.shape
+        places = drawn + num_samples * np.arange(num_drawn)[:, None]
+        counts = np.bincount(places.ravel(), minlength=drawn.size).reshape(drawn.shape)
+        totals = counts @ lengths
+        num_above = totals - np.ceil(quantile * totals).astype(np.int64)  # positions that may be larger
+        found = np.zeros(num_drawn)
+        rows = np.flatnonzero(totals)
+        num_looked_at = 256  # a high quantile is among the first
+        while rows.size:
+            seen = np.cumsum(counts[rows][:, sample_of[:num_looked_at]], axis=1)
+            is_met = seen > num_above[rows, None]
+            has_met = is_met[:, -1]
+            found[rows[has_met]] = ordered[is_met[has_met].argmax(axis=1)]
+            rows, num_looked_at = rows[~has_met], 4 * num_looked_at
+        return found
 
-    return _interval(of_one(np.arange(len(lengths))), len(lengths), quantiles, seed, resamples)
+    value = float(quantiles(np.arange(len(lengths))[None])[0])
+    return _interval(value, len(lengths), quantiles, seed, resamples)
 
 
 def _sums(values: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray[np.float64]:
