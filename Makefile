@@ -19,7 +19,7 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-chat demo-smollm2 serve cluster-env demo-cluster bench-cluster test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda gpu-kit pytest fuzz compat qa test-clients peer-suites test-minilm page-images \
+.PHONY: help demo demo-chat demo-smollm2 serve cluster-env demo-cluster bench-cluster plan-fleet test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda gpu-kit pytest fuzz compat qa test-clients peer-suites test-minilm page-images \
   format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-speculation bench-agreement soak-clients soak chaos clean
 
 help: ## Show this list
@@ -201,6 +201,9 @@ bench-speculation: $(VENV)/.base engines/smollm2-135m-instruct-int8/manifest.jso
 
 bench-agreement: $(VENV)/.base .venv-aiperf/.created ## llmserve bench beside NVIDIA's aiperf, same load, same server (about 5 minutes; URL=localhost:8000: that one)
 	$(BIN)/python -m tools.bench_agreement $(if $(URL),--url $(URL)) $(BENCH_ARGS)
+
+plan-fleet: .venv-cluster/.created ## How many replicas a load needs, simulated from measured speeds: make plan-fleet FLEET_ARGS="--rate 2 --first-token 4 --between-tokens 0.2"
+	DYN_LOG=error .venv-cluster/bin/python -m tools.fleet $(FLEET_ARGS)
 
 SOAK_SECONDS ?= 3600
 soak: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## A steady load on one server: answers, memory, descriptors, latencies (SOAK_SECONDS=3600)

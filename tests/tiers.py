@@ -36,7 +36,8 @@ PLACES = {
     "sanitized": "engine/cpu/test_sanitizers.py",
     "cluster": (
         "e2e/test_balancers.py e2e/test_chaos.py e2e/test_cluster.py e2e/test_cluster_server.py "
-        "e2e/test_dashboards.py e2e/test_rolling_update.py e2e/test_soak.py tools/test_bench_cluster.py deploy/ wheels/"
+        "e2e/test_dashboards.py e2e/test_fleet.py e2e/test_rolling_update.py e2e/test_soak.py "
+        "tools/test_bench_cluster.py deploy/ wheels/"
     ),
     "page": "page/",
 }

@@ -49,10 +49,12 @@ class LocalCluster:
 
     def __init__(
         self, folder: Path, engine: Path, *, num_workers: int = 2, router: str = "kv", name: str = "demo",
-        worker_flags: Sequence[str] = (),
+        worker_flags: Sequence[str] = (), worker: Sequence[str] = ("llmserve", "worker"),
     ) -> None:  # fmt: skip
+        """`worker`: the program that takes the place of ours, in the cluster's environment."""
         self._folder = folder
         self._name = name
+        self._worker = worker
         self.records = records = folder / "discovery"
         records.mkdir(parents=True)
         hosts = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
@@ -78,7 +80,7 @@ class LocalCluster:
         return f"http://{LOCAL}:{self.port}"
 
     def add_worker(self, engine: Path, *flags: str) -> subprocess.Popen[bytes]:
-        command = ["llmserve", "worker", str(engine), "--name", self._name, "--threads", "1", *flags]
+        command = [*self._worker, str(engine), "--name", self._name, "--threads", "1", *flags]
         port = free_port(below=2**15)  # the worker reads it as a signed 16-bit number
         self.workers.append(self._start(f"worker{len(self.workers)}", command, DYN_SYSTEM_PORT=str(port)))
         self._system_ports.append(port)
@@ -152,7 +154,9 @@ class LocalCluster:
         program = [str(ENVIRONMENT / "bin" / command[0]), *command[1:]]
         environment = {**self._environment, **more}
         with (self._folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(program, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                program, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT
+            )
         self._processes.append(process)
         return process
 
