@@ -27,7 +27,7 @@ from llmserve import errors
 from llmserve.errors import InvalidArgument, LlmserveError, Unavailable
 from llmserve.frontends.shared.raw_tensors import decode_tensor, encode_tensor
 from llmserve.serving.signature import datatype_name
-from llmserve.serving.types import NUMPY_DTYPES, Tensor
+from llmserve.serving.types import ADAPTER_NAME, NUMPY_DTYPES, Tensor
 
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]]  # text, or chat messages with `role` and `content`
 Scalar: TypeAlias = str | bytes | int | float | bool | np.generic
@@ -166,10 +166,11 @@ class Client:
 class AsyncClient:
     """The same for asyncio: one connection, any number of tasks of one event loop."""
 
-    def __init__(self, url: str, *, model: str = "ensemble", access: Access = Access()) -> None:
-        """See `Client`."""
+    def __init__(self, url: str, *, model: str = "ensemble", access: Access = Access(), adapter: str = "") -> None:
+        """See `Client`. `adapter`: the name of a LoRA adapter that every answer is to be of."""
         self.url = _target(url)
         self.model = model
+        self._adapter = adapter
         self._metadata = access.metadata
         secure = access.credentials(url)
         self._channel = (
@@ -220,6 +221,11 @@ class AsyncClient:
             return False
         return bool(reply.ready)
 
+    def _adapted(self, request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferRequest:
+        if self._adapter:
+            request.parameters[ADAPTER_NAME].string_param = self._adapter
+        return request
+
     async def _asked(self, call: Any, request: Any, member: str) -> Any:
         """A member of the reply."""
         try:
@@ -239,7 +245,7 @@ class AsyncClient:
     ) -> AsyncGenerator[TextDelta, None]:
         """See `Client.generate`. Iterate inside `aclosing`, or a loop that is left early is cancelled late."""
         tensors = {"max_tokens": max_tokens, "stream": stream, **parameters}
-        request = build_request(await self.config(), prompt, tensors, request_id=request_id)
+        request = self._adapted(build_request(await self.config(), prompt, tensors, request_id=request_id))
         call = self._stub.ModelStreamInfer(timeout=timeout_s, metadata=self._metadata)
         try:
             await call.write(request)
@@ -255,7 +261,7 @@ class AsyncClient:
         self, inputs: Mapping[str, Parameter], *, request_id: str = "", timeout_s: float | None = None
     ) -> dict[str, NDArray[Any]]:
         """The outputs of the first response to `inputs`, all by name: for models that take something else than text."""
-        request = request_of(await self.config(), inputs, request_id=request_id)
+        request = self._adapted(request_of(await self.config(), inputs, request_id=request_id))
         call = self._stub.ModelStreamInfer(timeout=timeout_s, metadata=self._metadata)
         try:
             await call.write(request)

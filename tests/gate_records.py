@@ -14,10 +14,11 @@ HERE = runtime_for("cpu").kernels()
 
 
 def content_of(
-    digest: str, suite: str = "docs", *, passed: bool = True, kernels: str = HERE, **facts: Any
+    digest: str, suite: str = "docs", *, passed: bool = True, kernels: str = HERE, adapter: str = "", **facts: Any
 ) -> dict[str, Any]:
+    """`adapter`: digest of the one that answered with the engine."""
     return {
-        "engine": {"digest": digest, "kernels": kernels},
+        "engine": {"digest": digest, "kernels": kernels} | ({"adapter_digest": adapter} if adapter else {}),
         "suite": {"name": suite, "complete": True, "num_samples": 50, "blessed_by": "ann"} | facts,
         "passed": passed,
         "verdict": "pass" if passed else "fail",

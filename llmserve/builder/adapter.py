@@ -69,9 +69,14 @@ def build_adapter(folder: Path, engine: Path, output: Path) -> AdapterManifest:
     dtype = _dtype(directory.manifest)
     parts = [_part(change, places[name], dtype, factors, name) for name, change in sorted(adapter.changes.items())]
     base, config = directory.manifest.engine_digest, (folder / CONFIG_FILE).read_bytes()
-    source = hashlib.sha256("".join(hash_file(folder / name) for name in ADAPTER_FILES).encode()).hexdigest()
+    source = source_digest(folder)
     with staged_directory(output, ADAPTER) as staged:
         return seal_adapter(staged, parts, base_digest=base, source_digest=source, config=config)
+
+
+def source_digest(folder: Path) -> str:
+    """Of PEFT's files."""
+    return hashlib.sha256("".join(hash_file(folder / name) for name in ADAPTER_FILES).encode()).hexdigest()
 
 
 def _factors(directory: EngineDirectory) -> Factors:

@@ -90,7 +90,7 @@ def make_backends(
     opened = partial(open_gated, gate, open_cluster or open_engine)
     apart = partial(open_elsewhere, opened) if open_cluster else partial(open_process, gate)
     backends: tuple[Backend, ...] = (
-        TensorrtLlmBackend(opened, apart, verify_every_s=verify_every_s),
+        TensorrtLlmBackend(opened, apart, verify_every_s=verify_every_s, gate=gate),
         PythonBackend(),
         PyTorchBackend(),
         OnnxRuntimeBackend(settings.max_batch_size(OnnxRuntimeBackend.name)),

@@ -114,7 +114,8 @@ class EngineOptions:
     require_gate: Annotated[
         list[str] | None,
         typer.Option(
-            help="Suite that every engine must have passed; without a value, or any: any suite; may be repeated.",
+            help="Suite that every engine and adapter must have passed; without a value, or any: any suite; "
+            "may be repeated.",
             rich_help_panel=ENGINE,
         ),
     ] = None

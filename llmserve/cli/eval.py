@@ -51,9 +51,7 @@ class EvalFlags(SummarizeFlags):
     ] = None
     adapter: Annotated[
         Path | None,
-        typer.Option(
-            help="Judge the engine with this adapter directory, in this process; no record.", show_default=False
-        ),
+        typer.Option(help="Judge the engine with this adapter directory, which gets the record.", show_default=False),
     ] = None
     baseline: Annotated[
         Path | None,
@@ -110,16 +108,12 @@ class EvalFlags(SummarizeFlags):
 
     @property
     def has_record(self) -> bool:
-        is_engine_alone = self.engine is not None and not self.url and self.adapter is None
-        return is_engine_alone and self.baseline is None and self.record
+        return self.engine is not None and not self.url and self.baseline is None and self.record
 
     def problems(self) -> list[str]:
         found = []
         if self.sign_key is not None and not self.has_record:
-            found.append(
-                "--sign-key signs a record; with --url, --baseline, --adapter or --no-record there is none: leave "
-                "it out"
-            )
+            found.append("--sign-key signs a record; with --url, --baseline or --no-record there is none: leave it out")
         if self.output is not None and self.output.suffix == ".html":
             found.append(f"--output names the JSON report, and the page beside it ends in .html: not {self.output}")
         if self.earlier is not None and not self.plan:
@@ -148,7 +142,7 @@ class EvalFlags(SummarizeFlags):
             concurrency=self.batch_size or self.concurrency,
             threads=self.threads,
             access=Access(self.api_key, self.root_certificates),
-            served=served if self.as_served and not self.adapter else None,
+            served=served if self.as_served else None,
             lora=self.lora,
             adapter=self.adapter,
         )
@@ -185,7 +179,7 @@ def _judged(flags: EvalFlags) -> bool:
     judged = (flags.adapter or flags.engine).resolve().name if flags.engine and not flags.url else "server"
     suite = load_suite(flags.suite)
     path = flags.output or RESULTS / f"{judged}-{suite.name}.json"
-    partial = path.with_suffix(PARTIAL) if flags.engine and not (flags.url or flags.adapter) else None
+    partial = path.with_suffix(PARTIAL) if flags.engine and not flags.url else None
     with terminated_as_exception(), _ProgressBars() as bars:
         report = run_suite(replace(flags.options(), kept_answers=partial), bars)
     report.save(path)
@@ -196,7 +190,8 @@ def _judged(flags: EvalFlags) -> bool:
     Console(highlight=False).print(render(report))
     typer.echo(f"report: {path}, and as a page {page.name}")
     if flags.has_record and flags.engine is not None:
-        typer.echo(f"record: {add_record(flags.engine, flags.suite, report, path, signer=signer)}")
+        made = add_record(flags.engine, flags.suite, report, path, signer=signer, adapter=flags.adapter)
+        typer.echo(f"record: {made}")
     lines, is_above = flags.summary(report, suite)
     typer.echo("\n".join(lines), nl=bool(lines))
     return report.passed and is_above

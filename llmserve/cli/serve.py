@@ -261,7 +261,7 @@ def cluster_opener(cluster: str) -> OpenEngine:
 def gate_rule(options: ServeOptions) -> GateRule | None:
     """What engines must have passed. The given one's records are read at once; its bytes when it opens."""
     from llmserve.engine.directory.artifact import EngineDirectory
-    from llmserve.engine.directory.gate_record import ANY_SUITE, GateRule, require_record
+    from llmserve.engine.directory.gate_record import ANY_SUITE, GateRule, GateSubject, require_record
     from llmserve.sealed_log import Verifier
 
     suites, keys = tuple(options.require_gate or ()), options.gate_key or ()
@@ -273,7 +273,7 @@ def gate_rule(options: ServeOptions) -> GateRule | None:
         raise InvalidArgument(f"--require-gate {ANY_SUITE} names no suite, and the others do; leave one of them out")
     rule = GateRule(() if suites == (ANY_SUITE,) else suites, Verifier.load(*keys) if keys else None)
     if options.engine is not None:
-        require_record(EngineDirectory.open(options.engine), rule)
+        require_record(GateSubject.engine(EngineDirectory.open(options.engine)), rule)
     return rule
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from llmserve.builder.adapter import source_digest
 from llmserve.checkpoint.adapters.adapted import open_checkpoint
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.client import Access
@@ -129,7 +130,7 @@ def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
     suite = load_suite(options.suite)
     require_metrics(suite)
     directory = EngineDirectory.open(options.engine) if options.engine else None
-    subject = Subject.of(directory, options.url, options.access)
+    subject = Subject.of(directory, options.url, options.access, options.adapter)
     ask = _ask_engine if options.baseline else _ask_hugging_face
     questions, baseline_side = ask(options, suite, directory, watcher)
     with _kept(options, suite, questions, directory) as kept:
@@ -143,6 +144,17 @@ def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
     return with_served(report, suite, subject, served, asked, watcher)
 
 
+def _require_adapter(adapter: Path, lora: Path, directory: EngineDirectory) -> None:
+    """`EngineFileError` for one of another engine, `InvalidArgument` when the baseline would have another adapter."""
+    sealed = SealedAdapter.open(adapter)
+    sealed.require_base(directory.manifest.engine_digest)
+    if source_digest(lora) != sealed.manifest.source_digest:
+        raise InvalidArgument(
+            f"--adapter {adapter} was not built from --lora {lora}: give the folder that it was built from, or build "
+            f"it again with: llmserve adapter build {lora} --engine {directory.path}"
+        )
+
+
 def _ask_hugging_face(
     options: EvalOptions, suite: Suite, directory: EngineDirectory | None, watcher: Watcher
 ) -> tuple[Questions, Side]:
@@ -152,6 +164,8 @@ def _ask_hugging_face(
             f"no checkpoint {options.checkpoint}; give the folder or FILE.gguf that the engine was built from"
         )
     with open_checkpoint(options.checkpoint, options.lora) as checkpoint, text_folder(checkpoint) as texts:
+        if options.adapter and options.lora and directory:
+            _require_adapter(options.adapter, options.lora, directory)
         samples, prompts = _asked(options, suite, texts)
         dtype = options.dtype or usual_dtype(checkpoint, directory)
         key = BaselineKey(checkpoint.digest(), text_digest(texts), suite_digest(suite), dtype)
@@ -310,6 +324,7 @@ def _kept(
     asked: list[Any] = [suite.max_tokens, suite.guide, *questions.samples, *questions.prompts]
     asked += [[decision.token for decision in answer.decisions] for answer in questions.baseline]
     how = {"in_flight": options.concurrency, "threads": options.threads, "machine": machine_name()}
+    how |= {"adapter": SealedAdapter.open(options.adapter).digest} if options.adapter else {}
     with kept_answers(options.kept_answers, identity_of(directory, asked, how | package_versions())) as kept:
         yield kept
 
@@ -375,7 +390,8 @@ def candidate_side(
         assert directory is not None, "checked with the options"
         facts = engine_facts(directory)
     if options.adapter:
-        facts |= {"adapter_digest": SealedAdapter.open(options.adapter).digest}
+        name = f"{facts['name']} with adapter {options.adapter.resolve().name}"
+        facts |= {"name": name, "adapter_digest": SealedAdapter.open(options.adapter).digest}
     facts |= {"in_flight": str(options.concurrency), "machine": machine_name()}
     if run.fresh is not None and (num_kept := len(run.answers) - len(run.fresh)):
         facts["kept_answers"] = str(num_kept)

@@ -21,7 +21,7 @@ from llmserve.builder.options import BuildOptions
 from llmserve.cli import eval as eval_command
 from llmserve.cli.app import app
 from llmserve.engine.directory.artifact import EngineDirectory, hash_file
-from llmserve.engine.directory.gate_record import RECORDS_FILE, GateRule, gate_problems, records_of
+from llmserve.engine.directory.gate_record import RECORDS_FILE, GateRule, GateSubject, gate_problems, records_of
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, ResourceExhausted, Unavailable, Unsupported
 from llmserve.evaluation.answers import Answer
 from llmserve.evaluation.baseline import hf
@@ -244,13 +244,13 @@ def test_a_run_leaves_a_record_that_counts_once_the_margins_are_blessed(
     assert records_of(directory) == []
     done = run(*arguments)
     assert "record: tiny: passed, with margins that nobody blessed" in done.output
-    assert "nobody has blessed" in gate_problems(directory, GateRule(("tiny",)))[0]
+    assert "nobody has blessed" in gate_problems(GateSubject.engine(directory), GateRule(("tiny",)))[0]
 
     bless(suite, load_suite(suite), by="ann", why="first release")
     assert run(*arguments, "--num-samples", "3").exit_code == 1
-    assert "nobody has blessed" in gate_problems(directory, GateRule(("tiny",)))[0]
+    assert "nobody has blessed" in gate_problems(GateSubject.engine(directory), GateRule(("tiny",)))[0]
     assert run(*arguments).exit_code == 0
-    assert gate_problems(directory, GateRule(("tiny",))) == []
+    assert gate_problems(GateSubject.engine(directory), GateRule(("tiny",))) == []
     *_, last = records_of(directory)
     content = last.line.content
     assert content["report_sha256"] == hash_file(report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,11 @@ import httpx
 import pytest
 
 from llmserve.engine.adapters.sealed import SealedAdapter
-from llmserve.engine.directory.gate_record import every_record
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.directory.gate_record import RECORDS_FILE, every_record
 from tests.adapters import MODULES, make_adapter
 from tests.e2e.conftest import CHECKPOINT, ROOT, ServerProcess, llmserve, start_server
+from tests.gate_records import add_gate_record
 
 SMOKE = ROOT / "eval/suites/docstrings-smoke.yaml"
 TEXT = "Summarize: Open the file and read all of its lines."
@@ -87,20 +90,47 @@ def test_an_adapter_comes_and_goes(server: ServerProcess, adapters: dict[str, Pa
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_an_adapter_is_evaluated_and_leaves_the_engines_record_alone(
+def test_an_adapter_is_judged_and_serves_with_its_own_record_only(
     demo_engine: Path, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
     output, sealed = tmp_path / "report.json", adapters["formal"]
-    flags = ("--adapter", str(sealed), "--suite", str(SMOKE), "--num-samples", "6", "--output", str(output))
-    done = llmserve("eval", str(demo_engine), *flags, "--hf-model-dir", str(CHECKPOINT))
-    assert "give the baseline the same adapter" in done.stderr
-    before = every_record(demo_engine)
-    as_peft_saved_it = str(sealed.with_name("formal"))
-    llmserve("eval", str(demo_engine), *flags, "--hf-model-dir", str(CHECKPOINT), "--lora", as_peft_saved_it)
-    report = json.loads(output.read_text())
-    assert report["engine"]["adapter_digest"] == SealedAdapter.open(sealed).digest
+    engine = shutil.copytree(demo_engine, tmp_path / "engine", ignore=shutil.ignore_patterns(RECORDS_FILE))
+    suite = tmp_path / "suite.yaml"  # with its baselines beside it
+    data = str(SMOKE.parents[1] / "data")
+    text = SMOKE.read_text().replace("num_samples: 50", "num_samples: 6").replace("../baselines", "baselines")
+    text = text.replace("margins: {rougeL: 2.0}", "margins: {rougeL: 50}").replace("flip: 0.1", "flip: 5")  # so few
+    suite.write_text(text.replace("../data", data) + "inconclusive: pass\n")
+    blessed = llmserve("eval", "bless", str(suite), "--by", "ann", "--why", "six samples")
+    assert blessed.returncode == 0, blessed.stderr
+    command = ("eval", str(engine), "--adapter", str(sealed), "--suite", str(suite), "--output", str(output),
+               "--served-samples", "3", "--hf-model-dir", str(CHECKPOINT), "--lora")  # fmt: skip
+    assert "give the baseline the same adapter" in llmserve(*command[:-1]).stderr
+    assert "was not built from --lora" in llmserve(*command, str(sealed.with_name("brief"))).stderr
+    done = llmserve(*command, str(sealed.with_name("formal")))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report, digest = json.loads(output.read_text()), SealedAdapter.open(sealed).digest
+    assert report["engine"]["adapter_digest"] == digest
     assert report["parity"]["exact_match_rate"] > 0.5
-    assert every_record(demo_engine) == before
+    served = report["served"]["conditions"]
+    assert {served[name]["verdict"] for name in ("as in this process", "in flight", "/v1 unary", "drawn")} == {"pass"}
+    assert every_record(engine) == []
+    (record,) = every_record(sealed)
+    base = EngineDirectory.open(engine).manifest.engine_digest
+    assert (record.engine_digest, record.adapter_digest) == (base, digest)
+
+    add_gate_record(engine, base)  # of a suite that the adapters have not passed
+    flags = (f"--adapter=formal={sealed}", "--model-control-mode", "explicit", "--load-model", "*")
+    running = start_server(str(engine), *flags, "--require-gate")
+    try:
+        facts = httpx.get(f"{running.http}/v1/models/formal", timeout=60).json()["adapter"]
+        assert [(gate["suite"], gate["passed"]) for gate in facts["gate"]] == [("docstrings-smoke", True)]
+        brief = {"lora_name": "brief", "lora_path": str(adapters["brief"])}
+        refused = httpx.post(f"{running.http}/v1/load_lora_adapter", json=brief, timeout=60)
+        assert refused.status_code >= 400
+        assert "no suite has a record for this adapter" in refused.text
+    finally:
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(timeout=60) == 0
 
 
 def test_an_adapter_for_another_engine_keeps_the_server_from_starting(

@@ -16,6 +16,7 @@ from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.gate_record import (
     RECORDS_FILE,
     GateRule,
+    GateSubject,
     gate_problems,
     latest,
     records_of,
@@ -47,7 +48,7 @@ def add(directory: EngineDirectory, suite: str = "docs", *, digest: str = "", **
 
 
 def problems(directory: EngineDirectory, *suites: str, verifier: Verifier | None = None) -> str:
-    return "; ".join(gate_problems(directory, GateRule(suites, verifier)))
+    return "; ".join(gate_problems(GateSubject.engine(directory), GateRule(suites, verifier)))
 
 
 def test_a_passing_record_opens_the_gate(directory: EngineDirectory) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Any
 
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import AdapterEngine, Engine
+from llmserve.engine.directory.gate_record import GateRecord, GateRule, GateSubject, require_record, standing
+from llmserve.engine.directory.identity import gate_facts
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unsupported, nearest, raise_problems
 from llmserve.serving.backend import GaugeSample
 from llmserve.serving.types import ADAPTER_ID, ADAPTER_NAME, InferRequest
@@ -47,14 +49,17 @@ def _asked_name(request: InferRequest) -> str:
 @dataclass(slots=True, eq=False)
 class _Named:
     adapter: SealedAdapter
+    gates: Sequence[GateRecord]
     num_requests: int = 0  # under way
     num_asked: int = 0  # since it has its name
     is_served: bool = True  # under its name
 
 
 class ServedAdapters:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, gate: GateRule | None = None) -> None:
+        """`gate`: what each must have passed."""
         self._engine = engine
+        self._gate = gate
         self._named: dict[str, _Named] = {}
         self._lock = threading.Lock()  # names are loaded in other threads than the one of requests
 
@@ -81,10 +86,14 @@ class ServedAdapters:
                 "takes no adapters; serve without --engine-process, --engine-socket and --cluster"
             )
         adapter = SealedAdapter.open(path)
+        if self._gate is not None:
+            adapter.require_base(engine.info.digest)
+            require_record(GateSubject(path, engine.info.digest, engine.info.kernels, adapter.digest), self._gate)
+        gates = standing(path, engine.info.digest, adapter.digest)
         engine.add_adapter(adapter)
         with self._lock:
             replaced = self._named.get(name)
-            self._named[name] = _Named(adapter)
+            self._named[name] = _Named(adapter, gates)
             if replaced is not None:
                 self._retire(replaced)
 
@@ -114,7 +123,7 @@ class ServedAdapters:
         """Of each, for clients."""
         return {
             name: {"digest": named.adapter.digest, "base": named.adapter.manifest.base_digest,
-                   "rank": named.adapter.manifest.rank}
+                   "rank": named.adapter.manifest.rank, "gate": gate_facts(named.gates)}
             for name, named in self._sorted()
         }  # fmt: skip
 

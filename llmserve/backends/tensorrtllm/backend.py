@@ -36,7 +36,7 @@ from llmserve.core import POOLING, SAMPLING_DEFAULTS, GenerateRequest, Usage
 from llmserve.engine.base import Engine, EngineInfo, MeteringEngine
 from llmserve.engine.directory.artifact import EngineDirectory, read_manifest
 from llmserve.engine.directory.file_watch import FileWatch
-from llmserve.engine.directory.gate_record import GateRecord, standing
+from llmserve.engine.directory.gate_record import GateRecord, GateRule, standing
 from llmserve.engine.directory.identity import EngineIdentity
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound, Unsupported
@@ -67,6 +67,7 @@ class TensorrtLlmBackend:
     open_process: Callable[[Path, Path, EngineSettings], Engine] = no_processes
     name: str = "tensorrtllm"
     verify_every_s: float = 0.0  # how often an engine's files are hashed again; 0: never
+    gate: GateRule | None = None  # what adapters must have passed; `open_engine` asks engines
 
     def complete_config(self, config: ModelConfig, model_dir: Path) -> ModelConfig:
         """Clients read there which engine it is."""
@@ -93,7 +94,7 @@ class TensorrtLlmBackend:
             check_kind(engine.info, config.name, {output.name for output in config.output})
             tokenizer = None if engine.info.pooling else _tokenizer_for_stop_strings(parameters.tokenizer_dir)
             watch = self._watch(parameters.engine_dir)
-            adapters = ServedAdapters(engine)
+            adapters = ServedAdapters(engine, self.gate)
             adapters.load_all(parameters.adapters)
         except BaseException:
             engine.close()

@@ -1,7 +1,8 @@
 """What a release gate said of an engine: records beside it that belong to its digest, and whether they let it serve.
 
 `gate.jsonl` in the engine directory is a `sealed_log`: `llmserve eval` adds a line for every run, whatever its verdict.
-A record counts for the engine whose digest it has, so an engine that computes anything else needs one of its own.
+A record counts for the engine whose digest it has, so an engine that computes anything else needs one of its own. An
+adapter has records in its own directory, which count for the digests of both.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ class GateRecord:
     @property
     def engine_digest(self) -> str:
         return str(self.line.content["engine"]["digest"])
+
+    @property
+    def adapter_digest(self) -> str:
+        """Empty: the engine answered alone."""
+        return str(self.line.content["engine"].get("adapter_digest", ""))
 
     @property
     def kernels(self) -> str:
@@ -86,9 +92,33 @@ class GateRule:
     verifier: Verifier | None = None  # records count that these keys signed
 
 
-def records_in(path: Path, engine_digest: str) -> list[GateRecord]:
-    """Of that engine, in its directory, the oldest first. `InvalidArgument` when the file was changed."""
-    return [record for record in every_record(path) if record.engine_digest == engine_digest]
+@dataclass(frozen=True, slots=True)
+class GateSubject:
+    """What has records in a directory: an engine, or an adapter with its engine."""
+
+    path: Path
+    engine_digest: str
+    kernels: str  # that compute here
+    adapter_digest: str = ""
+
+    @classmethod
+    def engine(cls, directory: EngineDirectory) -> GateSubject:
+        manifest = directory.manifest
+        return cls(directory.path, manifest.engine_digest, runtime_for(manifest.target).kernels())
+
+    @property
+    def name(self) -> str:
+        return "adapter" if self.adapter_digest else "engine"
+
+    def command(self, suite: str) -> str:
+        given = f"ENGINE --adapter {self.path} --lora ADAPTER" if self.adapter_digest else str(self.path)
+        return f"make one with: llmserve eval {given} --hf-model-dir CHECKPOINT --suite {suite}"
+
+
+def records_in(path: Path, engine_digest: str, adapter_digest: str = "") -> list[GateRecord]:
+    """Of that engine, or of an adapter with it, the oldest first. `InvalidArgument` when the file was changed."""
+    wanted = (engine_digest, adapter_digest)
+    return [record for record in every_record(path) if (record.engine_digest, record.adapter_digest) == wanted]
 
 
 def every_record(path: Path) -> list[GateRecord]:
@@ -116,49 +146,48 @@ def latest(records: Sequence[GateRecord]) -> Mapping[str, GateRecord]:
 
 def require_gate(directory: EngineDirectory, rule: GateRule) -> None:
     """As `require_record`, for the engine's own bytes: hashes every file."""
-    require_record(directory, rule)
+    require_record(GateSubject.engine(directory), rule)
     directory.verify()
 
 
-def require_record(directory: EngineDirectory, rule: GateRule) -> None:
-    """`GateClosed` unless the engine's records have what `rule` asks for; lists every reason."""
-    raise_problems(GateClosed, f"the gate refuses {directory.path}", gate_problems(directory, rule))
+def require_record(subject: GateSubject, rule: GateRule) -> None:
+    """`GateClosed` unless its records have what `rule` asks for; lists every reason."""
+    raise_problems(GateClosed, f"the gate refuses {subject.path}", gate_problems(subject, rule))
 
 
-def gate_problems(directory: EngineDirectory, rule: GateRule) -> list[str]:
-    """Why the engine's records do not let it serve here; none when they do."""
-    kernels = runtime_for(directory.manifest.target).kernels()
+def gate_problems(subject: GateSubject, rule: GateRule) -> list[str]:
+    """Why its records do not let it serve here; none when they do."""
     try:
-        records = records_of(directory)
+        records = records_in(subject.path, subject.engine_digest, subject.adapter_digest)
     except InvalidArgument as error:
         return [str(error)]
-    found = latest([record for record in records if record.kernels == kernels])
-    elsewhere = latest([record for record in records if record.kernels != kernels])
+    found = latest([record for record in records if record.kernels == subject.kernels])
+    elsewhere = latest([record for record in records if record.kernels != subject.kernels])
     wanted = rule.suites or tuple(found or elsewhere)
     if not wanted:
-        digest = directory.manifest.engine_digest[:12]
-        return [f"no suite has a record for this engine (digest {digest}); {_command(directory, 'SUITE.yaml')}"]
+        digest = (subject.adapter_digest or subject.engine_digest)[:12]
+        return [f"no suite has a record for this {subject.name} (digest {digest}); {subject.command('SUITE.yaml')}"]
     return [
         problem
         for suite in wanted
         if (
-            problem := _of_elsewhere(directory, elsewhere[suite], kernels)
+            problem := _of_elsewhere(subject, elsewhere[suite])
             if suite in elsewhere and suite not in found
-            else _problem(directory, rule, suite, found.get(suite))
+            else _problem(subject, rule, suite, found.get(suite))
         )
     ]
 
 
-def _of_elsewhere(directory: EngineDirectory, record: GateRecord, kernels: str) -> str:
+def _of_elsewhere(subject: GateSubject, record: GateRecord) -> str:
     return (
-        f"suite {record.suite} was run with {record.kernels}, and this machine computes with {kernels}, which may "
-        f"round differently; {_command(directory, f'{record.suite}.yaml')}"
+        f"suite {record.suite} was run with {record.kernels}, and this machine computes with {subject.kernels}, which "
+        f"may round differently; {subject.command(f'{record.suite}.yaml')}"
     )
 
 
-def _problem(directory: EngineDirectory, rule: GateRule, suite: str, record: GateRecord | None) -> str:
+def _problem(subject: GateSubject, rule: GateRule, suite: str, record: GateRecord | None) -> str:
     if record is None:
-        return f"suite {suite} has no complete record for its digest; {_command(directory, f'{suite}.yaml')}"
+        return f"suite {suite} has no complete record for its digest; {subject.command(f'{suite}.yaml')}"
     if not record.passed:
         return f"suite {suite} says {record.verdict} ({record.time})"
     if not record.blessed_by:
@@ -168,19 +197,15 @@ def _problem(directory: EngineDirectory, rule: GateRule, suite: str, record: Gat
     return ""
 
 
-def _command(directory: EngineDirectory, suite: str) -> str:
-    return f"make one with: llmserve eval {directory.path} --hf-model-dir CHECKPOINT --suite {suite}"
-
-
 def _is_whole(record: GateRecord) -> bool:
     """Reads every field once, so that what lacks one shows here."""
     return bool(str(record))
 
 
-def standing(path: Path, engine_digest: str) -> tuple[GateRecord, ...]:
-    """What to show of the engine in `path`: the last complete record of each suite, by name; none of a changed file."""
+def standing(path: Path, engine_digest: str, adapter_digest: str = "") -> tuple[GateRecord, ...]:
+    """What to show of what is in `path`: the last complete record of each suite, by name; none of a changed file."""
     try:
-        found = latest(records_in(path, engine_digest))
+        found = latest(records_in(path, engine_digest, adapter_digest))
     except InvalidArgument:
         return ()
     return tuple(found[suite] for suite in sorted(found))

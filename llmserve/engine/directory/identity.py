@@ -22,6 +22,11 @@ def told_apart(first: str, second: str) -> tuple[str, str]:
     return first[:shown], second[:shown]
 
 
+def gate_facts(gates: Sequence[GateRecord]) -> list[dict[str, Any]]:
+    """What release gates said, as JSON."""
+    return [{"suite": gate.suite, "passed": gate.passed, "verdict": gate.verdict, "time": gate.time} for gate in gates]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineIdentity:
     digest: str
@@ -55,10 +60,7 @@ class EngineIdentity:
 
     def document(self, gates: Sequence[GateRecord]) -> dict[str, Any]:
         """As JSON, with what release gates said of it."""
-        told = [
-            {"suite": gate.suite, "passed": gate.passed, "verdict": gate.verdict, "time": gate.time} for gate in gates
-        ]
-        return {**self._named(), "deterministic": self.is_deterministic, "gate": told}
+        return {**self._named(), "deterministic": self.is_deterministic, "gate": gate_facts(gates)}
 
     def _named(self) -> dict[str, str]:
         return {"digest": self.digest, "target": self.target, "dtype": self.dtype, "precision": self.precision}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve import sealed_log
+from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.gate_record import FORMAT, RECORDS_FILE, GateRecord
 from llmserve.engine.directory.identity import told_apart
@@ -19,25 +20,38 @@ SEED = 0  # of every resampling
 
 
 def add_record(
-    engine: Path, suite: Path, report: Report, report_file: Path, *, signer: sealed_log.Signer | None = None
+    engine: Path,
+    suite: Path,
+    report: Report,
+    report_file: Path,
+    *,
+    signer: sealed_log.Signer | None = None,
+    adapter: Path | None = None,
 ) -> GateRecord:
-    """Hashes every file of the engine first. `EngineFileError` when one was changed after the build, `InvalidArgument`
-    when the engine is not the one that answered."""
+    """Hashes every file of the engine first, and of the adapter that answered with it, which then has the record.
+    `EngineFileError` when one was changed after the build, `InvalidArgument` when they are not those that answered."""
     directory = EngineDirectory.open(engine)
     directory.verify()
-    digest = directory.manifest.engine_digest
-    if report.engine.facts["engine_digest"] != digest:
-        then, now_is = told_apart(report.engine.facts["engine_digest"], digest)
-        raise InvalidArgument(
-            f"the engine in {engine} changed during the run (digest {then}, now {now_is}): its answers belong to no "
-            "engine that is there; run it again"
-        )
+    _require_same("engine", engine, report.engine.facts["engine_digest"], directory.manifest.engine_digest)
+    if adapter is not None:
+        sealed = SealedAdapter.open(adapter)
+        sealed.read()
+        _require_same("adapter", adapter, report.engine.facts["adapter_digest"], sealed.digest)
     content = _content(report, hashlib.sha256(report_file.read_bytes()).hexdigest())
     content["suite"]["blessed_by"] = blessed_by(suite, report.rules)
     try:
-        return GateRecord(sealed_log.append(directory.path / RECORDS_FILE, content, signer))
+        return GateRecord(sealed_log.append((adapter or directory.path) / RECORDS_FILE, content, signer))
     except InvalidArgument as error:
         raise InvalidArgument(f"{error}; --no-record leaves the record out") from error
+
+
+def _require_same(what: str, path: Path, then: str, now_is: str) -> None:
+    if then != now_is:
+        told = told_apart(then, now_is)
+        raise InvalidArgument(
+            f"the {what} in {path} changed during the run (digest {told[0]}, now {told[1]}): its answers belong to no "
+            f"{what} that is there; run it again"
+        )
 
 
 def _content(report: Report, report_sha256: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 from llmserve.client import Access, AsyncClient
@@ -53,6 +54,7 @@ NO_REUSE = ("--parameter", f"{TOKENS_MODEL}.enable_kv_cache_reuse=false")
 PREEMPTING = ("--parameter", f"{TOKENS_MODEL}.batch_scheduler_policy=max_utilization")
 NOT_TAKEN = ("HTTP 400", "HTTP 422")  # errors of a server that has no such field
 MOST_ROUNDS = 5  # in a small KV cache
+ADAPTED = "eval-adapter"  # name of the adapter that is judged
 PREEMPTIONS = {"preemptions": "llmserve_preemptions_total"}
 
 
@@ -91,12 +93,21 @@ class Asked:
 
 
 async def check_engine(
-    directory: EngineDirectory, command: Sequence[str], asked: Asked, watcher: Watcher, *, threads: int, is_judged: bool
+    directory: EngineDirectory,
+    command: Sequence[str],
+    asked: Asked,
+    watcher: Watcher,
+    *,
+    threads: int,
+    is_judged: bool,
+    adapter: Path | None = None,
 ) -> Served:
     """In servers that `command` starts. Raises `Unavailable` when one does not start or ends, `InvalidArgument` when it
-    has another engine."""
+    has another engine. `adapter`: directory of the one that all are asked for."""
     check = Check(asked, is_judged, watcher.phase("as served", 9 * len(asked.samples)))
-    flags = ("--threads", str(threads)) if threads else ()
+    name = ADAPTED if adapter else ""
+    flags = ["--threads", str(threads)] if threads else []
+    flags += ["--adapter", f"{name}={adapter}"] if adapter else []
 
     @asynccontextmanager
     async def server(*more: str) -> AsyncGenerator[tuple[OwnServer, GrpcAsker], None]:
@@ -104,10 +115,10 @@ async def check_engine(
             await started.ready()
             check.server = started
             await require_engine(started.grpc, Access(), directory)
-            async with grpc_asker(started.grpc, Access()) as grpc:
+            async with grpc_asker(started.grpc, Access(), name) as grpc:
                 yield started, await check.warmed_up(grpc)
 
-    async with server() as (shipped, grpc), v1_asker(shipped.http, Access()) as v1:
+    async with server() as (shipped, grpc), v1_asker(shipped.http, Access(), name) as v1:
         await check.alone(grpc)
         check.beside_this_process()
         await check.prefix_hits(grpc)

@@ -204,19 +204,19 @@ def _log_probs(told: Json) -> list[float]:
 
 
 @asynccontextmanager
-async def grpc_asker(url: str, access: Access) -> AsyncGenerator[GrpcAsker, None]:
-    """Raises `LlmserveError` when nobody is there."""
-    async with AsyncClient(url, model=MODEL, access=access) as client:
+async def grpc_asker(url: str, access: Access, adapter: str = "") -> AsyncGenerator[GrpcAsker, None]:
+    """Of the adapter with this name, if it has one. Raises `LlmserveError` when nobody is there."""
+    async with AsyncClient(url, model=MODEL, access=access, adapter=adapter) as client:
         config = await client.config()
         yield GrpcAsker(client, frozenset(entry.name for entry in config.input))
 
 
 @asynccontextmanager
-async def v1_asker(url: str, access: Access) -> AsyncGenerator[V1Asker, None]:
+async def v1_asker(url: str, access: Access, adapter: str = "") -> AsyncGenerator[V1Asker, None]:
     server = parse_server(url, access.root_certificates if url.startswith("https://") else None)
     connections = Connections(server)
     try:
-        yield V1Asker(connections, MODEL, access.api_key)
+        yield V1Asker(connections, adapter or MODEL, access.api_key)
     finally:
         await connections.close()
 

@@ -50,13 +50,14 @@ class Subject:
     url: str
     access: Access
     identity: EngineIdentity | None  # None: the server does not tell
+    adapter: Path | None = None  # directory of the adapter that answers with the engine
 
     @classmethod
-    def of(cls, directory: EngineDirectory | None, url: str, access: Access) -> Subject:
+    def of(cls, directory: EngineDirectory | None, url: str, access: Access, adapter: Path | None = None) -> Subject:
         """`InvalidArgument` when the server has another engine than the directory."""
         if not url:
             assert directory is not None, "checked with the options"
-            return cls(directory, url, access, EngineIdentity.of(directory.manifest))
+            return cls(directory, url, access, EngineIdentity.of(directory.manifest), adapter)
         asking = server_identity(url, access) if directory is None else require_engine(url, access, directory)
         return cls(directory, url, access, asyncio.run(asking))
 
@@ -99,7 +100,13 @@ def _served(suite: Suite, subject: Subject, options: ServedOptions, asked: Asked
     else:
         assert subject.directory is not None
         asking = check_engine(
-            subject.directory, options.command, some, watcher, threads=options.threads, is_judged=is_judged
+            subject.directory,
+            options.command,
+            some,
+            watcher,
+            threads=options.threads,
+            is_judged=is_judged,
+            adapter=subject.adapter,
         )
     served = asyncio.run(asking)
     if is_judged:
@@ -111,6 +118,7 @@ def _served(suite: Suite, subject: Subject, options: ServedOptions, asked: Asked
 def _records(subject: Subject, options: ServedOptions | None) -> Sequence[GateRecord]:
     """To compare speed with; none where the file was changed, which whoever adds to it will say."""
     place = subject.directory.path if subject.directory is not None and not subject.url else None
+    place = subject.adapter or place
     if options is not None and options.previous is not None:
         return every_record(options.previous)
     try:

@@ -13,6 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from llmserve.backends.tensorrtllm import TensorrtLlmBackend
 from llmserve.backends.tensorrtllm.backend import EngineInstance
 from llmserve.engine.base import Engine
+from llmserve.engine.directory.gate_record import GateRule
 from llmserve.serving.backend import LoadContext, LoadedModel
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 
@@ -35,14 +36,16 @@ def no_infer(request: InferRequest) -> AsyncGenerator[InferResponse, None]:
     raise AssertionError("this backend calls no other model")
 
 
-def load_model(engine: Engine, config: ModelConfig | None = None, **parameters: str) -> LoadedModel:
+def load_model(
+    engine: Engine, config: ModelConfig | None = None, gate: GateRule | None = None, **parameters: Any
+) -> LoadedModel:
     config = with_parameters(config or read_config("tensorrt_llm"), **parameters)
     model_dir = PIPELINES / config.name
     context = LoadContext(config, model_dir, "1", model_dir / "1", no_infer)
-    return TensorrtLlmBackend(lambda path, settings: engine).load(context)
+    return TensorrtLlmBackend(lambda path, settings: engine, gate=gate).load(context)
 
 
-def instance_over(engine: Engine, config: ModelConfig | None = None, **parameters: str) -> EngineInstance:
+def instance_over(engine: Engine, config: ModelConfig | None = None, **parameters: Any) -> EngineInstance:
     (instance,) = load_model(engine, config, **parameters).instances
     assert isinstance(instance, EngineInstance)
     return instance

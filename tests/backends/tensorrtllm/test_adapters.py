@@ -14,12 +14,15 @@ import pytest
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import Engine
+from llmserve.engine.directory.gate_record import GateRule
 from llmserve.engine.fake import fake_answer, fake_engine
+from llmserve.engine.fake.runner import KERNELS
 from llmserve.engine.inflight import InflightEngine
-from llmserve.errors import Code, EngineFileError, InvalidArgument, ModelConfigError, NotFound, Unsupported
+from llmserve.errors import Code, EngineFileError, GateClosed, InvalidArgument, ModelConfigError, NotFound, Unsupported
 from llmserve.serving.types import InferRequest, Tensor
 from tests.backends.tensorrtllm.models import ids, instance_over, load_model, request, responses, value
 from tests.engine.test_adapters import adapters
+from tests.gate_records import add_gate_record
 
 PROMPT = [11, 12, 13, 14, 15]
 
@@ -150,6 +153,30 @@ def test_errors_of_one_keep_their_kind(engine: InflightEngine, known: list[Seale
     (known[0].path / "adapter.json").write_text("{")
     with pytest.raises(EngineFileError, match="is damaged"):
         served.load("style", known[0].path)
+
+
+def test_with_a_gate_an_adapter_needs_a_record_of_itself_with_this_engine(
+    known: list[SealedAdapter], tmp_path: Path
+) -> None:
+    engine, path, digest = fake_engine(), known[0].path, known[0].digest
+    base, elsewhere = engine.info.digest, "f" * 64
+    with pytest.raises(InvalidArgument, match=r"style: the gate refuses .* no suite has a record for this adapter"):
+        load_model(fake_engine(), gate=GateRule(), adapters=directories(style=known[0]))
+    served = load_model(engine, gate=GateRule()).adapters
+    assert served is not None
+    for of_engine, of_adapter in ((base, ""), (elsewhere, digest), (base, elsewhere)):
+        add_gate_record(path, of_engine, adapter=of_adapter, kernels=KERNELS)
+        with pytest.raises(GateClosed, match=f"llmserve eval ENGINE --adapter {path} --lora ADAPTER"):
+            served.load("style", path)
+    assert served.facts() == {}, "nothing of what was refused stays"
+    add_gate_record(path, base, adapter=digest, kernels=KERNELS)
+    served.load("style", path)
+    (told,) = served.facts()["style"]["gate"]
+    assert (told["suite"], told["passed"]) == ("docs", True)
+    add_gate_record(path, base, adapter=digest, kernels=KERNELS, passed=False)
+    with pytest.raises(GateClosed, match="suite docs says fail"):
+        served.load("other", path)
+    engine.close()
 
 
 def test_engines_that_take_none_are_named(known: list[SealedAdapter]) -> None:

@@ -66,7 +66,7 @@ def test_each_is_a_model_with_a_parent(client: openai.OpenAI, http: httpx.Client
     assert [each.id for each in client.models.list()] == ["ensemble", "7", "formal"]
     document = http.get("/v1/models/formal").json()
     assert document["parent"] == "ensemble"
-    assert document["adapter"] == {"digest": known[0].digest, "base": "0" * 64, "rank": 4}
+    assert document["adapter"] == {"digest": known[0].digest, "base": "0" * 64, "rank": 4, "gate": []}
     assert "adapter" not in http.get("/v1/models/ensemble").json()
 
 
