@@ -79,9 +79,21 @@ class EngineOptions:
             rich_help_panel=ENGINE,
         ),
     ] = None
+    adapters: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of adapter directories, each a model with its name; --model-control-mode poll looks again.",
+            show_default=False,
+            rich_help_panel=ENGINE,
+        ),
+    ] = None
     max_adapters: Annotated[
         int | None,
         typer.Option(help="Most adapters in memory.", min=1, show_default="64", rich_help_panel=ENGINE),
+    ] = None
+    adapter_memory: Annotated[
+        int | None,
+        typer.Option(help="Most bytes of memory for adapters.", min=1, show_default="no limit", rich_help_panel=ENGINE),
     ] = None
     engine_process: Annotated[
         bool,

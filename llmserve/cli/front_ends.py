@@ -71,7 +71,7 @@ def _problems(options: ServeOptions) -> list[str]:
         ),
         "--batch-dir: jobs belong to one server": options.batch_dir is not None,
         "--allow-client-shm: memory is registered with one server": options.allow_client_shm,
-        "--adapter: an engine in a process of its own has no adapters": bool(options.adapter),
+        "--adapter: an engine in a process of its own has no adapters": bool(options.adapter or options.adapters),
         "--rate-limit: resources are counted by each server": options.rate_limit != "off",
         "--trace-config with a file: each server would write it": any(
             text.startswith("triton,") for text in options.trace_config or ()

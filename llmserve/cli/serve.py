@@ -189,7 +189,9 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         "draft_engine": None if options.draft_engine is None else options.draft_engine.absolute(),
         "separate_process": "true" if options.engine_process else None,
         "adapters": parse_adapters(options.adapter or ()),
+        "adapter_folder": None if options.adapters is None else options.adapters.absolute(),
         "max_adapters": options.max_adapters,
+        "adapter_memory": options.adapter_memory,
     }
     given = {key: str(value) for key, value in limits.items() if value is not None}
     return ServerSettings(

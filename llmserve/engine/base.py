@@ -102,11 +102,20 @@ class BlockRunner(Runner, Protocol):
     def write_block(self, block: int, content: bytes) -> None: ...
 
 
+class Packed(Protocol):
+    """An adapter as a runner loads it."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory, as long as it is loaded."""
+        ...
+
+
 @runtime_checkable
 class AdapterRunner(Runner, Protocol):
     """One whose chunks may name an adapter by its slot, from 1 on."""
 
-    def packed(self, adapter: SealedAdapter) -> Any:
+    def packed(self, adapter: SealedAdapter) -> Packed:
         """The adapter as `load_adapter` takes it, all of it read; in any thread. EngineFileError: it does not fit."""
         ...
 

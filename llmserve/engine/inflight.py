@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from llmserve.core import Allowance, GenerateRequest, Tenant, TokenEvent
-from llmserve.engine.adapters.pool import MAX_ADAPTERS, AdapterPool
+from llmserve.engine.adapters.pool import AdapterPool
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import BlockRunner, EngineInfo, EngineStats, PipelinedRunner, Runner
 from llmserve.engine.begun_step import BegunStep, DoneStep
@@ -32,6 +32,7 @@ from llmserve.engine.kv_files.block_files import BlockFiles
 from llmserve.engine.kv_files.keeper import Fetched, KvKeeper
 from llmserve.engine.kv_files.sealed_prefixes import SealedPrefixes
 from llmserve.engine.posted import Posted
+from llmserve.engine.settings import AdapterLimits
 from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
 from llmserve.engine.validation import check_pool, check_request
 from llmserve.errors import EngineFileError, InternalError, LlmserveError, ResourceExhausted, Unavailable
@@ -65,12 +66,11 @@ class InflightEngine:
         settings: SchedulerSettings | None = None,
         budgets: TokenBudgets | None = None,
         files: BlockFiles | None = None,
-        max_adapters: int = MAX_ADAPTERS,
+        adapter_limits: AdapterLimits | None = None,
         draft_engine: DraftEngine | None = None,
         prefixes: SealedPrefixes | None = None,
     ) -> None:
-        """`budgets`: those that it shares with other engines; `files`: where its KV blocks outlive it; `max_adapters`:
-        in memory; `draft_engine`: what drafts for it; `prefixes`: beginnings of prompts that it knows."""
+        """`budgets`: shared with other engines; `files`: where its blocks outlive it; `prefixes`: that it knows."""
         limits, settings = runner.info, settings or SchedulerSettings()
         if isinstance(runner, PipelinedRunner):  # the next step begins before tokens are known
             settings = replace(settings, speculation=Speculation.OFF)
@@ -91,7 +91,7 @@ class InflightEngine:
         self._fetched: list[Fetched] = []
         self._leaving: list[int] = []
         self._posted = Posted()
-        self._adapters = AdapterPool(runner, self._post, base_digest=info.digest, limit=max_adapters)
+        self._adapters = AdapterPool(runner, self._post, base_digest=info.digest, limits=adapter_limits)
         self._outbox = Outbox()
         self._end = EngineEnd()
         self._budgets = budgets or TokenBudgets()

@@ -80,6 +80,14 @@ class GpuSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """Of LoRA adapters in memory."""
+
+    count: int = 64
+    num_bytes: int = 0  # 0: any
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Limits of this process."""
 
@@ -88,7 +96,8 @@ class EngineSettings:
     max_kv_tokens: int = 0  # 0: room for max_batch_size sequences of max_seq_len tokens
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     gpu: GpuSettings = field(default_factory=GpuSettings)
-    max_adapters: int = 64  # in memory at a time
+    max_adapters: int = AdapterLimits().count  # in memory at a time
+    adapter_memory: int = 0  # most bytes of them; 0: any
     reserved_bytes: int = 0  # of memory that looks free: what the engines beside this one were promised
 
     def __post_init__(self) -> None:
@@ -96,9 +105,14 @@ class EngineSettings:
             (self.threads >= 0, f"threads must not be negative (0: all cores), got {self.threads}"),
             (0 < self.kv_cache_fraction <= 1, f"the KV cache fraction must be in (0, 1], got {self.kv_cache_fraction}"),
             (self.max_adapters >= 1, f"max_adapters must be at least 1, got {self.max_adapters}"),
+            (self.adapter_memory >= 0, f"adapter_memory must not be negative, got {self.adapter_memory}"),
             (self.max_kv_tokens >= 0, f"the KV cache's tokens must not be negative, got {self.max_kv_tokens}"),
         ]
         raise_problems(InvalidArgument, "engine settings", [text for holds, text in rules if not holds])
+
+    @property
+    def adapter_limits(self) -> AdapterLimits:
+        return AdapterLimits(self.max_adapters, self.adapter_memory)
 
 
 def _title(name: str) -> str:

@@ -172,6 +172,10 @@ class Adapters(Protocol):
         """Requests under way keep it. `InvalidArgument` for a name that none has."""
         ...
 
+    def poll(self) -> None:
+        """Load and unload what has changed where they come from; blocking, called in a worker thread."""
+        ...
+
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
         """Of each, by name, for clients."""
         ...

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from llmserve.engine.adapters.sealed import SealedAdapter
+from llmserve.engine.cpu.adapters import AdapterPacker
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.gate_record import RECORDS_FILE, every_record
 from tests.adapters import MODULES, make_adapter
@@ -88,6 +90,40 @@ def test_an_adapter_comes_and_goes(server: ServerProcess, adapters: dict[str, Pa
     assert httpx.post(f"{url}/unload_lora_adapter", json=name, timeout=60).status_code == 200
     gone = httpx.post(f"{url}/completions", json={"model": "late", "prompt": "x"}, timeout=60)
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_folder_is_polled(demo_engine: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
+    folder, small = tmp_path / "folder", adapters["brief"]
+    folder.mkdir()
+    shutil.copytree(adapters["formal"], folder / "formal")
+    packed = AdapterPacker(EngineDirectory.open(demo_engine).engine_file).packed(SealedAdapter.open(small))
+    room = 3 * packed.num_bytes // 2  # not enough for two
+    flags = ("--adapters", str(folder), "--model-control-mode", "poll", "--repository-poll-secs", "1")
+    server = start_server(str(demo_engine), *flags, "--adapter-memory", str(room))
+    try:
+        before = ask(server, "formal")
+        shutil.copytree(small, folder / "brief")
+        models = until(lambda: known_models(server), lambda names: "brief" in names)
+        assert models == {"ensemble", "formal", "brief"}
+        assert ask(server, "brief")["choices"] != before["choices"]
+        assert ask(server, "formal")["choices"] == before["choices"], "read again, where only one has room"
+        shutil.rmtree(folder / "brief")
+        until(lambda: known_models(server), lambda names: "brief" not in names)
+    finally:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=60) == 0
+
+
+def known_models(server: ServerProcess) -> set[str]:
+    return {model["id"] for model in httpx.get(f"{server.http}/v1/models", timeout=60).json()["data"]}
+
+
+def until(look: Callable[[], set[str]], holds: Callable[[set[str]], bool]) -> set[str]:
+    deadline = time.monotonic() + 60
+    while not holds(found := look()):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+    return found
 
 
 def test_an_adapter_is_judged_and_serves_with_its_own_record_only(

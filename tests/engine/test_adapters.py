@@ -15,9 +15,10 @@ from llmserve.engine.adapters.pool import AdapterPool
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.fake import FakeRunner, fake_answer, fake_engine
-from llmserve.engine.fake.runner import FAKE_RUNNER_INFO, adapter_shift
+from llmserve.engine.fake.runner import FAKE_RUNNER_INFO, FakePacked, adapter_shift
 from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.posted import Posted
+from llmserve.engine.settings import AdapterLimits
 from llmserve.errors import EngineFileError, InvalidArgument, ResourceExhausted, Unavailable, Unsupported
 from llmserve.scheduler.plan import StepPlan
 from tests.sealed_adapters import random_parts, sealed
@@ -109,7 +110,7 @@ class Counting(FakeRunner):
         self.thread = threading.get_ident()
         return super().step(plan)
 
-    def load_adapter(self, slot: int, packed: int) -> None:
+    def load_adapter(self, slot: int, packed: FakePacked) -> None:
         assert self.thread in (0, threading.get_ident()), "slots change in the thread of the steps"
         super().load_adapter(slot, packed)
         self.most, self.num_loads = max(self.most, self.num_loaded), self.num_loads + 1
@@ -117,7 +118,7 @@ class Counting(FakeRunner):
 
 async def test_those_used_least_recently_make_room(tmp_path: Path) -> None:
     runner, known = Counting(), adapters(tmp_path, 3)
-    engine = InflightEngine(runner, fake_engine().info, max_adapters=2)
+    engine = InflightEngine(runner, fake_engine().info, adapter_limits=AdapterLimits(2))
     for adapter in known:
         await asyncio.to_thread(engine.add_adapter, adapter)
     assert (runner.most, runner.num_loads) == (2, 3)
@@ -129,8 +130,35 @@ async def test_those_used_least_recently_make_room(tmp_path: Path) -> None:
     engine.close()
 
 
+async def test_bytes_are_limited_too(tmp_path: Path) -> None:
+    """Two of three small adapters fit, one beside a large one that takes as much as two of them does not."""
+    runner = Counting()
+    small = adapters(tmp_path, 3)
+    num_bytes = small[0].manifest.num_bytes
+    large = sealed(tmp_path / "large", random_parts({"0.qkv": (8, 8), "1.qkv": (8, 8)}, ranks=(4,)))
+    huge = sealed(tmp_path / "huge", random_parts({"0.qkv": (8, 8)}, ranks=(33,)))
+    assert [large.manifest.num_bytes, huge.manifest.num_bytes > 2 * num_bytes] == [2 * num_bytes, True]
+    engine = InflightEngine(runner, fake_engine().info, adapter_limits=AdapterLimits(num_bytes=2 * num_bytes))
+    for adapter in (*small, large):
+        await asyncio.to_thread(engine.add_adapter, adapter)
+    assert (runner.num_loaded, runner.most, runner.num_loads) == (1, 2, 4), "the large one made two leave"
+    with pytest.raises(InvalidArgument, match=r"takes 2,112 bytes of memory, .* larger --adapter-memory"):
+        await asyncio.to_thread(engine.add_adapter, huge)
+    async with aclosing(engine.submit(request(large.digest, 60))) as events:
+        tokens = [*(await anext(events)).token_ids]
+        with pytest.raises(ResourceExhausted, match="all 1 adapters that may be in memory are in use"):
+            await answer(engine, request(small[0].digest))
+        async for event in events:
+            tokens += event.token_ids
+    assert tokens == fake_answer(PROMPT, 60, adapter=large.digest)
+    for adapter in small:
+        assert (await answer(engine, request(adapter.digest)))[0] == fake_answer(PROMPT, 12, adapter=adapter.digest)
+    assert (runner.num_loaded, runner.most) == (2, 2)
+    engine.close()
+
+
 async def test_none_is_dropped_while_it_is_used(tmp_path: Path) -> None:
-    engine, known = fake_engine(step_delay_s=0.002, max_adapters=1), adapters(tmp_path, 2)
+    engine, known = fake_engine(step_delay_s=0.002, adapter_limits=AdapterLimits(1)), adapters(tmp_path, 2)
     for adapter in known:
         await asyncio.to_thread(engine.add_adapter, adapter)
     first, second = (adapter.digest for adapter in known)
@@ -146,7 +174,7 @@ async def test_none_is_dropped_while_it_is_used(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_is_gone_ends_the_requests_that_need_it(tmp_path: Path) -> None:
-    engine, known = fake_engine(max_adapters=1), adapters(tmp_path, 2)
+    engine, known = fake_engine(adapter_limits=AdapterLimits(1)), adapters(tmp_path, 2)
     for adapter in known:
         await asyncio.to_thread(engine.add_adapter, adapter)
     (known[0].path / "weights.bin").unlink()
@@ -184,7 +212,7 @@ def test_a_runner_without_adapters_says_so(tmp_path: Path) -> None:
         def close(self) -> None:
             pass
 
-    pool = AdapterPool(Without(), Posted().add, base_digest="0" * 64, limit=1)
+    pool = AdapterPool(Without(), Posted().add, base_digest="0" * 64)
     with pytest.raises(Unsupported, match="only the cpu target does"):
         pool.add(adapters(tmp_path, 1)[0])
 
@@ -192,7 +220,7 @@ def test_a_runner_without_adapters_says_so(tmp_path: Path) -> None:
 async def test_loads_and_unloads_under_32_streams(tmp_path: Path) -> None:
     """Nobody's answer is another's, and no slot is left over."""
     runner, known = Counting(), adapters(tmp_path, 6)
-    engine = InflightEngine(runner, fake_engine().info, max_adapters=40)
+    engine = InflightEngine(runner, fake_engine().info, adapter_limits=AdapterLimits(40))
     for adapter in known[:2]:
         await asyncio.to_thread(engine.add_adapter, adapter)
     rng, done = random.Random(0), asyncio.Event()

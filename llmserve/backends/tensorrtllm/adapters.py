@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, KeysView, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmserve.backends.tensorrtllm.adapter_folder import AdapterFolder
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import AdapterEngine, Engine
 from llmserve.engine.directory.gate_record import GateRecord, GateRule, GateSubject, require_record, standing
@@ -61,6 +62,7 @@ class ServedAdapters:
         self._engine = engine
         self._gate = gate
         self._named: dict[str, _Named] = {}
+        self._folder: AdapterFolder | None = None
         self._lock = threading.Lock()  # names are loaded in other threads than the one of requests
 
     def load_all(self, directories: Mapping[str, Path]) -> None:
@@ -79,12 +81,7 @@ class ServedAdapters:
             raise InvalidArgument(
                 f"{name!r} is no name for an adapter: letters, digits and . _ - : @, up to 128, are, and no slash"
             )
-        engine = self._engine
-        if not isinstance(engine, AdapterEngine):
-            raise Unsupported(
-                f"adapter {name}: an engine in a process of its own, at a socket, in a cluster or on several devices "
-                "takes no adapters; serve without --engine-process, --engine-socket and --cluster"
-            )
+        engine = self._taking()
         adapter = SealedAdapter.open(path)
         if self._gate is not None:
             adapter.require_base(engine.info.digest)
@@ -96,6 +93,21 @@ class ServedAdapters:
             self._named[name] = _Named(adapter, gates)
             if replaced is not None:
                 self._retire(replaced)
+
+    def serve_folder(self, path: Path) -> None:
+        """What is in it now, and at every `poll`. What cannot be loaded is logged."""
+        self._taking()
+        self._folder = AdapterFolder(path, self)
+        self.poll()
+
+    def poll(self) -> None:
+        """Look at the folder again, if there is one. Blocking."""
+        if self._folder is not None:
+            self._folder.poll()
+
+    @property
+    def names(self) -> KeysView[str]:
+        return self._named.keys()
 
     def unload(self, name: str) -> None:
         with self._lock:
@@ -133,6 +145,14 @@ class ServedAdapters:
             ("llmserve_adapter_requests_total", {"adapter": name, "digest": named.adapter.digest}, named.num_asked)
             for name, named in self._sorted()
         ]
+
+    def _taking(self) -> AdapterEngine:
+        if isinstance(self._engine, AdapterEngine):
+            return self._engine
+        raise Unsupported(
+            "an engine in a process of its own, at a socket, in a cluster or on several devices takes no adapters; "
+            "serve without --engine-process, --engine-socket and --cluster"
+        )
 
     def _sorted(self) -> list[tuple[str, _Named]]:
         with self._lock:

@@ -96,6 +96,8 @@ class TensorrtLlmBackend:
             watch = self._watch(parameters.engine_dir)
             adapters = ServedAdapters(engine, self.gate)
             adapters.load_all(parameters.adapters)
+            if parameters.adapter_folder is not None:
+                adapters.serve_folder(parameters.adapter_folder)
         except BaseException:
             engine.close()
             raise

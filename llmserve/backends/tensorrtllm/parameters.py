@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 ENGINE_PATH = "gpt_model_path"
 OWN_PROCESS = "separate_process"  # whether the engine has one; ours, and not with the prefix of what we tell
 ADAPTERS = "adapters"  # directories of LoRA adapters by name, as JSON
+ADAPTER_FOLDER = "adapter_folder"  # whose directories are adapters
 GPU = ModelInstanceGroup.KIND_GPU
 Value = TypeVar("Value")
 Default = TypeVar("Default")
@@ -50,6 +51,7 @@ class ModelParameters:
     excludes_input: bool  # a request's `exclude_input_in_output` wins over it
     own_process: bool = False  # of the engine
     adapters: Mapping[str, Path] = field(default_factory=dict)  # directories by name
+    adapter_folder: Path | None = None  # of more of them, by the names of their directories
 
     @classmethod
     def read(cls, config: ModelConfig, model_dir: Path, version_dir: Path | None = None) -> ModelParameters:
@@ -86,10 +88,12 @@ class ModelParameters:
                 max_kv_tokens=reader.take("max_tokens_in_paged_kv_cache", 0, int),
                 scheduler=scheduler,
                 max_adapters=reader.take("max_adapters", EngineSettings().max_adapters, int),
+                adapter_memory=reader.take("adapter_memory", EngineSettings().adapter_memory, int),
                 gpu=_gpu_settings(reader, config, model_dir),
             ),
             EngineSettings(),
         )
+        folder = reader.take(ADAPTER_FOLDER, "", str)
         given_adapters: Mapping[str, str] = reader.take(ADAPTERS, {}, _paths)
         tokenizer_dir = reader.take("tokenizer_dir", engine_dir, str)
         excludes_input = reader.take("exclude_input_in_output", False, _bool)
@@ -99,7 +103,8 @@ class ModelParameters:
             logger.warning("model '%s': %s", config.name, text)
         engine_path, tokenizer_path = resolve_path(engine_dir, model_dir), resolve_path(tokenizer_dir, model_dir)
         adapters = {name: resolve_path(path, model_dir) for name, path in given_adapters.items()}
-        return cls(engine_path, tokenizer_path, engine, excludes_input, own_process, adapters)
+        adapter_folder = resolve_path(folder, model_dir) if folder else None
+        return cls(engine_path, tokenizer_path, engine, excludes_input, own_process, adapters, adapter_folder)
 
 
 def _gpu_settings(reader: _Reader, config: ModelConfig, model_dir: Path) -> GpuSettings:

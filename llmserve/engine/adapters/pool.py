@@ -1,8 +1,8 @@
 """Which adapters an engine knows, and which of them are in its memory.
 
-An adapter is known by its digest from `add` on. It has a slot of the runner while it is in memory, where there are at
-most `limit`: the one that was used least recently makes room, and is read again when a request wants it; never one that
-a request uses. What has been removed stays for the requests that use it.
+An adapter is known by its digest from `add` on. It has a slot of the runner while it is in memory, which has limits:
+those that were used least recently make room, and are read again when a request wants them; never one that a request
+uses. What has been removed stays for the requests that use it.
 
 Threads. `add`, `remove` and reading run in any thread but an event loop's; slots change in the thread of the steps,
 between two of them. `_lock` guards everything here; `_loading` lets one thread at a time fill a slot.
@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, KeysView
+from collections.abc import AsyncIterator, KeysView, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import AdapterRunner, Runner
 from llmserve.engine.posted import Post
+from llmserve.engine.settings import AdapterLimits
 from llmserve.errors import InvalidArgument, ResourceExhausted, Unsupported
-
-MAX_ADAPTERS = 64  # in memory, unless another limit is given
 
 
 @dataclass(slots=True, eq=False)
@@ -30,25 +29,21 @@ class _Known:
     num_names: int = 1  # under which it was added
     num_uses: int = 0
     slot: int = 0  # 0: not in memory
+    num_bytes: int = 0  # there
     last_used: int = 0
 
 
 class AdapterPool:
-    def __init__(self, runner: Runner, post: Post, *, base_digest: str, limit: int) -> None:
+    def __init__(self, runner: Runner, post: Post, *, base_digest: str, limits: AdapterLimits | None = None) -> None:
         self._runner = runner if isinstance(runner, AdapterRunner) else None
         self._post = post
         self._base_digest = base_digest
-        self._limit = limit
+        self._limits = limits or AdapterLimits()
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._known: dict[str, _Known] = {}
         self._loaded: list[_Known] = []  # also what has been removed, while it is used
         self._clock = 0
-        self.num_loads = 0  # since the start
-
-    @property
-    def num_loaded(self) -> int:
-        return len(self._loaded)
 
     def add(self, adapter: SealedAdapter) -> None:
         """All of it is read, so that what is wrong with it is said now."""
@@ -106,26 +101,35 @@ class AdapterPool:
                 return
             packed = runner.packed(known.adapter)
             with self._lock:
-                self._make_room()
+                self._make_room(known.adapter, packed.num_bytes)
                 taken = {each.slot for each in self._loaded}
             slot = next(number for number in range(1, len(taken) + 2) if number not in taken)
             self._post(lambda: runner.load_adapter(slot, packed)).result()
             with self._lock:
-                known.slot = slot
+                known.slot, known.num_bytes = slot, packed.num_bytes
                 self._loaded.append(known)
-                self.num_loads += 1
                 self._drop(known)  # who waited for it may be gone
 
-    def _make_room(self) -> None:
-        if len(self._loaded) < self._limit:
-            return
-        idle = [each for each in self._loaded if not each.num_uses]
-        if not idle:
-            raise ResourceExhausted(
-                f"all {self._limit} adapters that may be in memory are in use; try again later, or serve with a larger "
-                "--max-adapters"
+    def _make_room(self, adapter: SealedAdapter, num_bytes: int) -> None:
+        limits = self._limits
+        if limits.num_bytes and num_bytes > limits.num_bytes:
+            raise InvalidArgument(
+                f"adapter {adapter.path} takes {num_bytes:,} bytes of memory, and all adapters may take "
+                f"{limits.num_bytes:,}; serve with a larger --adapter-memory"
             )
-        self._unload(min(idle, key=lambda each: each.last_used))
+        if not self._fits([each for each in self._loaded if each.num_uses], num_bytes):
+            raise ResourceExhausted(
+                f"all {sum(bool(each.num_uses) for each in self._loaded)} adapters that may be in memory are in use; "
+                "try again later, or serve with a larger --max-adapters or --adapter-memory"
+            )
+        idle = sorted((each for each in self._loaded if not each.num_uses), key=lambda each: each.last_used)
+        while not self._fits(self._loaded, num_bytes):
+            self._unload(idle.pop(0))
+
+    def _fits(self, others: Sequence[_Known], num_bytes: int) -> bool:
+        """One more beside these."""
+        limits, taken = self._limits, sum(each.num_bytes for each in others)
+        return len(others) < limits.count and (not limits.num_bytes or taken + num_bytes <= limits.num_bytes)
 
     def _release(self, known: _Known) -> None:
         with self._lock:

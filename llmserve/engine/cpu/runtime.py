@@ -69,8 +69,8 @@ class CpuRuntime:
         num_tokens = num_blocks * block_size
         drafting = None if draft is None else DraftEngine(_draft_runner(draft, num_tokens, settings), runner.info)
         return InflightEngine(
-            runner, info, settings.scheduler, files=files, max_adapters=settings.max_adapters, draft_engine=drafting,
-            prefixes=prefixes,
+            runner, info, settings.scheduler, files=files, adapter_limits=settings.adapter_limits,
+            draft_engine=drafting, prefixes=prefixes,
         )  # fmt: skip
 
     def kernels(self) -> str:

@@ -32,15 +32,16 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from llmserve.core import Logits, TopTokens
-from llmserve.engine.adapters.pool import MAX_ADAPTERS
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import EngineInfo, RunnerInfo, StepResult
 from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.kv_files.block_files import BlockFiles
+from llmserve.engine.settings import AdapterLimits
 from llmserve.scheduler.plan import Chunk, ChunkScores, SampleRequest, StepPlan
 from llmserve.scheduler.settings import SchedulerSettings
 
@@ -50,6 +51,11 @@ FAKE_RUNNER_INFO = RunnerInfo(
 )
 EMPTY = -1  # content of a cache row that nobody has written
 FOREIGN = 2**20  # times an adapter's shift: what rows of it have beside the token
+
+
+class FakePacked(NamedTuple):
+    shift: int
+    num_bytes: int
 
 
 class FakeRunner:
@@ -134,15 +140,15 @@ class FakeRunner:
         size = self._info.block_size
         self._rows[block * size : (block + 1) * size] = array("q", content)
 
-    def packed(self, adapter: SealedAdapter) -> int:
+    def packed(self, adapter: SealedAdapter) -> FakePacked:
         """See `AdapterRunner`."""
         adapter.read()
-        return adapter_shift(adapter.digest)
+        return FakePacked(adapter_shift(adapter.digest), adapter.manifest.num_bytes)
 
-    def load_adapter(self, slot: int, packed: int) -> None:
+    def load_adapter(self, slot: int, packed: FakePacked) -> None:
         assert slot > 0
         assert slot not in self._shifts, "the slot is taken"
-        self._shifts[slot] = packed
+        self._shifts[slot] = packed.shift
 
     def unload_adapter(self, slot: int) -> None:
         del self._shifts[slot]
@@ -241,7 +247,7 @@ def fake_engine(
     step_delay_s: float = 0.0,
     fail_at_step: int | None = None,
     files: BlockFiles | None = None,
-    max_adapters: int = MAX_ADAPTERS,
+    adapter_limits: AdapterLimits | None = None,
 ) -> InflightEngine:
     """A real `InflightEngine` over a `FakeRunner`."""
     info = EngineInfo(
@@ -257,4 +263,4 @@ def fake_engine(
         kernels=KERNELS,
     )
     runner = FakeRunner(runner_info, step_delay_s=step_delay_s, fail_at_step=fail_at_step)
-    return InflightEngine(runner, info, settings, files=files, max_adapters=max_adapters)
+    return InflightEngine(runner, info, settings, files=files, adapter_limits=adapter_limits)

@@ -41,7 +41,7 @@ class FakeRuntime:
             FakeRunner(runner_info),
             replace(info, kernels=KERNELS),
             settings.scheduler,
-            max_adapters=settings.max_adapters,
+            adapter_limits=settings.adapter_limits,
         )
 
     def kernels(self) -> str:
