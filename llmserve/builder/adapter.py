@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,17 +18,21 @@ from llmserve.builder.output import ADAPTER, staged_directory
 from llmserve.checkpoint.adapters.files import ADAPTER_FILES, Adapter, LowRank
 from llmserve.checkpoint.rearranged import row_order
 from llmserve.engine.adapters.sealed import (
+    ADAPTER_FILE,
     CONFIG_FILE,
     MAX_RANK,
     AdapterManifest,
     AdapterPart,
     PartShape,
+    SealedAdapter,
     seal_adapter,
 )
-from llmserve.engine.directory.artifact import EngineDirectory, hash_file, rebuild_command
+from llmserve.engine.directory.artifact import SELFTEST_FILE, EngineDirectory, hash_file, rebuild_command
 from llmserve.engine.directory.factors import FACTORS_FILE, Factors
 from llmserve.engine.directory.manifest import Manifest
-from llmserve.errors import CheckpointError, Unsupported, raise_problems
+from llmserve.engine.directory.verify import verify_adapter
+from llmserve.engine.registry import runtime_for
+from llmserve.errors import CheckpointError, EngineFileError, Unsupported, raise_problems
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.number_formats import AUTO, BFLOAT16, CACHES, FLOAT32, FLOATS
 from llmserve.models.registry import architecture_for
@@ -71,7 +76,22 @@ def build_adapter(folder: Path, engine: Path, output: Path) -> AdapterManifest:
     base, config = directory.manifest.engine_digest, (folder / CONFIG_FILE).read_bytes()
     source = source_digest(folder)
     with staged_directory(output, ADAPTER) as staged:
-        return seal_adapter(staged, parts, base_digest=base, source_digest=source, config=config)
+        manifest = seal_adapter(staged, parts, base_digest=base, source_digest=source, config=config)
+        return _with_selftest(SealedAdapter(staged, manifest), directory)
+
+
+def _with_selftest(adapter: SealedAdapter, directory: EngineDirectory) -> AdapterManifest:
+    """Add the self-test, and run it, where the engine's target takes adapters."""
+    test = runtime_for(directory.manifest.target).adapter_selftest(directory, adapter)
+    if test is None:
+        return adapter.manifest
+    test.save(adapter.path / SELFTEST_FILE)
+    manifest = replace(adapter.manifest, selftest_sha256=hash_file(adapter.path / SELFTEST_FILE))
+    (adapter.path / ADAPTER_FILE).write_text(manifest.to_json())
+    result = verify_adapter(SealedAdapter(adapter.path, manifest), directory)
+    if result is None or not result.passed:
+        raise EngineFileError(f"the kernels of this machine compute something else with the adapter: {result}")
+    return manifest
 
 
 def source_digest(folder: Path) -> str:

@@ -16,7 +16,6 @@ from llmserve.engine.directory.selftest import SelfTest
 from llmserve.models.graph import OpKind
 from llmserve.models.number_formats import NumberFormat
 
-ROWS_PER_PROMPT = 4
 SHORT_PROMPT_LENGTHS = (1, 7)
 LONG_PROMPT_LENGTH = 40
 MAX_PROMPT_LENGTH = 300  # the reference is slow: a build of a large model should not wait for it
@@ -55,25 +54,7 @@ def make_selftest(job: CompileJob, *, cache: NumberFormat, passage: Prompt = ())
     if exact := logits[len(prompts) :]:
         logits = logits[: len(prompts)]
         tolerance += ROUNDING_CHANGES_ACCEPTED * change_by_rounding(logits, exact)
-    selftest = SelfTest(
-        token_ids=np.concatenate([np.array(prompt, np.int32) for prompt in prompts]),
-        prompt_lengths=np.array([len(prompt) for prompt in prompts], np.int32),
-        argmax=np.concatenate([rows.argmax(axis=1).astype(np.int32) for rows in logits]),
-        margins=np.concatenate([_margins(rows) for rows in logits]).astype(np.float32),
-        logits=np.concatenate([rows[-ROWS_PER_PROMPT:] for rows in logits]).astype(np.float32),
-        rows_per_prompt=np.array([min(ROWS_PER_PROMPT, len(rows)) for rows in logits], np.int32),
-        tolerance=np.array(tolerance, np.float32),
-    )
-    return selftest, loss
-
-
-def _margins(logits: Logits) -> Logits:
-    """How much larger than the others the largest of each row is."""
-    if logits.shape[1] < 2:
-        return np.zeros(len(logits), np.float32)
-    second, first = np.partition(logits, -2, axis=1)[:, -2:].T
-    margins: Logits = np.abs(first - second)
-    return margins
+    return SelfTest.of(prompts, logits, tolerance), loss
 
 
 def change_by_rounding(logits: Sequence[Logits], exact: Sequence[Logits]) -> float:

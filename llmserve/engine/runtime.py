@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import Engine
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
-from llmserve.engine.directory.selftest import SelfTestResult
+from llmserve.engine.directory.selftest import SelfTest, SelfTestResult
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import Unsupported
 from llmserve.progress import Progress
@@ -73,8 +74,12 @@ class Runtime(Protocol):
         """What would compute here, as `EngineInfo.kernels` has it; cheap. Raises Unsupported when nothing would."""
         ...
 
-    def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
-        """Run the self-test that lies in the directory; None for a target whose engines carry none."""
+    def selftest(self, directory: EngineDirectory, adapter: SealedAdapter | None = None) -> SelfTestResult | None:
+        """Run the self-test that lies in the directory, or in that of an adapter; None for a target without any."""
+        ...
+
+    def adapter_selftest(self, directory: EngineDirectory, adapter: SealedAdapter) -> SelfTest | None:
+        """What the engine computes with an adapter, by the plainest kernels; None for a target that takes none."""
         ...
 
     def tactics(self, directory: EngineDirectory) -> Tactics: ...

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import Engine
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
-from llmserve.engine.directory.selftest import SelfTestResult
+from llmserve.engine.directory.selftest import SelfTest, SelfTestResult
 from llmserve.engine.runtime import Needs, Tactics, nothing_to_tune
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import Unsupported
@@ -36,7 +37,10 @@ class UnknownRuntime:
     def kernels(self) -> str:
         return ""
 
-    def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
+    def selftest(self, directory: EngineDirectory, adapter: SealedAdapter | None = None) -> SelfTestResult | None:
+        return None
+
+    def adapter_selftest(self, directory: EngineDirectory, adapter: SealedAdapter) -> SelfTest | None:
         return None
 
     def tactics(self, directory: EngineDirectory) -> Tactics:

@@ -19,10 +19,12 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.reference import ReferenceModel
 from llmserve.checkpoint.plan import plan_weights
 from llmserve.checkpoint.reader import Checkpoint
-from llmserve.engine.adapters.sealed import SealedAdapter
+from llmserve.engine.adapters.sealed import SealedAdapter, seal_adapter
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.factors import Factors
+from llmserve.engine.directory.selftest import SelfTest
+from llmserve.engine.directory.verify import verify_adapter
 from llmserve.errors import AlreadyExists, EngineFileError, LlmserveError, NotFound
 from llmserve.models.registry import architecture_for
 from llmserve.scheduler.plan import StepPlan
@@ -68,6 +70,9 @@ def test_families_compute_what_peft_computes(kind: str, tmp_path: Path) -> None:
         runner.load_adapter(1, runner.packed(sealed))
         step = StepPlan((replace(prefill(runner, IDS), adapter=1),))
         assert relative_error(runner.step(step).logits[0], wanted) < 1e-5
+    selftest = SelfTest.load(tmp_path / "s/selftest.npz")
+    *_, longest = selftest.prompts()
+    assert relative_error(selftest.logits[-4:], oracle_logits(model, longest)[-4:]) < 1e-5
 
 
 @contextmanager
@@ -80,11 +85,30 @@ def runner_over(engine: Path) -> Iterator[CpuRunner]:
 def test_the_digest_is_of_base_and_numbers(folders: Path, tmp_path: Path) -> None:
     first, again = (build_adapter(folders / "a", folders / "e", tmp_path / name) for name in ("1", "2"))
     assert first == again
-    assert {path.name for path in (tmp_path / "1").iterdir()} == {"adapter.json", "weights.bin", "adapter_config.json"}
+    names = {"adapter.json", "weights.bin", "adapter_config.json", "selftest.npz"}
+    assert {path.name for path in (tmp_path / "1").iterdir()} == names
     make_adapter(tmp_path / "b", folders / "c", seed=1)
     assert build_adapter(tmp_path / "b", folders / "e", tmp_path / "1").adapter_digest != first.adapter_digest
     build_engine(folders / "c", tmp_path / "e", replace(OPTIONS, max_batch_size=5))
     assert build_adapter(folders / "a", tmp_path / "e", tmp_path / "3").adapter_digest != first.adapter_digest
+
+
+def test_the_self_test_finds_what_computes_something_else(folders: Path, tmp_path: Path) -> None:
+    """The numbers of one matrix change, and everything is sealed again."""
+    build_adapter(folders / "a", folders / "e", tmp_path / "s")
+    adapter, engine = SealedAdapter.open(tmp_path / "s"), EngineDirectory.open(folders / "e")
+    assert "self-test passed" in str(verify_adapter(adapter, engine))
+    parts, manifest = adapter.read(), adapter.manifest
+    changed = [replace(parts[0], up=parts[0].up * np.float32(1.01)), *parts[1:]]
+    config = (adapter.path / "adapter_config.json").read_bytes()
+    wrong = seal_adapter(adapter.path, changed, base_digest=manifest.base_digest, source_digest="", config=config)
+    found = verify_adapter(
+        SealedAdapter(adapter.path, replace(wrong, selftest_sha256=manifest.selftest_sha256)), engine
+    )
+    assert "self-test FAILED" in str(found)
+    assert verify_adapter(SealedAdapter(adapter.path, wrong), engine) is None, "as older ones are, without"
+    with pytest.raises(EngineFileError, match="was built for the engine"):
+        verify_adapter(SealedAdapter(adapter.path, replace(wrong, base_digest="f" * 64)), engine)
 
 
 def test_nothing_else_is_replaced(folders: Path, tmp_path: Path) -> None:

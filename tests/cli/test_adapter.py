@@ -36,6 +36,16 @@ def test_an_adapter_directory_for_an_engine(
     assert f"adapter digest {found.digest}" in said
     assert "rank 4, 14 matrices, float32" in said
 
+    command = ["verify", "adapters/style-engine", "--engine", "engine"]
+    assert run(command, monkeypatch) == 0
+    assert "every file is as built; self-test passed: 3 prompts" in capsys.readouterr().out
+    assert run([*command, "--output-dir", "other"], monkeypatch) == 2
+    assert "--output-dir is for adapter build" in capsys.readouterr().err
+    with (found.path / "selftest.npz").open("ab") as file:
+        file.write(b"x")
+    assert run(command, monkeypatch) == 2
+    assert "selftest.npz has been changed" in capsys.readouterr().err
+
     assert run(["build", "engine", "--engine", "engine"], monkeypatch) == 2
     said = capsys.readouterr().err
     assert "adapter_config.json is missing" in said

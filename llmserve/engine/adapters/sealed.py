@@ -2,6 +2,7 @@
 
     adapter.json       what it is: base digest, own digest, its matrices, SHA-256 of the other files
     weights.bin        the matrices, row-major, one after the other: of each part `down`, then `up`
+    selftest.npz       prompts, and what the engine computes with it for them
     adapter_config.json  PEFT's, as it was, for people
 
 The weights are read into memory and hashed, not mapped: they are small, and a file that is truncated under a running
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.engine.directory.artifact import SELFTEST_FILE
 from llmserve.errors import EngineFileError, NotFound
 from llmserve.models.number_formats import FLOATS
 
@@ -65,6 +67,7 @@ class AdapterManifest:
     weights_sha256: str
     config_sha256: str
     format_version: int = FORMAT_VERSION
+    selftest_sha256: str = ""  # empty: there is none
 
     @property
     def num_bytes(self) -> int:
@@ -134,6 +137,12 @@ class SealedAdapter:
                 f"adapter {self.path} was built for the engine {self.manifest.base_digest}, not for {engine_digest}; "
                 f"{REBUILD}"
             )
+
+    def verify(self) -> None:
+        """Hash every file. `EngineFileError` names one that is not what was sealed."""
+        self._sealed(WEIGHTS_FILE, self.manifest.weights_sha256)
+        if self.manifest.selftest_sha256:
+            self._sealed(SELFTEST_FILE, self.manifest.selftest_sha256)
 
     def read(self) -> Sequence[AdapterPart]:
         """All weights; `EngineFileError` when they are not what was sealed."""

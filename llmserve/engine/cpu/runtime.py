@@ -8,17 +8,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import Engine
 from llmserve.engine.cpu.needs import NEEDS
 from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block, read_header
 from llmserve.engine.cpu.tactics import choose, linear_shapes, num_timed_bytes, this_machine, time_tactics
 from llmserve.engine.directory.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
-from llmserve.engine.directory.selftest import SelfTestResult, run_stored_selftest
+from llmserve.engine.directory.selftest import SelfTest, SelfTestResult, make_adapter_selftest, run_stored_selftest
 from llmserve.engine.draft_engine import DraftEngine, check_draft_engine
 from llmserve.engine.kv_pool import num_kv_blocks
 from llmserve.engine.machine.memory import available_memory_bytes
-from llmserve.engine.native.library import chosen_isa, load_library
+from llmserve.engine.native.library import available_isas, chosen_isa, load_library
 from llmserve.engine.runtime import Needs, Runtime, Tactics
 from llmserve.engine.settings import EngineSettings
 from llmserve.engine.tactics import TacticCache
@@ -76,9 +77,17 @@ class CpuRuntime:
     def kernels(self) -> str:
         return chosen_isa()
 
-    def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
+    def selftest(self, directory: EngineDirectory, adapter: SealedAdapter | None = None) -> SelfTestResult | None:
         return run_stored_selftest(
-            directory, lambda num_blocks: CpuRunner.open(directory.engine_file, num_blocks=num_blocks)
+            directory, lambda num_blocks: CpuRunner.open(directory.engine_file, num_blocks=num_blocks), adapter
+        )
+
+    def adapter_selftest(self, directory: EngineDirectory, adapter: SealedAdapter) -> SelfTest | None:
+        plainest = available_isas()[0]
+        return make_adapter_selftest(
+            directory,
+            lambda num_blocks: CpuRunner.open(directory.engine_file, num_blocks=num_blocks, isa=plainest),
+            adapter,
         )
 
     def tactics(self, directory: EngineDirectory) -> Tactics:

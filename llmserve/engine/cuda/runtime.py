@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import replace
 
+from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import Engine
 from llmserve.engine.budgets import TokenBudgets
 from llmserve.engine.cuda.bindings import NvidiaDevice
@@ -18,7 +19,7 @@ from llmserve.engine.cuda.tactics import choices, machine_of
 from llmserve.engine.cuda.tuning import time_tactics
 from llmserve.engine.directory.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
-from llmserve.engine.directory.selftest import SelfTestResult, run_stored_selftest
+from llmserve.engine.directory.selftest import SelfTest, SelfTestResult, run_stored_selftest
 from llmserve.engine.kv_pool import num_kv_blocks
 from llmserve.engine.machine.cores import num_threads
 from llmserve.engine.machine.nvidia import visible_gpus
@@ -95,10 +96,13 @@ class CudaRuntime:
         capability = visible_gpus()[0].compute_capability
         return f"sm_{capability.replace('.', '')}"
 
-    def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
+    def selftest(self, directory: EngineDirectory, adapter: SealedAdapter | None = None) -> SelfTestResult | None:
         return run_stored_selftest(
             directory, lambda num_blocks: CudaRunner(directory.engine_file, self._open_device(0), num_blocks=num_blocks)
         )
+
+    def adapter_selftest(self, directory: EngineDirectory, adapter: SealedAdapter) -> SelfTest | None:
+        return None
 
     def tactics(self, directory: EngineDirectory) -> Tactics:
         """What GPU 0 would use."""

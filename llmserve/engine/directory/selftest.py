@@ -1,4 +1,5 @@
-"""The engine's own proof, stored beside it: prompts, and what the reference path computed for them.
+"""The engine's own proof, stored beside it: prompts, and what the reference path computed for them. That of an adapter
+has the engine's prompts, and what the plainest kernels computed for them.
 
 `run_selftest` drives any runner through prefill (one or several chunks) and single-token decode steps, as serving does,
 and compares. Shapes: P positions of all prompts together, R positions whose logits are kept, V vocabulary.
@@ -7,19 +8,23 @@ and compares. Shapes: P positions of all prompts together, R positions whose log
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.engine.base import Runner
+from llmserve.engine.adapters.sealed import SealedAdapter
+from llmserve.engine.base import AdapterRunner, Runner
 from llmserve.engine.directory.artifact import SELFTEST_FILE, EngineDirectory
 from llmserve.errors import EngineFileError
 from llmserve.scheduler.plan import Chunk, StepPlan
 
 NUM_DECODE_STEPS = 2  # the last tokens of each prompt are fed one by one
+ROWS_PER_PROMPT = 4
+ADAPTER_SLOT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,19 @@ class SelfTest:
     logits: NDArray[np.float32]  # [R, V], of the last positions of each prompt
     rows_per_prompt: NDArray[np.int32]  # R is their sum
     tolerance: NDArray[np.float32]  # scalar: largest accepted error, relative to the largest reference logit
+
+    @classmethod
+    def of(cls, prompts: Sequence[Sequence[int]], logits: Sequence[NDArray[np.float32]], tolerance: float) -> SelfTest:
+        """Of all logits of each prompt."""
+        return cls(
+            token_ids=np.concatenate([np.array(prompt, np.int32) for prompt in prompts]),
+            prompt_lengths=np.array([len(prompt) for prompt in prompts], np.int32),
+            argmax=np.concatenate([rows.argmax(axis=1).astype(np.int32) for rows in logits]),
+            margins=np.concatenate([_margins(rows) for rows in logits]).astype(np.float32),
+            logits=np.concatenate([rows[-ROWS_PER_PROMPT:] for rows in logits]).astype(np.float32),
+            rows_per_prompt=np.array([min(ROWS_PER_PROMPT, len(rows)) for rows in logits], np.int32),
+            tolerance=np.array(tolerance, np.float32),
+        )
 
     def prompts(self) -> Iterator[list[int]]:
         for part in np.split(self.token_ids, np.cumsum(self.prompt_lengths)[:-1]):
@@ -75,18 +93,47 @@ def blocks_needed(selftest: SelfTest, block_size: int) -> int:
     return -(-int(selftest.prompt_lengths.max()) // block_size)
 
 
-def run_stored_selftest(directory: EngineDirectory, open_runner: Callable[[int], Runner]) -> SelfTestResult:
-    """The self-test of an engine directory on a runner of its own; `open_runner` takes the number of KV blocks."""
+def run_stored_selftest(
+    directory: EngineDirectory, open_runner: Callable[[int], Runner], adapter: SealedAdapter | None = None
+) -> SelfTestResult:
+    """The self-test of an engine directory, or of an adapter, on a runner of its own; `open_runner` takes the number of
+    KV blocks."""
+    selftest = SelfTest.load((directory.path if adapter is None else adapter.path) / SELFTEST_FILE)
+    with _opened(directory, selftest, open_runner, adapter) as runner:
+        return run_selftest(runner, selftest, ADAPTER_SLOT if adapter else 0)
+
+
+def make_adapter_selftest(
+    directory: EngineDirectory, open_runner: Callable[[int], Runner], adapter: SealedAdapter
+) -> SelfTest:
+    """What this runner computes with an adapter for the prompts of the engine's self-test."""
     selftest = SelfTest.load(directory.path / SELFTEST_FILE)
+    prompts = list(selftest.prompts())
+    with _opened(directory, selftest, open_runner, adapter) as runner:
+        logits = [prompt_logits(runner, prompt, index, ADAPTER_SLOT) for index, prompt in enumerate(prompts)]
+    return SelfTest.of(prompts, logits, float(selftest.tolerance))
+
+
+@contextmanager
+def _opened(
+    directory: EngineDirectory,
+    selftest: SelfTest,
+    open_runner: Callable[[int], Runner],
+    adapter: SealedAdapter | None,
+) -> Iterator[Runner]:
     runner = open_runner(blocks_needed(selftest, directory.manifest.options["tokens_per_block"]))
     try:
-        return run_selftest(runner, selftest)
+        if adapter is not None:
+            assert isinstance(runner, AdapterRunner)
+            runner.load_adapter(ADAPTER_SLOT, runner.packed(adapter))
+        yield runner
     finally:
         runner.close()
 
 
-def run_selftest(runner: Runner, selftest: SelfTest) -> SelfTestResult:
-    logits = [prompt_logits(runner, prompt, index) for index, prompt in enumerate(selftest.prompts())]
+def run_selftest(runner: Runner, selftest: SelfTest, adapter: int = 0) -> SelfTestResult:
+    """`adapter`: its slot."""
+    logits = [prompt_logits(runner, prompt, index, adapter) for index, prompt in enumerate(selftest.prompts())]
     actual = np.concatenate([rows[-kept:] for rows, kept in zip(logits, selftest.rows_per_prompt, strict=True)])
     tolerance = float(selftest.tolerance)
     largest = float(np.abs(selftest.logits).max())
@@ -102,16 +149,26 @@ def run_selftest(runner: Runner, selftest: SelfTest) -> SelfTestResult:
     )
 
 
-def prompt_logits(runner: Runner, prompt: list[int], sequence_id: int) -> NDArray[np.float32]:
+def prompt_logits(runner: Runner, prompt: list[int], sequence_id: int, adapter: int = 0) -> NDArray[np.float32]:
     """Logits [tokens, V] of every position of one prompt, or the one row that is made of all of them."""
     block_table = list(range(-(-len(prompt) // runner.info.block_size)))
     parts = []
     if runner.info.output_width:
-        return runner.step(StepPlan((Chunk(sequence_id, prompt, 0, block_table, pooled=True),))).logits[0]
+        chunk = Chunk(sequence_id, prompt, 0, block_table, pooled=True, adapter=adapter)
+        return runner.step(StepPlan((chunk,))).logits[0]
     for start, end in _chunk_borders(len(prompt), runner.info.max_num_tokens):
-        chunk = Chunk(sequence_id, prompt[start:end], start, block_table, return_logits=True)
+        chunk = Chunk(sequence_id, prompt[start:end], start, block_table, return_logits=True, adapter=adapter)
         parts.append(runner.step(StepPlan((chunk,))).logits[0])
     return np.concatenate(parts)
+
+
+def _margins(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """How much larger than the others the largest of each row is."""
+    if logits.shape[1] < 2:
+        return np.zeros(len(logits), np.float32)
+    second, first = np.partition(logits, -2, axis=1)[:, -2:].T
+    margins: NDArray[np.float32] = np.abs(first - second)
+    return margins
 
 
 def _chunk_borders(length: int, max_num_tokens: int) -> list[tuple[int, int]]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import Engine, RunnerInfo
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
-from llmserve.engine.directory.selftest import SelfTestResult
+from llmserve.engine.directory.selftest import SelfTest, SelfTestResult
 from llmserve.engine.fake.runner import KERNELS, FakeRunner
 from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.runtime import Needs, Runtime, Tactics, nothing_to_tune
@@ -47,8 +48,11 @@ class FakeRuntime:
     def kernels(self) -> str:
         return KERNELS
 
-    def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
+    def selftest(self, directory: EngineDirectory, adapter: SealedAdapter | None = None) -> SelfTestResult | None:
         return None  # it computes no logits
+
+    def adapter_selftest(self, directory: EngineDirectory, adapter: SealedAdapter) -> SelfTest | None:
+        return None
 
     def tactics(self, directory: EngineDirectory) -> Tactics:
         return Tactics("there is nothing to choose")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import Engine
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
-from llmserve.engine.directory.selftest import SelfTestResult
+from llmserve.engine.directory.selftest import SelfTest, SelfTestResult
 from llmserve.engine.runtime import Needs, Runtime, Tactics, nothing_to_tune
 from llmserve.engine.settings import EngineSettings
 from llmserve.engine.tensorrt_llm.fits import fit_problems
@@ -31,8 +32,11 @@ class TensorrtLlmRuntime:
     def kernels(self) -> str:
         return ""
 
-    def selftest(self, directory: EngineDirectory) -> SelfTestResult | None:
+    def selftest(self, directory: EngineDirectory, adapter: SealedAdapter | None = None) -> SelfTestResult | None:
         return None  # its arithmetic is not ours
+
+    def adapter_selftest(self, directory: EngineDirectory, adapter: SealedAdapter) -> SelfTest | None:
+        return None
 
     def tactics(self, directory: EngineDirectory) -> Tactics:
         return Tactics(f"those of a {directory.manifest.target} engine were chosen when it was compiled")

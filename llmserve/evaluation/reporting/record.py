@@ -35,7 +35,7 @@ def add_record(
     _require_same("engine", engine, report.engine.facts["engine_digest"], directory.manifest.engine_digest)
     if adapter is not None:
         sealed = SealedAdapter.open(adapter)
-        sealed.read()
+        sealed.verify()
         _require_same("adapter", adapter, report.engine.facts["adapter_digest"], sealed.digest)
     content = _content(report, hashlib.sha256(report_file.read_bytes()).hexdigest())
     content["suite"]["blessed_by"] = blessed_by(suite, report.rules)
