@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import signal
@@ -90,6 +91,54 @@ def test_an_adapter_comes_and_goes(server: ServerProcess, adapters: dict[str, Pa
     assert httpx.post(f"{url}/unload_lora_adapter", json=name, timeout=60).status_code == 200
     gone = httpx.post(f"{url}/completions", json={"model": "late", "prompt": "x"}, timeout=60)
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_adapters_come_and_go_under_streams(server: ServerProcess, adapters: dict[str, Path]) -> None:
+    assert asyncio.run(swapped_under_load(server, adapters, num_rounds=8, num_streams=8)) >= 16
+
+
+async def swapped_under_load(
+    server: ServerProcess, adapters: dict[str, Path], *, num_rounds: int, num_streams: int
+) -> int:
+    """In each round a name is given another adapter, and a second one comes, answers and goes; the number of answers
+    that streams got meanwhile, each of them one adapter's whole text."""
+    alone = {model: ask(server, model)["choices"][0]["text"] for model in ("ensemble", "formal", "brief")}
+    done, count = asyncio.Event(), 0
+    async with httpx.AsyncClient(base_url=f"{server.http}/v1", timeout=60) as client:
+
+        async def call(route: str, **body: Any) -> Any:
+            reply = await client.post(f"/{route}", json=body)
+            assert reply.status_code == 200, reply.text
+            return reply
+
+        async def text(model: str) -> str:
+            body = {"prompt": TEXT, "max_tokens": 16, "temperature": 0, "ignore_eos": True, "stream": True}
+            lines = (await call("completions", model=model, **body)).text.splitlines()
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            return "".join(event["choices"][0]["text"] for event in events)
+
+        async def stream(number: int) -> None:
+            nonlocal count
+            while not done.is_set():
+                model = ("ensemble", "formal", "brief", "swapped")[(number + count) % 4]
+                found = await text(model)
+                assert found in ([alone["formal"], alone["brief"]] if model == "swapped" else [alone[model]])
+                count += 1
+
+        await call("load_lora_adapter", lora_name="swapped", lora_path=str(adapters["formal"]))
+        async with asyncio.TaskGroup() as streams:
+            for number in range(num_streams):
+                streams.create_task(stream(number))
+            for number in range(num_rounds):
+                name = ("brief", "formal")[number % 2]
+                await call("load_lora_adapter", lora_name="swapped", lora_path=str(adapters[name]))
+                assert await text("swapped") == alone[name]
+                await call("load_lora_adapter", lora_name="guest", lora_path=str(adapters["late"]))
+                assert await text("guest") not in alone.values()
+                await call("unload_lora_adapter", lora_name="guest")
+            done.set()
+        await call("unload_lora_adapter", lora_name="swapped")
+    return count
 
 
 def test_a_folder_is_polled(demo_engine: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
