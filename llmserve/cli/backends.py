@@ -24,6 +24,7 @@ from llmserve.engine.remote.process import ProcessEngine
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import InvalidArgument
 from llmserve.serving.backend import Backend
+from llmserve.wire.request_memory import RequestMemory
 
 OpenEngine: TypeAlias = Callable[[Path, EngineSettings], Engine]
 MAX_BATCH_SIZE = "default-max-batch-size"
@@ -84,14 +85,16 @@ def make_backends(
     open_cluster: OpenEngine | None = None,
     *,
     verify_every_s: float = 0.0,
+    memory: RequestMemory | None = None,
 ) -> dict[str, Backend]:
     """By the name that `config.pbtxt` gives in `backend`. With `gate`, engines open that have what it asks for.
-    `open_cluster`: makes a client of a cluster's workers in place of every engine."""
+    `open_cluster`: makes a client of a cluster's workers in place of every engine. `memory`: of
+    the server's requests."""
     opened = partial(open_gated, gate, open_cluster or open_engine)
     apart = partial(open_elsewhere, opened) if open_cluster else partial(open_process, gate)
     backends: tuple[Backend, ...] = (
         TensorrtLlmBackend(opened, apart, verify_every_s=verify_every_s, gate=gate),
-        PythonBackend(),
+        PythonBackend(memory),
         PyTorchBackend(),
         OnnxRuntimeBackend(settings.max_batch_size(OnnxRuntimeBackend.name)),
         IdentityBackend(),

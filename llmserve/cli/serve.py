@@ -97,6 +97,7 @@ def serve(options: ServeOptions) -> None:
             gate,
             elsewhere,
             verify_every_s=0.0 if elsewhere else options.verify_engine_every,
+            memory=extensions.requests,
         ),
         listen_settings(options),
         options.exit_timeout_secs,

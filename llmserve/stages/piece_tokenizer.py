@@ -27,6 +27,8 @@ NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 
 
 class PieceTokenizer:
+    memory_per_byte = 64  # see `Tokenizer`; 57 of one letter
+
     def __init__(self, model: sentencepiece.SentencePieceProcessor, files: TextFiles) -> None:
         self._model = model
         self.vocab_size: int = model.vocab_size()

@@ -1,6 +1,6 @@
 """How many tokens a text has at least, from its bytes alone: too long a prompt is refused before it is tokenized.
 
-Tokenizing takes up to 200 times the memory of a text, and seconds for tens of megabytes. A bound is claimed where every
+Tokenizing takes up to 240 times the memory of a text, and seconds for tens of megabytes. A bound is claimed where every
 byte of a text ends up in a token. Where something may be dropped (white space, accents, unknown characters that share
 a token), a text has a limit by itself, far above what prompts are.
 """
@@ -8,8 +8,10 @@ a token), a text has a limit by itself, far above what prompts are.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Protocol
 
+from numpy.typing import NDArray
 from sentencepiece import sentencepiece_model_pb2 as sentencepiece_format
 from tokenizers import Tokenizer as Library
 from tokenizers.models import BPE
@@ -25,6 +27,7 @@ BYTES_PER_TOKEN = 256  # that are read where no bound is known
 USUAL_SEQ_LEN = 128 * 1024  # where none is known
 MAX_TEXT_BYTES = 4 * 1024 * 1024  # of a text that is tokenized, however long its tokens may be,
 MIN_BYTES_PER_TOKEN = 8  # unless it may have so many tokens
+WHOLE = ("QUERY", "SECOND_QUERY")  # inputs that nobody cuts
 
 
 class Bounded(Protocol):
@@ -32,6 +35,23 @@ class Bounded(Protocol):
     def longest_token(self) -> int | None:
         """Bytes of a text that may become one token; None: any number."""
         ...
+
+
+class Measured(Bounded, Protocol):
+    @property
+    def memory_per_byte(self) -> int:
+        """That tokenizing takes at most, for each byte of a long text."""
+        ...
+
+
+class Tokenizing(Protocol):
+    """A step that makes tokens of texts."""
+
+    @property
+    def tokenizer(self) -> Measured: ...
+
+    @property
+    def max_seq_len(self) -> int | None: ...
 
 
 def check_length(text: str, tokenizer: Bounded, max_seq_len: int | None) -> None:
@@ -42,15 +62,31 @@ def check_length(text: str, tokenizer: Bounded, max_seq_len: int | None) -> None
     if max_seq_len is not None and longest is not None and (least := -(-num_bytes // longest)) > most:
         problem = f"the prompt is too long: it has at least {least} tokens, and this engine takes at most {most}"
         raise PromptTooLong(problem, num_tokens=least, limit=most)
-    limit_bytes = max(MAX_TEXT_BYTES, MIN_BYTES_PER_TOKEN * most)
-    if longest is None:
-        limit_bytes = min(limit_bytes, BYTES_PER_TOKEN * most)
+    limit_bytes = _limit_bytes(most, longest)
     if num_bytes > limit_bytes:
         raise PromptTooLong(
             f"the prompt is too long: it has {num_bytes} bytes, of which at most {limit_bytes} are tokenized for the "
             f"{most} tokens that this engine takes",
             limit=most,
         )
+
+
+def tokenizing_memory(stage: Tokenizing, inputs: Mapping[str, NDArray[Any]]) -> int:
+    """Most bytes that the texts of a request take while they become tokens, one after the other. A text that is refused
+    for its length takes nothing; a conversation is cut before."""
+    tokenizer, max_seq_len = stage.tokenizer, stage.max_seq_len
+    most, longest = (max_seq_len or USUAL_SEQ_LEN) - 1, tokenizer.longest_token
+    bound = _limit_bytes(most, longest)
+    if max_seq_len is not None and longest is not None:
+        bound = min(bound, longest * most)
+    sizes = {name: sum(map(len, array.flat)) for name, array in inputs.items() if array.dtype == object and array.size}
+    taken = sum(min(size, bound) for name, size in sizes.items() if name not in WHOLE or size <= bound)
+    return tokenizer.memory_per_byte * taken
+
+
+def _limit_bytes(most: int, longest: int | None) -> int:
+    limit_bytes = max(MAX_TEXT_BYTES, MIN_BYTES_PER_TOKEN * most)
+    return limit_bytes if longest is not None else min(limit_bytes, BYTES_PER_TOKEN * most)
 
 
 def longest_json_token(library: Library) -> int | None:

@@ -36,6 +36,11 @@ class Tokenizer(Protocol):
         """Bytes of a text that may become one token; None: any number."""
         ...
 
+    @property
+    def memory_per_byte(self) -> int:
+        """That tokenizing takes at most, for each byte of a long text."""
+        ...
+
     def encode(self, text: str, add_special_tokens: bool = False, banned: Collection[int] = ()) -> list[int]:
         """Ids of `text`. An id in `banned` (a role token, say) never comes out of text: its spelling in `text` becomes
         ordinary characters.

@@ -39,6 +39,7 @@ input {{ name: "IN" data_type: TYPE_{datatype} dims: [ -1 ] }}
 output {{ name: "OUT" data_type: TYPE_{datatype} dims: [ -1 ] }}
 """
 MAX_SEQ_LEN = 4096  # of the engine that preprocessing is for
+ANY_LENGTH = "any_length"  # prepares prompts for an engine whose limit is not known
 DATATYPES = {"texts": "STRING", "floats": "FP32", "integers": "INT32"}
 TEMPLATES = {  # of models that prepare prompts
     "loops": "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
@@ -104,6 +105,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         (repository / name / "config.pbtxt").write_text(MODEL.format(datatype=datatype))
     for name, template in {**TEMPLATES, "preprocessing": ""}.items():
         write_preprocessing(repository / name, template)
+    write_preprocessing(repository / ANY_LENGTH)
+    (repository / ANY_LENGTH / "config.json").unlink()
     with tempfile.TemporaryDirectory() as temporary:
         server = start_server(
             "--model-repository", str(repository), "--model-control-mode", "explicit", "--load-model", "*",

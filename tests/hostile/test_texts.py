@@ -12,7 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from tests.hostile.attacks import field, post, rpc, send, status, works
-from tests.hostile.conftest import IS_STRICT, MAX_SEQ_LEN, MIB, Target
+from tests.hostile.conftest import ANY_LENGTH, EACH_BYTES, IS_STRICT, MAX_SEQ_LEN, MIB, Target
 
 TEXT_BYTES = (60 if IS_STRICT else 6) * MIB
 NUM_WORDS = 1_000_000 if IS_STRICT else 100_000
@@ -47,20 +47,20 @@ ATTACKS: dict[str, Callable[[], Inputs]] = {
 }  # fmt: skip
 
 
-def over_http(target: Target, inputs: Inputs) -> bytes:
+def over_http(target: Target, inputs: Inputs, model: str = "preprocessing") -> bytes:
     listed = [
         {"name": name, "datatype": datatype, "shape": [1, count], "parameters": {"binary_data_size": len(data)}}
         for name, (datatype, count, data) in inputs.items()
     ]
     head = json.dumps({"inputs": listed}).encode()
     body = head + b"".join(data for _, _, data in inputs.values())
-    return send(target.http_port, post("preprocessing", body, f"Inference-Header-Content-Length: {len(head)}"))
+    return send(target.http_port, post(model, body, f"Inference-Header-Content-Length: {len(head)}"))
 
 
-def over_grpc(target: Target, inputs: Inputs) -> grpc.StatusCode:
+def over_grpc(target: Target, inputs: Inputs, model: str = "preprocessing") -> grpc.StatusCode:
     tensor = service_pb2.ModelInferRequest.InferInputTensor
     request = service_pb2.ModelInferRequest(
-        model_name="preprocessing",
+        model_name=model,
         inputs=[
             tensor(name=name, datatype=datatype, shape=[1, count]) for name, (datatype, count, _) in inputs.items()
         ],
@@ -87,3 +87,17 @@ def test_a_text_that_may_fit_is_tokenized(target: Target) -> None:
     """And found too long by nobody but the engine."""
     inputs = {"QUERY": texts(b"x" * MAX_SEQ_LEN), "REQUEST_OUTPUT_LEN": ("INT32", 1, struct.pack("<i", 1))}
     assert status(over_http(target, inputs)) == 200
+
+
+def test_what_tokenizing_takes_is_counted(target: Target) -> None:
+    """A text that no limit of a length refuses, and whose tokens take more than a request may."""
+    length = {"REQUEST_OUTPUT_LEN": ("INT32", 1, struct.pack("<i", 1))}
+    large, small = (
+        {"QUERY": texts(b"a b " * (count // 4)), **length} for count in (EACH_BYTES // 100, EACH_BYTES // 400)
+    )
+    answer = over_http(target, large, ANY_LENGTH)
+    assert status(answer) == 413
+    assert b"the request takes more than %d bytes of memory" % EACH_BYTES in answer
+    assert over_grpc(target, large, ANY_LENGTH) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    for _ in range(4):  # what one has taken is given back
+        assert status(over_http(target, small, ANY_LENGTH)) == 200

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import unicodedata
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
@@ -20,7 +22,13 @@ from llmserve.stages import token_lengths
 from llmserve.stages.bpe_tokenizer import JsonTokenizer
 from llmserve.stages.files import TextFiles
 from llmserve.stages.piece_tokenizer import PieceTokenizer
-from llmserve.stages.token_lengths import CANONICAL, check_length, longest_json_token
+from llmserve.stages.token_lengths import (
+    CANONICAL,
+    MAX_TEXT_BYTES,
+    check_length,
+    longest_json_token,
+    tokenizing_memory,
+)
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from tests.tiny_tokenizers import SENTENCES, sentencepiece_model, write_byte_level_tokenizer
 
@@ -152,3 +160,26 @@ def test_long_texts_have_the_same_ids(known: dict[str, Tokenizer]) -> None:
     assert isinstance(tokenizer, JsonTokenizer)
     text = " ".join(SENTENCES) * 40
     assert tokenizer.encode(text) == tokenizer._library.encode(text).ids
+
+
+@dataclass(frozen=True)
+class Stage:
+    tokenizer: JsonTokenizer
+    max_seq_len: int | None
+
+
+def test_memory_is_counted_of_what_is_tokenized_only(tmp_path: Path) -> None:
+    write_byte_level_tokenizer(tmp_path, 300)
+    tokenizer = JsonTokenizer.load(TextFiles.read(tmp_path))
+    longest = tokenizer.longest_token
+    assert longest is not None
+
+    def memory(max_seq_len: int | None, **sizes: int) -> float:
+        inputs = {name: np.array([[b"x" * size]], dtype=object) for name, size in sizes.items()}
+        return tokenizing_memory(Stage(tokenizer, max_seq_len), inputs) / tokenizer.memory_per_byte
+
+    assert memory(None, QUERY=1000, STOP_WORDS_DICT=10) == 1010
+    assert memory(11, QUERY=10 * longest) == 10 * longest
+    assert memory(11, QUERY=10 * longest + 1) == 0, "it is refused"
+    assert memory(11, MESSAGES=1_000_000) == 10 * longest, "it is cut"
+    assert memory(None, QUERY=MAX_TEXT_BYTES + 1) == 0

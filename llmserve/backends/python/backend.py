@@ -24,6 +24,7 @@ from llmserve.backends.versions import newest_version_file
 from llmserve.errors import ModelConfigError
 from llmserve.serving.backend import LoadContext, LoadedModel, substitute_directory
 from llmserve.serving.config.proto_json import message_to_dict
+from llmserve.wire.request_memory import RequestMemory
 
 DEFAULT_FILENAME = "model.py"
 
@@ -31,7 +32,9 @@ DEFAULT_FILENAME = "model.py"
 class PythonBackend:
     name = "python"
 
-    def __init__(self) -> None:
+    def __init__(self, memory: RequestMemory | None = None) -> None:
+        """`memory`: of the server's requests, among which models count what they take (`memory.py`)."""
+        self._memory = memory
         self.custom_metrics = MetricStore()
         self._environments = Environments()
 
@@ -75,7 +78,7 @@ class PythonBackend:
         def make_host(on_death: Callable[[], None]) -> Host:
             if parameters.in_process:
                 return ProcessHost(spec, server, environment)
-            return ThreadHost(spec, server, on_death)
+            return ThreadHost(spec, server, on_death, self._memory)
 
         return PythonInstance(spec, services, make_host, limits=parameters.limits)
 

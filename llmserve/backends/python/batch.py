@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from llmserve.backends.python.errors import TritonModelException, batch_failure, describe_failure
+from llmserve.backends.python.memory import admitted
 from llmserve.backends.python.requests import InferenceRequest
 from llmserve.backends.python.responses import InferenceResponse, Reply
 from llmserve.errors import Cancelled
 from llmserve.serving.backend import Execution
+from llmserve.wire.request_memory import RequestMemory
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +32,11 @@ class PythonBatch:
         together: AbstractContextManager[None],
         *,
         decoupled: bool,
+        memory: RequestMemory | None = None,
     ) -> None:
         """`on_done` is called on the model's thread when `execute` is over, within `together` with what that returns.
 
-        It says when `execute` began and ended.
+        It says when `execute` began and ended. `memory`: among which what that takes is counted.
         """
         self._instance_name = instance_name
         self._requests = requests
@@ -41,6 +44,7 @@ class PythonBatch:
         self._together = together
         self._began_ns = 0
         self._decoupled = decoupled
+        self._memory = memory
 
     def run(self, model: Any) -> None:
         requests, self._requests = self._requests, []  # what the model drops must end here
@@ -48,12 +52,18 @@ class PythonBatch:
         if all(request.is_cancelled() for request in requests):  # while they stood in line
             self._end(requests, error=Cancelled("the request was cancelled before it ran"))
             return
+        share = None if self._memory is None else self._memory.share()
         try:
-            answers = model.execute(requests)
+            if share is not None:
+                requests = admitted(model, requests, share)
+            answers = model.execute(requests) if requests else []
         except BaseException as error:  # border: whatever the model raises is the answer of this batch alone
             self._end(requests, error=error)
         else:
             self._end(requests, answers)
+        finally:
+            if share is not None:
+                share.release()
 
     async def run_async(self, model: Any) -> None:
         requests, self._requests = self._requests, []

@@ -25,6 +25,7 @@ from llmserve.backends.python.worker import Worker
 from llmserve.errors import InternalError, LlmserveError
 from llmserve.serving.backend import Execution
 from llmserve.serving.types import InferRequest, InferResponse
+from llmserve.wire.request_memory import RequestMemory
 
 logger = logging.getLogger(__name__)
 
@@ -77,13 +78,21 @@ def _ignore(execution: Execution) -> None:
 
 class ModelHost:
     def __init__(
-        self, spec: ModelSpec, server: ServerApi, *, on_death: Callable[[], None], module_name: str = ""
+        self,
+        spec: ModelSpec,
+        server: ServerApi,
+        *,
+        on_death: Callable[[], None],
+        module_name: str = "",
+        memory: RequestMemory | None = None,
     ) -> None:
         """`on_death` is called on the model's thread when it can serve no more although nobody has asked it to end.
 
         `module_name`: by which everybody in this process can import the model's file; one that nobody knows if empty.
+        `memory`: see `PythonBatch`.
         """
         self._spec = spec
+        self._memory = memory
         self._utils = make_utils_module(spec.instance_name, server, spec.file.parent)
         self._module_name = module_name or f"triton_model_{spec.instance_name}_{id(self):x}"
         self._worker = Worker(spec.instance_name, self._open_model, on_death=on_death)
@@ -117,7 +126,8 @@ class ModelHost:
             )
             for request, line in work
         ]
-        self._worker.submit(PythonBatch(self._spec.instance_name, requests, on_done, together, decoupled=decoupled))
+        name, memory = self._spec.instance_name, self._memory
+        self._worker.submit(PythonBatch(name, requests, on_done, together, decoupled=decoupled, memory=memory))
 
     @property
     def max_inline_bytes(self) -> int:

@@ -12,14 +12,17 @@ from llmserve.backends.python.line import ServerLine
 from llmserve.backends.python.local_server import LocalServer
 from llmserve.serving.streams import Outbox
 from llmserve.serving.types import InferRequest, InferResponse
+from llmserve.wire.request_memory import RequestMemory
 
 
 class ThreadHost:
     """See `instance.Host`."""
 
-    def __init__(self, spec: ModelSpec, server: LocalServer, on_death: Callable[[], None]) -> None:
+    def __init__(
+        self, spec: ModelSpec, server: LocalServer, on_death: Callable[[], None], memory: RequestMemory | None = None
+    ) -> None:
         self._server = server
-        self._host = ModelHost(spec, server, on_death=on_death)
+        self._host = ModelHost(spec, server, on_death=on_death, memory=memory)
 
     @property
     def is_async(self) -> bool:

@@ -4,6 +4,7 @@ import triton_python_backend_utils as pb_utils
 
 from llmserve.errors import LlmserveError
 from llmserve.stages.shim import path_parameter, triton_error
+from llmserve.stages.token_lengths import tokenizing_memory
 from llmserve.stages.whole_texts import WholeTexts, whole_text_arrays
 
 
@@ -18,6 +19,9 @@ class TritonPythonModel:
 
     def llmserve_execute_arrays(self, inputs):
         return whole_text_arrays(self.stage, inputs)
+
+    def llmserve_memory(self, inputs):
+        return tokenizing_memory(self.stage, inputs)
 
     def respond(self, request):
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}

@@ -6,11 +6,10 @@ from llmserve.errors import LlmserveError
 from llmserve.stages.preprocess import Preprocessor
 from llmserve.stages.shim import flag_parameter, path_parameter, text_parameter, triton_error
 from llmserve.stages.stage_arrays import prepare_arrays
+from llmserve.stages.token_lengths import tokenizing_memory
 
 
 class TritonPythonModel:
-    llmserve_inline_bytes = 2048  # up to a prompt of a page, execute is a matter of microseconds
-
     def initialize(self, args):
         self.stage = Preprocessor.open(
             path_parameter(args, "tokenizer_dir"),
@@ -19,14 +18,17 @@ class TritonPythonModel:
             reasoning_format=text_parameter(args, "reasoning_format", "auto"),
             allows_templates=flag_parameter(args, "allow_chat_template", False),
         )
-        if not self.stage.is_brief:
-            self.llmserve_inline_bytes = 0
+        # up to a prompt of a page, execute is a matter of microseconds
+        self.llmserve_inline_bytes = 2048 if self.stage.is_brief else 0
 
     def execute(self, requests):
         return [self.respond(request) for request in requests]
 
     def llmserve_execute_arrays(self, inputs):
         return prepare_arrays(self.stage, inputs)
+
+    def llmserve_memory(self, inputs):
+        return tokenizing_memory(self.stage, inputs)
 
     def respond(self, request):
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
