@@ -1,4 +1,4 @@
-// y = x @ weight.T for weights of eight or four bits, and int8 activations: thirty-two inputs share a scale in both.
+// y = x @ weight.T for weights of eight bits or fewer, and int8 activations: thirty-two inputs share a scale in both.
 //
 // Within a group sums are exact; groups are added in order: the sum times the input's scale, and one fused multiply-add of
 // that with the weight's.
@@ -8,9 +8,34 @@
 
 namespace llmserve::LLMSERVE_VARIANT {
 
-// Format: how a step of weights is loaded, multiplied and summed up (Input, Sums, kStepBytes, and the functions used here),
-// and what a group of kGroup inputs has for each output, of which `group` takes a vector's part out of a panel's. It adds
-// exact sums to what was before.
+// What formats whose weights are bytes with a zero point of kZeroPoint have in common: sums begin with what it takes off.
+struct ByteProducts {
+  using Input = ByteInput;
+  using Sums = ByteSums;
+  static Sums start(int32_t offset) { return start_bytes(offset); }
+  static Input broadcast(const std::byte* p) { return broadcast_for_bytes(reinterpret_cast<const int8_t*>(p)); }
+
+  struct Nothing {};  // is left of the offset
+  static Nothing offset(int32_t, F32x16) { return {}; }
+  struct Group {
+    F32x16 scale;
+    F32x16 add(I32x16 exact, Nothing, F32x16 input_scale, F32x16 local) const {
+      return fma(to_f32(exact) * input_scale, scale, local);
+    }
+  };
+};
+
+// And those of few bits, all positive.
+struct NibbleProducts {
+  using Input = NibbleInput;
+  using Sums = NibbleSums;
+  static Sums start(int32_t) { return start_nibbles(); }
+  static Input broadcast(const std::byte* p) { return broadcast_for_nibbles(reinterpret_cast<const int8_t*>(p)); }
+};
+
+// Format: how a step of weights is loaded, multiplied and summed up (Weights, Input, Sums, kStepBytes, and the functions
+// used here), and what a group of kGroup inputs has for each output, of which `group` takes a vector's part out of a
+// panel's. It adds exact sums to what was before.
 template <class BytesFormat>
 class GroupedProduct {
  public:
@@ -20,7 +45,7 @@ class GroupedProduct {
   };
   using BlockFormat = void;  // sums that begin anew with every group have no use for blocks
 
-  explicit GroupedProduct(const LinearGroupedArgs& args) : args_(args) {}
+  explicit GroupedProduct(const LinearGroupedArgs& args, BytesFormat format = {}) : args_(args), format_(format) {}
 
   const std::byte* weights() const { return reinterpret_cast<const std::byte*>(args_.weight); }
   size_t panel_bytes() const { return num_steps() * Format::kStepBytes; }
@@ -87,20 +112,21 @@ class GroupedProduct {
   template <Fetch kFetch>
   [[gnu::always_inline]] static const std::byte* prefetch_at(const TileInput& in, size_t step) {
     const size_t first_steps = in.num_steps - (kFetch.own ? in.last_steps : 0);
-    if (!kFetch.own || step < first_steps) return in.prefetch + kFetch.stride * step;
-    return in.last_prefetch + kFetch.stride * (step - first_steps);
+    if (!kFetch.own || step < first_steps) return in.prefetch + in.prefetch_stride * step;
+    return in.last_prefetch + in.prefetch_stride * (step - first_steps);
   }
 
   template <size_t R, size_t V, size_t kFirst, Fetch kFetch>
-  [[gnu::always_inline]] static void add_group(const TileInput& in, Exact (&exact)[R * V]) {
+  [[gnu::always_inline]] void add_group(const TileInput& in, Exact (&exact)[R * V]) const {
     Cursor<R> rows(in.rows, in.row_bytes);
     Cursor<kPanelsOf<V, kFirst>> panels(in.weights, in.panel_bytes);
-    Prefetcher<kFetch> prefetcher(in.prefetch, in.panel_bytes);
+    Prefetcher<kFetch> prefetcher(in.prefetch, in);
+    const BytesFormat format = format_;  // which the compiler sees to be no rows and no weights
     for (size_t step = in.num_steps; step > 0; --step) {
       prefetcher.step();
       typename BytesFormat::Weights weights[V];
       unroll<V>([&](auto v) __attribute__((always_inline)) {
-        weights[v] = BytesFormat::template load<(kFirst + v) % 2>(panels.at((kFirst + v) / 2));
+        weights[v] = format.template load<(kFirst + v) % 2>(panels.at((kFirst + v) / 2));
       });
       unroll<R>([&](auto r) __attribute__((always_inline)) {
         const typename BytesFormat::Input x = BytesFormat::broadcast(rows.at(r));
@@ -112,6 +138,7 @@ class GroupedProduct {
   }
 
   const LinearGroupedArgs& args_;
+  const BytesFormat format_;
 };
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -6,22 +6,36 @@
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
 
+size_t all_blocks_bytes(const LinearGroupedArgs& args) { return block_panel_bytes(args.blocks, args.depth); }
+// Of what offsets are multiplied with: they are -kZeroPoint times a sum.
+F32x16 times(F32x16 a, float factor) { return a * broadcast(factor / kZeroPoint); }
+
+// Sixteen of thirty-two outputs.
+template <size_t kHalf>
+F32x16 halves(const std::byte* p) {
+  return load(reinterpret_cast<const Half*>(p) + kHalf * kLanes);
+}
+template <size_t kHalf>
+F32x16 bytes(const std::byte* p) {
+  return load(reinterpret_cast<const uint8_t*>(p) + kHalf * kLanes);
+}
+template <size_t kHalf>
+F32x16 signed_bytes(const std::byte* p) {
+  return load(reinterpret_cast<const int8_t*>(p) + kHalf * kLanes);
+}
+
 template <size_t kBits>
-struct Codes {
+struct Codes : NibbleProducts {
   using Weights = CodeWeights;
-  using Input = NibbleInput;
-  using Sums = NibbleSums;
   static constexpr size_t kStepBytes = kPanelColumns * 4 * kBits / 8;
   static constexpr size_t kGroup = kBits == 4 || kBits == 5 ? kQuantizedGroup : kHalfGroup;
 
-  static Sums start(int32_t) { return start_nibbles(); }
   template <size_t kHalf>
   static Weights load(const std::byte* p) {
     return load_codes<kBits, kHalf>(reinterpret_cast<const uint8_t*>(p));
   }
-  static Input broadcast(const std::byte* p) { return broadcast_for_nibbles(reinterpret_cast<const int8_t*>(p)); }
 
-  // A group stands for scale * code - minimum; offsets are -kZeroPoint times a sum.
+  // A group stands for scale * code - minimum.
   struct Group {
     F32x16 scale, minimum;
     F32x16 add(I32x16 exact, F32x16 offset, F32x16 input_scale, F32x16 local) const {
@@ -31,102 +45,70 @@ struct Codes {
   static F32x16 offset(int32_t value, F32x16 input_scale) {
     return LLMSERVE_VARIANT::broadcast(static_cast<float>(value)) * input_scale;
   }
-  static size_t panel_group_bytes(const LinearGroupedArgs& args) { return block_panel_bytes(args.blocks, args.depth); }
+  static size_t panel_group_bytes(const LinearGroupedArgs& args) { return all_blocks_bytes(args); }
   template <size_t kHalf>
   static Group group(const LinearGroupedArgs& args, const std::byte* panel, size_t g) {
-    const auto halves = [](const std::byte* p) { return LLMSERVE_VARIANT::load(reinterpret_cast<const Half*>(p) + kHalf * kLanes); };
-    const auto bytes = [](const std::byte* p) { return LLMSERVE_VARIANT::load(reinterpret_cast<const uint8_t*>(p) + kHalf * kLanes); };
-    const auto times = [](float factor) { return LLMSERVE_VARIANT::broadcast(factor / kZeroPoint); };
     constexpr float kMiddle = 1 << (kBits - 1);
-    switch (args.blocks) {
-      case Blocks::kScale: {
-        const F32x16 scale = halves(panel + g * block_bytes(Blocks::kScale));
-        return {scale, scale * times(kMiddle)};
-      }
-      case Blocks::kScaleAndMinimum: {
-        const std::byte* p = panel + g * block_bytes(Blocks::kScaleAndMinimum);
-        return {halves(p), halves(p + 2 * kPanelColumns) * times(-1.0f)};
-      }
-      case Blocks::kScales: {
-        const std::byte* p = panel + g / 8 * block_bytes(Blocks::kScales);
-        const std::byte* of_group = p + (4 + g % 8 * 2) * kPanelColumns;
-        const F32x16 minimum = halves(p + 2 * kPanelColumns) * bytes(of_group + kPanelColumns);
-        return {halves(p) * bytes(of_group), minimum * times(1.0f)};
-      }
-      case Blocks::kHalfScales: {
-        const std::byte* p = panel + g / 16 * block_bytes(Blocks::kHalfScales);
-        const auto* codes = reinterpret_cast<const int8_t*>(p + (2 + g % 16) * kPanelColumns) + kHalf * kLanes;
-        const F32x16 scale = halves(p) * LLMSERVE_VARIANT::load(codes);
-        return {scale, scale * times(kMiddle)};
-      }
-      case Blocks::kHalfScalesAndMinima: {
-        const std::byte* p = panel + g / 16 * block_bytes(Blocks::kHalfScalesAndMinima);
-        const F32x16 both = bytes(p + (4 + g % 16) * kPanelColumns);
-        const F32x16 shift = LLMSERVE_VARIANT::broadcast(12582912.0f);  // rounds
-        const F32x16 high = fma(both, LLMSERVE_VARIANT::broadcast(0.0625f), LLMSERVE_VARIANT::broadcast(-0.46875f)) + shift - shift;
-        const F32x16 low = fma(high, LLMSERVE_VARIANT::broadcast(-16.0f), both);
-        return {halves(p) * low, halves(p + 2 * kPanelColumns) * high * times(1.0f)};
-      }
-      case Blocks::kUneven:
-      case Blocks::kUnevenScales:
-      case Blocks::kExponent:
-        break;  // of Numbers
+    if constexpr (kBits == 2) {
+      const std::byte* p = panel + g / 16 * block_bytes(Blocks::kHalfScalesAndMinima);
+      const F32x16 both = bytes<kHalf>(p + (4 + g % 16) * kPanelColumns);
+      const F32x16 shift = LLMSERVE_VARIANT::broadcast(12582912.0f);  // rounds
+      const F32x16 high = fma(both, LLMSERVE_VARIANT::broadcast(0.0625f), LLMSERVE_VARIANT::broadcast(-0.46875f)) + shift - shift;
+      const F32x16 low = fma(high, LLMSERVE_VARIANT::broadcast(-16.0f), both);
+      return {halves<kHalf>(p) * low, times(halves<kHalf>(p + 2 * kPanelColumns) * high, 1.0f)};
+    } else if constexpr (kGroup == kHalfGroup) {
+      const std::byte* p = panel + g / 16 * block_bytes(Blocks::kHalfScales);
+      const F32x16 scale = halves<kHalf>(p) * signed_bytes<kHalf>(p + (2 + g % 16) * kPanelColumns);
+      return {scale, times(scale, kMiddle)};
+    } else if (args.blocks == Blocks::kScales) {
+      const std::byte* p = panel + g / 8 * block_bytes(Blocks::kScales);
+      const std::byte* of_group = p + (4 + g % 8 * 2) * kPanelColumns;
+      const F32x16 minimum = halves<kHalf>(p + 2 * kPanelColumns) * bytes<kHalf>(of_group + kPanelColumns);
+      return {halves<kHalf>(p) * bytes<kHalf>(of_group), times(minimum, 1.0f)};
+    } else if (args.blocks == Blocks::kScale) {
+      const F32x16 scale = halves<kHalf>(panel + g * block_bytes(Blocks::kScale));
+      return {scale, times(scale, kMiddle)};
+    } else {
+      const std::byte* p = panel + g * block_bytes(Blocks::kScaleAndMinimum);
+      return {halves<kHalf>(p), times(halves<kHalf>(p + 2 * kPanelColumns), -1.0f)};
     }
-    return {zero(), zero()};
   }
 };
 
 // Codes of numbers in a table: multiplied as weights of eight bits are.
-template <bool kUneven>
-struct Numbers {
+class Numbers : public ByteProducts {
+ public:
   using Weights = TableWeights;
-  using Input = ByteInput;
-  using Sums = ByteSums;
   static constexpr size_t kStepBytes = kPanelColumns * 4 / 2;
   static constexpr size_t kGroup = kQuantizedGroup;
 
-  struct Table {
-    uint8_t numbers[16];  // each plus its zero point
-    constexpr Table() : numbers{} {
-      for (size_t i = 0; i < 16; ++i) numbers[i] = static_cast<uint8_t>((kUneven ? kUnevenNumbers : kE2M1Numbers)[i] + kZeroPoint);
-    }
-  };
-  static constexpr Table kTable{};
-
-  static Sums start(int32_t offset) { return start_bytes(offset); }
-  template <size_t kHalf>
-  static Weights load(const std::byte* p) {
-    return look_up<kHalf>(reinterpret_cast<const uint8_t*>(p), kTable.numbers);
+  explicit Numbers(Blocks blocks) {
+    const auto& numbers = blocks == Blocks::kExponent ? kE2M1Numbers : kUnevenNumbers;
+    for (size_t i = 0; i < 16; ++i) table_[i] = static_cast<uint8_t>(numbers[i] + kZeroPoint);
   }
-  static Input broadcast(const std::byte* p) { return broadcast_for_bytes(reinterpret_cast<const int8_t*>(p)); }
+  template <size_t kHalf>
+  Weights load(const std::byte* p) const {
+    return look_up<kHalf>(reinterpret_cast<const uint8_t*>(p), table_);
+  }
 
-  struct Nothing {};  // is left of the offset: sums began with it
-  static Nothing offset(int32_t, F32x16) { return {}; }
-  struct Group {
-    F32x16 scale;
-    F32x16 add(I32x16 exact, Nothing, F32x16 input_scale, F32x16 local) const {
-      return fma(to_f32(exact) * input_scale, scale, local);
-    }
-  };
-  static size_t panel_group_bytes(const LinearGroupedArgs& args) { return block_panel_bytes(args.blocks, args.depth); }
+  static size_t panel_group_bytes(const LinearGroupedArgs& args) { return all_blocks_bytes(args); }
   template <size_t kHalf>
   static Group group(const LinearGroupedArgs& args, const std::byte* panel, size_t g) {
-    const auto lanes = [](const std::byte* p, auto type) {
-      return LLMSERVE_VARIANT::load(reinterpret_cast<const decltype(type)*>(p) + kHalf * kLanes);
-    };
-    if constexpr (!kUneven) {
-      const F32x16 exponent = lanes(panel + g * block_bytes(Blocks::kExponent), uint8_t{});
-      // Two to the exponent minus 128
-      return {pow2_of_magic(max(exponent, LLMSERVE_VARIANT::broadcast(2.0f)) + LLMSERVE_VARIANT::broadcast(12582912.0f - 128.0f))};
-    } else if (args.blocks == Blocks::kUneven) {
-      return {lanes(panel + g * block_bytes(Blocks::kUneven), Half{})};
+    if (args.blocks == Blocks::kUnevenScales) {
+      const std::byte* p = panel + g / 8 * block_bytes(Blocks::kUnevenScales);
+      return {halves<kHalf>(p) * signed_bytes<kHalf>(p + (2 + g % 8) * kPanelColumns)};
     }
-    const std::byte* p = panel + g / 8 * block_bytes(Blocks::kUnevenScales);
-    return {lanes(p, Half{}) * lanes(p + (2 + g % 8) * kPanelColumns, int8_t{})};
+    if (args.blocks == Blocks::kUneven) return {halves<kHalf>(panel + g * block_bytes(Blocks::kUneven))};
+    const F32x16 exponent = bytes<kHalf>(panel + g * block_bytes(Blocks::kExponent));
+    // Two to the exponent minus 128
+    return {pow2_of_magic(max(exponent, LLMSERVE_VARIANT::broadcast(2.0f)) + LLMSERVE_VARIANT::broadcast(12582912.0f - 128.0f))};
   }
+
+ private:
+  uint8_t table_[16];  // each number plus its zero point
 };
 
-// What fewer files have gets one tactic: each takes as long to compile as all of int8.
+// What fewer files have gets one tactic.
 constexpr LinearTactic kOnlyTactic[] = {kInt4Tactics[1]};
 template <class Operation>
 void run_only(const Operation& operation, size_t panel_begin, size_t panel_end) {
@@ -136,9 +118,8 @@ void run_only(const Operation& operation, size_t panel_begin, size_t panel_end) 
 }  // namespace
 
 void linear_blocks(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end) {
-  if (args.blocks == Blocks::kExponent) return run_only(GroupedProduct<Numbers<false>>(args), panel_begin, panel_end);
-  if (args.blocks == Blocks::kUneven || args.blocks == Blocks::kUnevenScales) {
-    return run_only(GroupedProduct<Numbers<true>>(args), panel_begin, panel_end);
+  if (args.blocks == Blocks::kExponent || args.blocks == Blocks::kUneven || args.blocks == Blocks::kUnevenScales) {
+    return run_only(GroupedProduct<Numbers>(args, Numbers(args.blocks)), panel_begin, panel_end);
   }
   switch (args.code_bits) {
     case 2:

@@ -5,19 +5,15 @@
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
 
-struct FourBits {
+struct FourBits : NibbleProducts {
   using Weights = NibbleWeights;
-  using Input = NibbleInput;
-  using Sums = NibbleSums;
   static constexpr size_t kStepBytes = kPanelColumns * 4 / 2;
   static constexpr size_t kGroup = kQuantizedGroup, kGroupBytes = kPanelColumns * 2;
 
-  static Sums start(int32_t) { return start_nibbles(); }
   template <size_t kHalf>
   static Weights load(const std::byte* p) {
     return load_nibbles<kHalf>(reinterpret_cast<const uint8_t*>(p));
   }
-  static Input broadcast(const std::byte* p) { return broadcast_for_nibbles(reinterpret_cast<const int8_t*>(p)); }
 
   static F32x16 offset(int32_t value, F32x16) { return LLMSERVE_VARIANT::broadcast(static_cast<float>(value)); }
   struct Group {

@@ -5,28 +5,15 @@
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
 
-struct EightBits {
+struct EightBits : ByteProducts {
   using Weights = ByteWeights;
-  using Input = ByteInput;
-  using Sums = ByteSums;
   static constexpr size_t kStepBytes = kPanelColumns * 4;
   static constexpr size_t kGroup = kQuantizedGroup, kGroupBytes = kPanelColumns * sizeof(Half);
 
-  static Sums start(int32_t offset) { return start_bytes(offset); }
   template <size_t kHalf>
   static Weights load(const std::byte* p) {
     return load_bytes(reinterpret_cast<const uint8_t*>(p) + 4 * kLanes * kHalf);
   }
-  static Input broadcast(const std::byte* p) { return broadcast_for_bytes(reinterpret_cast<const int8_t*>(p)); }
-
-  struct Nothing {};  // is left of the offset: sums began with it
-  static Nothing offset(int32_t, F32x16) { return {}; }
-  struct Group {
-    F32x16 scale;
-    F32x16 add(I32x16 exact, Nothing, F32x16 input_scale, F32x16 local) const {
-      return fma(to_f32(exact) * input_scale, scale, local);
-    }
-  };
   static size_t panel_group_bytes(const LinearGroupedArgs& args) {
     return num_quantized_groups(args.depth) * kGroupBytes;
   }

@@ -54,8 +54,7 @@ inline constexpr size_t kPanelsOf = (kFirst + V + 1) / 2;
 // What a tile prefetches in each step: `lines` of so many streams that lie as far apart as panels do.
 struct Fetch {
   size_t streams, lines;
-  bool own;          // its own panels, a little ahead, into the nearest cache; their ends fetch the beginnings of the next ones
-  size_t stride;  // bytes from what a step fetches to what the next one does
+  bool own;  // its own panels, a little ahead, into the nearest cache; their ends fetch the beginnings of the next ones
 };
 
 struct TileInput {
@@ -65,6 +64,7 @@ struct TileInput {
   size_t panel_bytes;
   size_t num_steps;
   const std::byte* prefetch;       // what will be needed next
+  size_t prefetch_stride;          // bytes from what a step fetches to what the next one does; 0: nothing is wanted
   size_t last_steps;               // of Fetch::own: so many at the end
   const std::byte* last_prefetch;  // fetch from here
 };
@@ -73,18 +73,20 @@ struct TileInput {
 template <Fetch kFetch>
 class Prefetcher {
  public:
-  [[gnu::always_inline]] Prefetcher(const std::byte* first, size_t stride) : streams_(first, stride) {}
+  [[gnu::always_inline]] Prefetcher(const std::byte* first, const TileInput& in)
+      : streams_(first, in.panel_bytes), stride_(in.prefetch_stride) {}
   [[gnu::always_inline]] void step() {
     unroll<kFetch.streams>([&](auto s) __attribute__((always_inline)) {
       unroll<kFetch.lines>([&](auto i) __attribute__((always_inline)) {
         __builtin_prefetch(streams_.at(s) + 64 * i, 0, kFetch.own ? 3 : 2);
       });
     });
-    streams_.advance(kFetch.stride);
+    streams_.advance(stride_);
   }
 
  private:
   Cursor<kFetch.streams> streams_;
+  size_t stride_;
 };
 
 // Adds to `sums`. Format: kStepBytes of a panel, Weights, Input, Sums, and the functions used here. kFirst: which half of
@@ -97,7 +99,7 @@ template <class Format, size_t R, size_t V, size_t kFirst, Fetch kFetch>
   Cursor<kPanelsOf<V, kFirst>> panels(in.weights, in.panel_bytes);
   for (size_t part = kFetch.own ? 2 : 1; part > 0; --part) {
     const bool last = kFetch.own && part == 1;
-    Prefetcher<kFetch> prefetcher(last ? in.last_prefetch : in.prefetch, in.panel_bytes);
+    Prefetcher<kFetch> prefetcher(last ? in.last_prefetch : in.prefetch, in);
     for (size_t step = last ? in.last_steps : in.num_steps - (kFetch.own ? in.last_steps : 0); step > 0; --step) {
       prefetcher.step();
       typename Format::Weights weights[V];

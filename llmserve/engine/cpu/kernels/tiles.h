@@ -16,28 +16,21 @@ inline constexpr size_t kBlockSteps = 192;  // of a panel in floats, and of a ti
 inline constexpr size_t kBlockPanels = 4;  // that take a stretch of the depth in turn
 inline constexpr size_t kSumBytes = size_t{48} << 10;  // of a block's rows and a panel, between stretches
 
-// Shares out the lines of [begin, begin + bytes) among tiles: the same number per step of a tile, until all are fetched.
+// Shares out the lines of [begin, begin + bytes) among tiles: one for each step, until all are fetched.
 class Prefetch {
  public:
-  Prefetch(const std::byte* begin, size_t bytes, size_t num_steps, size_t num_tiles)
-      : next_(begin), left_((bytes + 63) / 64), num_steps_(num_steps) {
-    const size_t per_step = (left_ + num_steps * num_tiles - 1) / (num_steps * num_tiles);
-    choice_ = per_step <= 2 ? per_step : 3;
-  }
+  Prefetch(const std::byte* begin, size_t bytes) : next_(begin), left_((bytes + 63) / 64) {}
 
-  // Which of [0, 1, 2, 4] lines per step the next tile fetches, and from where.
-  size_t next(const std::byte** from) {
-    const size_t lines = (choice_ == 3 ? 4 : choice_) * num_steps_;
-    *from = next_;
-    if (left_ == 0) return 0;
-    next_ += 64 * lines;
-    left_ -= lines < left_ ? lines : left_;
-    return choice_;
+  void of_next_tile(TileInput& in) {
+    in.prefetch = left_ > 0 ? next_ : in.weights;  // which are in a cache: it costs less than tiles without prefetches
+    in.prefetch_stride = left_ > 0 ? 64 : 0;
+    next_ += 64 * in.num_steps;
+    left_ -= in.num_steps < left_ ? in.num_steps : left_;
   }
 
  private:
   const std::byte* next_;
-  size_t left_, num_steps_, choice_;
+  size_t left_;
 };
 
 // Operation: what differs between number formats.
@@ -53,9 +46,8 @@ class Tiles {
   // Every row over panels [begin, end). kMaxRows rows and kVectors vectors of sixteen outputs are the largest tile.
   template <size_t kMaxRows, size_t kVectors, bool kBlocked>
   void run(size_t begin, size_t end) const {
-    constexpr size_t kMostFew = kMostSums / kVectorsPerPanel < kMaxRows ? kMostSums / kVectorsPerPanel : kMaxRows;
-    if (op_.num_rows() <= kMostFew) {
-      run_few(begin, end, std::make_index_sequence<kMostFew>{});
+    if (op_.num_rows() <= most_few(kMaxRows)) {
+      run_few(begin, end, std::make_index_sequence<most_few(kMaxRows)>{});
     } else if constexpr (kBlocked) {
       run_blocked<kMaxRows>(begin, end);
     } else {
@@ -68,18 +60,32 @@ class Tiles {
   using Sums = typename Format::Sums;
   using Tile = void (*)(const Operation&, const TileInput&, size_t row, size_t column);
 
+  static constexpr size_t most_few(size_t max_rows) {
+    return kMostSums / kVectorsPerPanel < max_rows ? kMostSums / kVectorsPerPanel : max_rows;
+  }
+  // Of a tile where there are more than few rows: they are cut evenly, so that fewer rows need no instance.
+  static constexpr size_t least_rows(size_t max_rows) {
+    return most_few(max_rows) < (max_rows + 1) / 2 ? most_few(max_rows) + 1 : (max_rows + 1) / 2;
+  }
+
+  // fn(begin, end) of blocks of nearly the same number of rows, at most so many.
+  template <class Fn>
+  void in_row_blocks(size_t most, Fn fn) const {
+    const size_t rows = op_.num_rows(), blocks = (rows + most - 1) / most;
+    for (size_t i = 0; i < blocks; ++i) fn(i * rows / blocks, (i + 1) * rows / blocks);
+  }
+
   template <size_t kMaxRows, size_t kVectors>
   void run_whole(size_t begin, size_t end) const {
     constexpr size_t kPanels = kVectors > kVectorsPerPanel ? kVectors / kVectorsPerPanel : 1;
-    const size_t block = row_block<kMaxRows>();
-    for (size_t row = 0; row < op_.num_rows(); row += block) {
-      const size_t row_end = row + block < op_.num_rows() ? row + block : op_.num_rows();
+    const size_t fitting = kCacheForRows / op_.row_bytes() / kMaxRows * kMaxRows;
+    in_row_blocks(fitting > 2 * kMaxRows ? fitting : 2 * kMaxRows, [&](size_t row, size_t row_end) {
       size_t panel = begin;
       for (; panel + kPanels <= end; panel += kPanels) group<kMaxRows, kVectors>(panel, row, row_end, end);
       if constexpr (kPanels > 1) {
         for (; panel < end; ++panel) group<kMaxRows, kVectorsPerPanel>(panel, row, row_end, end);
       }
-    }
+    });
   }
 
   template <size_t R, size_t V, size_t kFirst, Fetch kFetch>
@@ -89,17 +95,15 @@ class Tiles {
     op.template store<R, V>(row, column, sums);
   }
 
-  // Lines of the next panels that a tile fetches per step.
-  static constexpr Fetch next_lines(size_t lines) { return {1, lines, false, 64 * lines}; }
+  static constexpr Fetch kNextPanels = {1, 1, false};  // a line in each step: two tiles and more have time for all
 
-  // [rows - 1][lines prefetched per step: 0, 1, 2 or 4]
+  // [rows - least_rows]
   template <size_t kMaxRows, size_t V, size_t kFirst>
   static constexpr auto tiles() {
+    constexpr size_t kLeast = least_rows(kMaxRows);
     return []<size_t... I>(std::index_sequence<I...>) {
-      return std::array<std::array<Tile, 4>, kMaxRows>{
-          {{tile<I + 1, V, kFirst, next_lines(0)>, tile<I + 1, V, kFirst, next_lines(1)>,
-            tile<I + 1, V, kFirst, next_lines(2)>, tile<I + 1, V, kFirst, next_lines(4)>}...}};
-    }(std::make_index_sequence<kMaxRows>{});
+      return std::array<Tile, sizeof...(I)>{tile<kLeast + I, V, kFirst, kNextPanels>...};
+    }(std::make_index_sequence<kMaxRows - kLeast + 1>{});
   }
 
   // Rows of one tile, which reads every panel once. Nothing is left for a tactic to choose: what counts is how well the
@@ -125,9 +129,9 @@ class Tiles {
     for (; panel + kPanels <= end; panel += kPanels) {
       const std::byte* weights = op_.weights() + panel * panel_bytes;
       const std::byte* next = weights + (panel + kPanels < end ? kPanels : 1) * panel_bytes;
-      const TileInput in = {op_.rows(0),           op_.row_bytes(), weights, panel_bytes, depth,
-                            weights + kPanelAhead, last_steps,      next};
-      tile<R, V, 0, Fetch{kPanels, (Format::kStepBytes + 63) / 64, true, Format::kStepBytes}>(op_, in, 0, panel * kPanelColumns);
+      const TileInput in = {op_.rows(0),           op_.row_bytes(),    weights,    panel_bytes, depth,
+                            weights + kPanelAhead, Format::kStepBytes, last_steps, next};
+      tile<R, V, 0, Fetch{kPanels, (Format::kStepBytes + 63) / 64, true}>(op_, in, 0, panel * kPanelColumns);
     }
     if constexpr (kPanels > 1) stream<R, V / 2>(panel, end);
   }
@@ -136,12 +140,11 @@ class Tiles {
   template <size_t kMaxRows>
   void run_blocked(size_t begin, size_t end) const {
     constexpr size_t kRows = kSumBytes / (kVectorsPerPanel * sizeof(Sums)) / kMaxRows * kMaxRows;
-    for (size_t row = 0; row < op_.num_rows(); row += kRows) {
-      const size_t row_end = row + kRows < op_.num_rows() ? row + kRows : op_.num_rows();
+    in_row_blocks(kRows, [&](size_t row, size_t row_end) {
       for (size_t panel = begin; panel < end; panel += kBlockPanels) {
         block<kMaxRows>(panel, panel + kBlockPanels < end ? panel + kBlockPanels : end, row, row_end);
       }
-    }
+    });
   }
 
   template <size_t kMaxRows>
@@ -174,15 +177,15 @@ class Tiles {
     alignas(64) std::byte expanded[kBlockSteps * Operation::kExpandedStepBytes + 1];
     const size_t num_tiles = (row_end - row_begin + kMaxRows - 1) / kMaxRows;
     const bool last = at.step + at.num_steps == op_.num_steps();
-    Prefetch prefetch(next, kBlockSteps * Format::kStepBytes, at.num_steps, num_tiles);
+    Prefetch prefetch(next, kBlockSteps * Format::kStepBytes);
     const std::byte* weights = op_.block(stretch(at.panel, at.step), at.num_steps, expanded);
-    TileInput in = {nullptr, op_.row_bytes(), weights, 0, at.num_steps, nullptr, 0, nullptr};
+    TileInput in = {nullptr, op_.row_bytes(), weights, 0, at.num_steps, nullptr, 0, 0, nullptr};
     size_t row = row_begin;
     for (size_t tiles_left = num_tiles; tiles_left > 0; --tiles_left) {
       const size_t num_rows = (row_end - row + tiles_left - 1) / tiles_left;
       in.rows = op_.rows(row) + at.step * kInputStepBytes;
-      const size_t choice = prefetch.next(&in.prefetch);
-      kTiles[num_rows - 1][choice](op_, in, row, at.panel * kPanelColumns, {partial, at.step == 0, last});
+      prefetch.of_next_tile(in);
+      kTiles[num_rows - least_rows(kMaxRows)](op_, in, row, at.panel * kPanelColumns, {partial, at.step == 0, last});
       partial += num_rows * kVectorsPerPanel;
       row += num_rows;
     }
@@ -195,7 +198,7 @@ class Tiles {
   };
   using BlockTile = void (*)(const Operation&, const TileInput&, size_t row, size_t column, Partial partial);
 
-  template <size_t R, Fetch kFetch>
+  template <size_t R>
   static void block_tile(const Operation& op, const TileInput& in, size_t row, size_t column, Partial partial) {
     constexpr size_t kCount = R * kVectorsPerPanel;
     Sums sums[kCount];
@@ -204,24 +207,17 @@ class Tiles {
     } else {
       unroll<kCount>([&](auto i) __attribute__((always_inline)) { sums[i] = partial.sums[i]; });
     }
-    multiply<typename Operation::BlockFormat, R, kVectorsPerPanel, 0, kFetch>(in, sums);
+    multiply<typename Operation::BlockFormat, R, kVectorsPerPanel, 0, kNextPanels>(in, sums);
     if (partial.last) return op.template store<R, kVectorsPerPanel>(row, column, sums);
     unroll<kCount>([&](auto i) __attribute__((always_inline)) { partial.sums[i] = sums[i]; });
   }
 
   template <size_t kMaxRows>
   static constexpr auto block_tiles() {
+    constexpr size_t kLeast = least_rows(kMaxRows);
     return []<size_t... I>(std::index_sequence<I...>) {
-      return std::array<std::array<BlockTile, 4>, kMaxRows>{
-          {{block_tile<I + 1, next_lines(0)>, block_tile<I + 1, next_lines(1)>, block_tile<I + 1, next_lines(2)>,
-            block_tile<I + 1, next_lines(4)>}...}};
-    }(std::make_index_sequence<kMaxRows>{});
-  }
-
-  template <size_t kMaxRows>
-  size_t row_block() const {
-    const size_t fitting = kCacheForRows / op_.row_bytes() / kMaxRows * kMaxRows;
-    return fitting > 2 * kMaxRows ? fitting : 2 * kMaxRows;
+      return std::array<BlockTile, sizeof...(I)>{block_tile<kLeast + I>...};
+    }(std::make_index_sequence<kMaxRows - kLeast + 1>{});
   }
 
   // All rows of the block over one panel, or over several, or over the halves of one.
@@ -233,17 +229,19 @@ class Tiles {
     const std::byte* weights = op_.weights() + panel * op_.panel_bytes();
     const size_t group_bytes = kPanels * op_.panel_bytes();
     const bool has_next = panel + 2 * kPanels <= panel_end;
-    Prefetch prefetch(weights + group_bytes, has_next ? group_bytes : 0, op_.num_steps(), num_tiles);
-    TileInput in = {nullptr, op_.row_bytes(), weights, op_.panel_bytes(), op_.num_steps(), nullptr, 0, nullptr};
+    Prefetch prefetch(weights + group_bytes, has_next ? group_bytes : 0);
+    TileInput in = {nullptr, op_.row_bytes(), weights, op_.panel_bytes(), op_.num_steps(), nullptr, 0, 0, nullptr};
     size_t row = row_begin;
     for (size_t tiles_left = num_tiles; tiles_left > 0; --tiles_left) {
       const size_t count = (row_end - row + tiles_left - 1) / tiles_left;  // balanced: 16 rows are 8 + 8, not 12 + 4
       in.rows = op_.rows(row);
-      const size_t choice = prefetch.next(&in.prefetch);
-      kTiles[count - 1][choice](op_, in, row, panel * kPanelColumns);
+      prefetch.of_next_tile(in);
+      kTiles[count - least_rows(kMaxRows)](op_, in, row, panel * kPanelColumns);
       if constexpr (V < kVectorsPerPanel) {
         static constexpr auto kSecondHalf = tiles<kMaxRows, V, 1>();
-        kSecondHalf[count - 1][0](op_, in, row, panel * kPanelColumns + kLanes);
+        in.prefetch = weights;
+        in.prefetch_stride = 0;
+        kSecondHalf[count - least_rows(kMaxRows)](op_, in, row, panel * kPanelColumns + kLanes);
       }
       row += count;
     }
