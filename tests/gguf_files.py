@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.checkpoints import AROUND_ONE, KINDS, random_tensors
+from tests.gguf_hybrids import HYBRIDS, converted_hybrid, hybrid_extras, hybrid_metadata
 from tests.tiny_tokenizers import CHAT_TEMPLATE, sentencepiece_model, write_byte_level_tokenizer
 
 ARCHITECTURES = {
@@ -65,6 +67,8 @@ PERMUTED = (
     "smollm3",
     "ministral3",
     "granitemoe",
+    "granitemoehybrid",
+    "nemotron_h",
 )  # whose converter is Llama's
 LAYER_NORMS = {  # what config.json calls their epsilon
     "cohere2": "layer_norm_eps", "starcoder2": "norm_epsilon", "stablelm": "layer_norm_eps", "nemotron": "norm_eps"
@@ -75,7 +79,21 @@ RENAMED = {  # by converters, before they look names up
     "feed_forward.experts.w2": "feed_forward.experts.down_proj",
     "feed_forward.experts.w3": "feed_forward.experts.up_proj",
 }  # fmt: skip
+ALL_ATTENTION = ("granite4", "granite4-moe")  # of which the converter makes Granite 3
+HYBRID_KINDS = tuple(
+    kind for kind, config in KINDS.items() if config["model_type"] in HYBRIDS and kind not in ALL_ATTENTION
+)
+FLOATS = ("norm.weight", ".bias", "conv.weight", "conv1d.weight", ".A_log", ".D", ".mlp.gate.weight", "proj_a.weight")
 GGUF_KINDS = tuple(kind for kind, config in KINDS.items() if config["model_type"] in ARCHITECTURES)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What makes a file another one than the converter's."""
+
+    fused_experts: bool = False  # gate and up of all experts are one tensor
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    negated: Sequence[str] = ()
 
 
 def make_gguf(
@@ -87,9 +105,10 @@ def make_gguf(
     tokenizer: str = "",
     metadata: Mapping[str, Any] | None = None,
     architecture: gguf.MODEL_ARCH | None = None,
+    changes: Changes | None = None,
     **config_overrides: Any,
 ) -> Path:
-    """Write the checkpoint `kind` (one of GGUF_KINDS) into the file `path`, and return it.
+    """Write the checkpoint `kind` (one of GGUF_KINDS or HYBRID_KINDS) into the file `path`, and return it.
 
     `stored`: ggml's type of the matrices, or several in turn; norms and biases are F32. `tokenizer`: "bpe", "pieces" or
     none. `metadata` is added as it is, whole numbers as uint32; a value None leaves a key out. `architecture`: another
@@ -97,27 +116,40 @@ def make_gguf(
     """
     config = KINDS[kind] | config_overrides
     path.parent.mkdir(parents=True, exist_ok=True)
-    architecture = architecture or ARCHITECTURES[config["model_type"]]
+    architecture = architecture or (ARCHITECTURES | HYBRIDS)[config["model_type"]]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     entries = model_metadata(config, gguf.MODEL_ARCH_NAMES[architecture]) | tokenizer_metadata(tokenizer, config, path)
     add_metadata(writer, entries | dict(metadata or {}))
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     types = cycle([stored] if isinstance(stored, str) else stored)
-    tensors = with_parted_experts(random_tensors(config, dtype="float32", seed=seed))
+    changes = changes or Changes()
+    original = hybrid_tensors(config, random_tensors(config, dtype="float32", seed=seed), changes)
+    tensors = with_parted_experts(original)
     for name, tensor in with_merged_experts(tensors).items():
         converted = as_converted(name, tensor, config)
-        is_matrix = converted.ndim >= 2 and not name.endswith(("layernorm.weight", ".bias", "conv.weight"))
+        is_matrix = converted.ndim >= 2 and not name.endswith(FLOATS)
         stored_type = gguf.GGMLQuantizationType[next(types) if is_matrix else "F32"]
+        if config["model_type"] in HYBRIDS and converted.shape[-1] % gguf.GGML_QUANT_SIZES[stored_type][0]:
+            stored_type = gguf.GGMLQuantizationType.F32  # as the converter does
         numbers = quantized(np.ascontiguousarray(converted), stored_type)
         for old, changed in RENAMED.items():
             name = name.replace(old, changed)
-        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert gguf_name is not None
-        writer.add_tensor(gguf_name, numbers, raw_dtype=stored_type)
-    for name, tensor in rope_factors(config).items():
-        writer.add_tensor(name, tensor)
+        gguf_name = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None, name
+        numbers = -numbers if gguf_name in changes.negated else numbers
+        writer.add_tensor(changes.renamed.get(gguf_name, gguf_name), numbers, raw_dtype=stored_type)
+    for name, tensor in (rope_factors(config) | hybrid_extras(config)).items():
+        writer.add_tensor(changes.renamed.get(name, name), tensor)
     finish(writer)
     return path
+
+
+def hybrid_tensors(
+    config: dict[str, Any], tensors: Mapping[str, NDArray[Any]], changes: Changes
+) -> Mapping[str, NDArray[Any]]:
+    if config["model_type"] not in HYBRIDS:
+        return tensors
+    return converted_hybrid(config, tensors, fused_experts=changes.fused_experts)
 
 
 def quantized(tensor: NDArray[Any], stored: gguf.GGMLQuantizationType) -> NDArray[Any]:
@@ -208,7 +240,7 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": heads,
         "attention.head_count_kv": config["num_key_value_heads"],
-        "rope.freq_base": config["rope_theta"],
+        "rope.freq_base": config.get("rope_theta"),
     }
     eps = LAYER_NORMS.get(config["model_type"])
     entries |= (
@@ -219,8 +251,12 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
     entries |= own_metadata(config, head_dim)
     counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     if num_experts := next((config[key] for key in counts if key in config), 0):
-        used = config.get("moe_topk") or config.get("moe_k") or config["num_experts_per_tok"]
+        used = next(
+            config[key] for key in ("moe_topk", "moe_k", "top_k_experts", "num_experts_per_tok") if key in config
+        )
         entries |= {"expert_count": num_experts, "expert_used_count": used}
+    if config["model_type"] in HYBRIDS:
+        entries |= hybrid_metadata(config)
     if config["model_type"] in ("qwen2_moe", "qwen3_moe"):
         entries["expert_feed_forward_length"] = config["moe_intermediate_size"]
     if config["model_type"] == "qwen2_moe":
@@ -266,6 +302,8 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
             stretch = config["max_position_embeddings"] / config["original_max_position_embeddings"]
             trained = config["original_max_position_embeddings"]
             entries["rope.scaling.attn_factor"] = float(np.sqrt(1 + np.log(stretch) / np.log(trained)))
+    if config["model_type"] == "gemma4_text":
+        entries |= {key: value for key, value in hybrid_metadata(config).items() if "length" in key}
     return {f"{name}.{key}": value for key, value in entries.items()}
 
 
@@ -348,6 +386,8 @@ def as_converted(name: str, tensor: NDArray[Any], config: dict[str, Any]) -> NDA
         heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
         halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
         return halves.swapaxes(1, 2).reshape(tensor.shape)
+    if config["model_type"] in HYBRIDS:
+        return tensor
     if name.endswith("conv.conv.weight"):
         return tensor.squeeze(1)
     if config["model_type"].startswith(AROUND_ONE) and name.endswith("norm.weight"):

@@ -17,7 +17,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/backends": 7_089,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 8_685,
-    "llmserve/checkpoint": 5_720,
+    "llmserve/checkpoint": 6_380,
     "llmserve/cli": 7_303,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 12_733,

@@ -172,3 +172,24 @@ def test_gates_and_ups_keep_the_blocks_that_they_have_apart(
             np.testing.assert_array_equal(round_weight([part], expanded, rows), expanded[rows])
     build_engine(file, tmp_path / "engine", OPTIONS)
     assert verified(EngineDirectory.open(tmp_path / "engine")).passed
+
+
+@pytest.mark.parametrize(
+    ("kind", "floats"),
+    [
+        # value heads in another order, of which two or more are a block
+        ("qwen3.5", {"layers.0.attn.output", "layers.2.attn.output"}),
+        ("granite4-h-moe", set()),
+        ("gemma4", set()),
+    ],
+)
+def test_networks_with_states_keep_blocks(kind: str, floats: set[str], tmp_path: Path) -> None:
+    sizes = WIDTHS | {"mamba_n_heads": 16, "mamba_d_head": 32, "shared_intermediate_size": 256}
+    sizes |= {"linear_num_value_heads": 8, "linear_value_head_dim": 32, "head_dim": 64, "global_head_dim": 128}
+    file = make_gguf(tmp_path / "m.gguf", kind, stored="Q4_K", hidden_size_per_layer_input=256, **sizes)
+    with Checkpoint.open(file) as checkpoint:
+        build = resolve(checkpoint, OPTIONS)
+        names = {param.name for param in build.weights.params if param.quantizable}
+        assert names - set(build.kept) == floats
+    build_engine(file, tmp_path / "engine", OPTIONS)
+    assert verified(EngineDirectory.open(tmp_path / "engine")).passed

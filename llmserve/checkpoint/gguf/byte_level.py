@@ -53,6 +53,10 @@ class WordRule:
 LLAMA3 = WordRule((_words(r"\p{N}{1,3}"),), takes_whole_words=True, adds_bos=True)
 WORDS_OF_3_DIGITS = WordRule((_words(r"\p{N}{1,3}"),))
 QWEN2 = WordRule((_words(r"\p{N}"),), normalizer={"type": "NFC"})
+QWEN35 = WordRule(  # marks belong to letters
+    (_words(r"\p{N}").replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}"),),
+    normalizer={"type": "NFC"},
+)
 STABLELM2 = WordRule((_words(r"\p{N}"),))
 SEED_CODER = WordRule((_words(r"\p{N}", after_signs=""),))
 TEKKEN = WordRule((_words_by_case(r"\p{N}", ""),), takes_whole_words=True, adds_bos=True)
@@ -61,9 +65,10 @@ DIGITS_APART = WordRule(digits_apart=True, then_gpt2=True)
 PLAIN = WordRule(then_gpt2=True)
 DEFAULT = WordRule((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
 RULES: Mapping[str, WordRule] = {
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), LLAMA3),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), WORDS_OF_3_DIGITS),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
+    "qwen35": QWEN35,
     "stablelm2": STABLELM2,
     "seed-coder": SEED_CODER,
     "tekken": TEKKEN,

@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from llmserve.checkpoint.gguf import families, mixtures
+from llmserve.checkpoint.gguf import families, hybrids, mixtures
 from llmserve.checkpoint.gguf.described import Config, Described
-from llmserve.checkpoint.gguf.families import DEFAULT_THETA, KV_HEADS
+from llmserve.checkpoint.gguf.families import DEFAULT_THETA, KV_HEADS, MLP_SIZE
 from llmserve.checkpoint.gguf.metadata import MetadataReader
 from llmserve.errors import Unsupported, raise_problems
 
-OWN = {**families.OWN, **mixtures.OWN}
+OWN = {**families.OWN, **mixtures.OWN, **hybrids.OWN}
 # What makes another network of one that we know, and the value that does not.
 NEUTRAL: Mapping[str, object] = {
     "{}.expert_count": 0,  # of the architectures that have none
@@ -45,7 +45,7 @@ def config_of(file: Described) -> Config:
         "model_type": file.architecture.model_type,
         "vocab_size": shapes.get("token_embd.weight", (0,))[0],
         "hidden_size": hidden_size,
-        "intermediate_size": reader.integer("{}.feed_forward_length"),
+        "intermediate_size": _mlp_size(file),
         "num_hidden_layers": reader.integer("{}.block_count"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_heads if file.architecture.by_layer else reader.integer(KV_HEADS, num_heads),
@@ -61,6 +61,14 @@ def config_of(file: Described) -> Config:
     if (scaling := _rope_scaling(reader)) is not None:
         config["rope_scaling"] = scaling
     return config | OWN[file.architecture.name](file, config)
+
+
+def _mlp_size(file: Described) -> int:
+    """Where every layer has experts, the file may not say it."""
+    if file.architecture.by_layer and isinstance(file.reader.metadata.get(file.reader.key(MLP_SIZE)), np.ndarray):
+        return 1
+    inner = file.reader.metadata.get(file.reader.key("{}.expert_feed_forward_length"))
+    return file.reader.integer(MLP_SIZE, inner if isinstance(inner, int) and inner else None)
 
 
 def _refuse_other_networks(reader: MetadataReader, own_keys: Collection[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from llmserve.checkpoint.gguf.architectures import GgufArchitecture
+from llmserve.checkpoint.gguf.architecture import GgufArchitecture
 from llmserve.checkpoint.gguf.metadata import MetadataReader
 from llmserve.checkpoint.stored_tensor import Tensor
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from llmserve.checkpoint.gguf.architectures import MIXTRAL, ROPE_FREQS, ROPE_LONG, ROPE_SHORT
 from llmserve.checkpoint.gguf.described import Config, Described
-from llmserve.checkpoint.gguf.metadata import MetadataReader
+from llmserve.checkpoint.gguf.metadata import MAX_LAYERS, MetadataReader
 from llmserve.checkpoint.stored_tensor import Tensor
 
 DEFAULT_THETA = 10_000.0
-KV_HEADS = "{}.attention.head_count_kv"
+KV_HEADS, MLP_SIZE = "{}.attention.head_count_kv", "{}.feed_forward_length"
 GEMMA_SCALE_BY_WIDTH = {
     "gemma2": 46,
     "gemma3": 62,
@@ -162,14 +162,19 @@ def granite(file: Described, config: Config) -> Config:
 
 def _windows_by_layer(file: Described, config: Config) -> Config:
     """The window, and the type of each layer by a list of flags."""
-    reader, count = file.reader, config["num_hidden_layers"]
-    window = reader.integer("{}.attention.sliding_window", 0, minimum=0)
+    window = file.reader.integer("{}.attention.sliding_window", 0, minimum=0)
+    slides = window_flags(file.reader, config["num_hidden_layers"])
+    types = ["sliding_attention" if slide and window else "full_attention" for slide in slides]
+    return {"sliding_window": window or None, "layer_types": types}
+
+
+def window_flags(reader: MetadataReader, count: int) -> list[bool]:
+    """Which layers have a window."""
     slides = reader.metadata.get(reader.key("{}.attention.sliding_window_pattern"), np.zeros(count, bool))
     if not isinstance(slides, np.ndarray) or slides.dtype != bool or len(slides) != count:
         reader.problems.append(f"{reader.key('{}.attention.sliding_window_pattern')} must be {count} flags")
-        slides = np.zeros(count, bool)
-    types = ["sliding_attention" if slide and window else "full_attention" for slide in slides]
-    return {"sliding_window": window or None, "layer_types": types}
+        return [False] * min(count, MAX_LAYERS)
+    return [bool(slide) for slide in slides]
 
 
 def _olmo2(file: Described, config: Config) -> Config:

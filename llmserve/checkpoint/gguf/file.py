@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.checkpoint.gguf.architectures import EXPERT, SHARED_GATE, gguf_architecture
+from llmserve.checkpoint.gguf.architectures import gguf_architecture
 from llmserve.checkpoint.gguf.config import config_of
 from llmserve.checkpoint.gguf.described import Described
 from llmserve.checkpoint.gguf.header import Header, StoredBlocks, read_header
 from llmserve.checkpoint.gguf.metadata import MetadataReader
-from llmserve.checkpoint.gguf.rows import ExpandedRows, JoinedRows
+from llmserve.checkpoint.gguf.rows import ExpandedRows, JoinedMatrices, JoinedRows
+from llmserve.checkpoint.gguf.states import CONVOLUTIONS, DECAY, FLAT, restored
+from llmserve.checkpoint.gguf.tensor_names import BLOCK_TENSOR, BOTH_GATES, EXPERT, SHARED_GATE
 from llmserve.checkpoint.gguf.text_files import text_files
 from llmserve.checkpoint.gguf.vocabulary import SPECIAL_KEYS
 from llmserve.checkpoint.rearranged import ReorderedRows, pair_order
@@ -28,7 +30,6 @@ SUFFIX = ".gguf"
 MAX_FACTORS = 1 << 16
 MAX_EXPERTS = 10_000
 ROW = "moe_statics.e_score_correction_bias"
-CONVOLUTION = ".conv.conv.weight"  # of each column by itself, which has no channels
 ID_KEYS = {f"{name}_id": SPECIAL_KEYS[name] for name in ("bos_token", "eos_token", "pad_token")}
 
 
@@ -45,7 +46,8 @@ class GgufFile:
         try:
             reader = MetadataReader(header.metadata, str(header.metadata.get("general.architecture", "")))
             num_experts = header.metadata.get(reader.key("{}.expert_count"), 0)
-            self._architecture = gguf_architecture(header.metadata.get("general.architecture"), num_experts)
+            name = header.metadata.get("general.architecture")
+            self._architecture = gguf_architecture(name, num_experts, self._stored)
             self.config: dict[str, Any] = self._read_config(reader)
             self._tensors = {hf: self._info(name) for name in self._wanted() for hf in self._hf_names(name)}
             texts = text_files(reader, self.config["vocab_size"]) if with_tokenizer else {}
@@ -79,12 +81,12 @@ class GgufFile:
             packed = packed.reshape(stored.shape[0], -1)[int(expert[0])]
         rows = ExpandedRows(packed, stored.kind, self._shape(stored_name), self._shift(stored_name))
         if not self._architecture.is_interleaved(name):
-            return rows
+            return restored(self._architecture, name, rows, self.config)
         heads = self.config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         head_dim = stored.shape[0] // heads
         return ReorderedRows(rows, pair_order(stored.shape[0], head_dim, head_dim))
 
-    def _joined(self, name: str) -> JoinedRows | None:
+    def _joined(self, name: str) -> JoinedRows | JoinedMatrices | None:
         """None for one tensor, and where parts are missing or do not fit: the shape is that of the first then."""
         if (found := self._architecture.joined_of(name)) is None:
             return None
@@ -93,6 +95,8 @@ class GgufFile:
         if len(stored) < len(parts) or len({part.shape for part in stored}) > 1 or not 2 <= len(stored[0].shape) <= 3:
             return None
         rows = [ExpandedRows(self._packed(part), part.kind, part.shape) for part in stored]
+        if joined.is_matrix:
+            return JoinedMatrices(rows)
         return JoinedRows(rows, joined.is_transposed and len(stored[0].shape) == 3, joined.in_turns)
 
     def stored_name(self, name: str) -> str:
@@ -138,12 +142,18 @@ class GgufFile:
         }
 
     def _wanted(self) -> list[str]:
-        """Tensors, without those that are part of the config."""
-        return [name for name in self._stored if name not in self._architecture.factors]
+        """Tensors, without those that are part of the config, and of blocks that draft tokens."""
+        wanted = [name for name in self._stored if name not in self._architecture.factors]
+        if not self._architecture.drops_drafting:
+            return wanted
+        blocks = ((name, BLOCK_TENSOR.fullmatch(name)) for name in wanted)
+        return [name for name, found in blocks if not found or int(found[1]) < self.config["num_hidden_layers"]]
 
     def _hf_names(self, stored_name: str) -> list[str]:
         """One, or one for each expert."""
         name = self._architecture.to_hf(stored_name)
+        if f".{BOTH_GATES}." in stored_name:
+            return [name.replace("in_proj_ba", f"in_proj_{gate}") for gate in "ba"]
         count = self._stored[stored_name].shape[0] if self._has_experts(stored_name) else 0
         return [name.replace("*", str(expert)) for expert in range(count)] or [name]
 
@@ -158,8 +168,10 @@ class GgufFile:
         shape, name_of_hf = self._stored[stored_name].shape, self._architecture.to_hf(stored_name)
         if self._has_experts(stored_name):
             return shape[1:]
-        if len(shape) == 2 and name_of_hf.endswith(CONVOLUTION):
+        if len(shape) == 2 and name_of_hf.endswith(CONVOLUTIONS):
             return (shape[0], 1, shape[1])
+        if stored_name.endswith(FLAT):
+            return (math.prod(shape),)
         is_row = f".{SHARED_GATE}." in stored_name or name_of_hf.endswith(ROW)
         return (1, *shape) if is_row and len(shape) == 1 else shape
 
@@ -167,13 +179,17 @@ class GgufFile:
         return self._bytes[stored.offset : stored.offset + stored.num_bytes]
 
     def _shift(self, stored_name: str) -> float:
-        return self._architecture.norm_shift if stored_name.endswith("norm.weight") else 0.0
+        is_shifted = stored_name.endswith("norm.weight") and not stored_name.endswith(FLAT)
+        return self._architecture.norm_shift if is_shifted else 0.0
 
     def _info(self, stored_name: str) -> TensorInfo:
         if joined := self._joined(self._architecture.to_hf(stored_name)):
             return TensorInfo("float32", joined.shape, math.prod(joined.shape) * 4)
         stored, shape = self._stored[stored_name], self._shape(stored_name)
-        is_plain = stored.kind.expand is None and not self._shift(stored_name)
+        if f".{BOTH_GATES}." in stored_name:
+            shape = (shape[0] // 2, *shape[1:])
+        is_decay = self._architecture.to_hf(stored_name).endswith(DECAY)
+        is_plain = stored.kind.expand is None and not self._shift(stored_name) and not is_decay
         layouts = {layout: name for name, layout in DTYPES.items()}
         dtype = layouts[stored.kind.layout] if is_plain else "float32"
         return TensorInfo(dtype, shape, math.prod(shape) * DTYPES[dtype].itemsize)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from llmserve.checkpoint.gguf.architectures import CORRECTION
 from llmserve.checkpoint.gguf.described import Config, Described
 from llmserve.checkpoint.gguf.families import biased, granite, lfm2, part_of_heads, qwen2, require_whole_heads
+from llmserve.checkpoint.gguf.tensor_names import CORRECTION
 
 
 def _experts(file: Described, config: Config, *, renormalize: bool = False) -> Config:

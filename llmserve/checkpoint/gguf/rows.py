@@ -59,6 +59,40 @@ class JoinedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedMatrices:
+    """Matrices as one, one below the other."""
+
+    parts: Sequence[ExpandedRows]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        found: Tensor = np.concatenate([part[own] for part, own in self._parts_of(rows)])
+        return found
+
+    def blocks(self, rows: slice, /) -> BlockRows | None:
+        if len({part.kind.name for part in self.parts}) > 1:
+            return None
+        found = [part.blocks(own) for part, own in self._parts_of(rows)]
+        stored = [each.blocks for each in found if each is not None]
+        if len(stored) < len(found):
+            return None
+        return BlockRows(self.parts[0].kind, np.concatenate(stored), np.ones(rows.stop - rows.start, np.float32))
+
+    def _parts_of(self, rows: slice) -> list[tuple[ExpandedRows, slice]]:
+        begin, end, _ = rows.indices(self.shape[0])
+        found, offset = [], 0
+        for part in self.parts:
+            first, last = max(begin - offset, 0), min(end - offset, part.shape[0])
+            if first < last:
+                found.append((part, slice(first, last)))
+            offset += part.shape[0]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class ExpandedRows:
     """`shift` undoes what a converter did: it is added."""
 

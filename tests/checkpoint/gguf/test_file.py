@@ -230,7 +230,7 @@ def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
         (
             {"general.architecture": 7},
             Unsupported,
-            "supported: cohere2, dots1, ernie4_5, ernie4_5-moe, exaone4, gemma, gemma2, gemma3, glm4, glm4moe, ",
+            "supported: cohere2, dots1, ernie4_5, ernie4_5-moe, exaone4, falcon-h1, gemma, gemma2, gemma3, gemma4, ",
         ),
         ({"llama.expert_count": 8}, CheckpointError, "llama.expert_used_count must be an integer from 1"),
         ({"llama.expert_count": [8, 8]}, Unsupported, "llama.expert_count"),

@@ -1,0 +1,129 @@
+"""GGUF's names of modules and tensors of a block, and those that Hugging Face's checkpoints have for them."""
+
+from __future__ import annotations
+
+import re
+
+OUTSIDE = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "token_embd_norm": "model.embedding_norm",  # of LFM2
+    "output": "lm_head",
+}
+ATTENTION = {f"attn_{n}": f"self_attn.{n}_proj" for n in "qkv"} | {"attn_output": "self_attn.o_proj"}
+HEAD_NORMS = {f"attn_{n}_norm": f"self_attn.{n}_norm" for n in "qk"}
+MLP = {f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+SEED_NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
+FOUR_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+GLM_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+OWN_NORMS = {f"attn_{n}_norm": f"self_attn.{n}_layernorm.norms.*" for n in "qk"}  # one for each head
+TURNED_NORMS = {f"attn_{n[0]}_norm": f"self_attn.{n}_layernorm" for n in ("query", "key")}
+PLAIN_MLP = {f"ffn_{name}": f"mlp.{name}_proj" for name in ("up", "down")}
+C_MLP = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+FUSED = {"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"}
+FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
+
+LFM2 = {
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_output": "self_attn.out_proj",
+    **{f"attn_{n}": f"self_attn.{n}_proj" for n in "qkv"},
+    **{f"attn_{n}_norm": f"self_attn.{n}_layernorm" for n in "qk"},
+    **{f"ffn_{name}": f"feed_forward.{w}" for name, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))},
+    **{f"shortconv.{name}": f"conv.{name}" for name in ("conv", "in_proj", "out_proj")},
+}
+
+# One tensor has those of all experts, or heads: `*` stands for their numbers.
+EXPERTS = {f"ffn_{name}_exps": f"mlp.experts.*.{name}_proj" for name in ("gate", "up", "down")} | {
+    "ffn_gate_inp": "mlp.gate"
+}
+MIXTRAL_EXPERTS = {
+    f"ffn_{name}_exps": f"block_sparse_moe.experts.*.{w}" for name, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+}
+LFM2_EXPERTS = {name: hf.replace("block_sparse_moe", "feed_forward") for name, hf in MIXTRAL_EXPERTS.items()} | {
+    "ffn_gate_inp": "feed_forward.gate"
+}
+MIXTRAL_EXPERTS |= {"ffn_gate_inp": "block_sparse_moe.gate"}
+SHARED_GATE = "ffn_gate_inp_shexp"
+SHARED_EXPERT = {f"ffn_{name}_shexp": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")} | {
+    SHARED_GATE: "mlp.shared_expert_gate"
+}
+
+SHARED_EXPERTS = {f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
+SHARED_MLP = {f"ffn_{name}_shexp": f"mlp.shared_mlp.{name}_proj" for name in ("gate", "up", "down")}
+CORRECTION, CORRECTED = "exp_probs_b.bias", "e_score_correction_bias"
+DRAFTING = {f"nextn.{name}": name for name in ("eh_proj", "embed_tokens", "enorm", "hnorm")} | {
+    f"nextn.shared_head_{name}": f"shared_head.{name}" for name in ("head", "norm")
+}
+
+# Of layers with a state: Mamba's, by the module that they are in; and delta nets
+MAMBA_PARTS = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm", "ssm_out": "out_proj"}
+MAMBA = {name: f"mamba.{module}" for name, module in MAMBA_PARTS.items()}
+MAMBA_TENSORS = {"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"}
+MIXER = {
+    "attn_norm": "norm",
+    **{name: f"mixer.{module}" for name, module in MAMBA_PARTS.items()},
+    **{f"attn_{n}": f"mixer.{n}_proj" for n in "qkv"},
+    "attn_output": "mixer.o_proj",
+    **{f"ffn_{name}": f"mixer.{name}_proj" for name in ("up", "down")},
+}
+MIXER_TENSORS = {name: hf.replace("mamba.", "mixer.") for name, hf in MAMBA_TENSORS.items()}
+DELTA_NET = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+BOTH_GATES = "ssm_ba"  # of Qwen3-Next: two of DELTA_NET's, key head by key head
+NEXT_DELTA_NET = {name: hf for name, hf in DELTA_NET.items() if hf[-2:] not in ("_a", "_b")} | {
+    BOTH_GATES: "linear_attn.in_proj_ba"
+}
+DELTA_TENSORS = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
+
+QWEN35 = SEED_NORMS | ATTENTION | HEAD_NORMS | DRAFTING
+FALCON_H1 = {
+    "attn_norm": "input_layernorm",
+    **ATTENTION,
+    **{f"ffn_{name}": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")},
+}
+FALCON_H1_TENSORS = MAMBA_TENSORS | {"ffn_norm": "pre_ff_layernorm.weight"}
+GEMMA4 = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "ffn_gate_inp": "router.proj",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    **{f"post_ffw_norm_{n}": f"post_feedforward_layernorm_{n}" for n in (1, 2)},
+}
+GEMMA4_TENSORS = {
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
+GEMMA4_OUTSIDE = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+
+BLOCK_NAME = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)")
+BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+)")
+LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.*]+)\.(weight|bias)")
+LAYER = re.compile(r"model\.layers\.(\d+)\.([\w.]+)")
+EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)|(?<=_layernorm\.norms\.)\d+(?=\.)")  # or a head
+GATE = re.compile(r"(?<=\.linear_attn\.in_proj_)[ba](?=\.weight)")
