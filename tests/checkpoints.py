@@ -599,6 +599,18 @@ KINDS |= {
         "layer_norm_epsilon": 1e-3,  # so that it is seen
     },
 }
+KINDS["nemotron-h-moe"] = KINDS["nemotron-h"] | {
+    "hybrid_override_pattern": "ME*-E",
+    "num_hidden_layers": 5,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 80,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+}
 # the last two layers read keys and values of the others, and heads have two sizes
 GEMMA4: dict[str, Any] = {key: value for key, value in GEMMA.items() if key not in ("rope_theta", "hidden_act")} | {
     "architectures": ["Gemma4ForCausalLM"],
@@ -646,6 +658,7 @@ WITH_STATES = (
     "lfm2",
     "lfm2-moe",
     "nemotron-h",
+    "nemotron-h-moe",
     "qwen3-next-moe",
     "qwen3.5",
     "qwen3.5-moe",
@@ -731,6 +744,12 @@ def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> di
         published |= {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight"}
         renamed = {name: ".block_sparse_moe.".join(_parts(name, published)) for name in shapes}
         return {renamed[name]: shape for name, shape in shapes.items()}
+    if model_type == "nemotron_h":
+        return {
+            published: shape[1:] if ".experts." in name else shape
+            for name, shape in shapes.items()
+            for published in _each_expert(name, shape)
+        }
     module, gate, up, down = EXPERT_NAMES.get(model_type, ("mlp", "gate_proj", "up_proj", "down_proj"))
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
@@ -747,6 +766,11 @@ def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> di
         for expert in range(shape[0]):
             found |= {f"{layer}.{module}.experts.{expert}.{part}.weight": (rows, shape[2]) for part in parts}
     return found
+
+
+def _each_expert(name: str, shape: tuple[int, ...]) -> list[str]:
+    layer, separator, part = name.partition(".experts.")
+    return [f"{layer}.experts.{number}.{part}.weight" for number in range(shape[0])] if separator else [name]
 
 
 def _parts(name: str, published: dict[str, str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.checkpoints import AROUND_ONE, KINDS, random_tensors
-from tests.gguf_hybrids import HYBRIDS, converted_hybrid, hybrid_extras, hybrid_metadata
+from tests.gguf_hybrids import HYBRIDS, converted_hybrid, hybrid_architecture, hybrid_extras, hybrid_metadata
 from tests.tiny_tokenizers import CHAT_TEMPLATE, sentencepiece_model, write_byte_level_tokenizer
 
 ARCHITECTURES = {
@@ -116,7 +116,7 @@ def make_gguf(
     """
     config = KINDS[kind] | config_overrides
     path.parent.mkdir(parents=True, exist_ok=True)
-    architecture = architecture or (ARCHITECTURES | HYBRIDS)[config["model_type"]]
+    architecture = architecture or ARCHITECTURES.get(config["model_type"]) or hybrid_architecture(config)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     entries = model_metadata(config, gguf.MODEL_ARCH_NAMES[architecture]) | tokenizer_metadata(tokenizer, config, path)
     add_metadata(writer, entries | dict(metadata or {}))

@@ -27,6 +27,11 @@ HYBRIDS = {
 }
 
 
+def hybrid_architecture(config: Config) -> gguf.MODEL_ARCH:
+    has_experts = "E" in config.get("hybrid_override_pattern", "")
+    return gguf.MODEL_ARCH.NEMOTRON_H_MOE if has_experts else HYBRIDS[config["model_type"]]
+
+
 def hybrid_metadata(config: Config) -> Config:
     """Keys beyond those of most; a value None leaves out one of these."""
     kind, layers = config["model_type"], config["num_hidden_layers"]
@@ -52,9 +57,11 @@ def hybrid_metadata(config: Config) -> Config:
         return gemma4_metadata(config)
     if kind == "nemotron_h":
         pattern, inner = config["hybrid_override_pattern"], config["mamba_num_heads"] * config["mamba_head_dim"]
-        return {
+        routed = nemotron_experts(config) if "E" in pattern else {}
+        width = config["moe_intermediate_size" if routed else "intermediate_size"]
+        return routed | {
             "attention.head_count_kv": [config["num_key_value_heads"] * (letter == "*") for letter in pattern],
-            "feed_forward_length": [config["intermediate_size"] * (letter == "-") for letter in pattern],
+            "feed_forward_length": [width * (letter in "-E") for letter in pattern],
             "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
             "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
             "context_length": 1 << 20,
@@ -77,6 +84,20 @@ def hybrid_metadata(config: Config) -> Config:
         "expert_shared_feed_forward_length": config["shared_intermediate_size"],
         "context_length": 1 << 20,
         "rope.scaling.finetuned": False,
+    }
+
+
+def nemotron_experts(config: Config) -> Config:
+    latent = config.get("moe_latent_size")
+    return {
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+        "expert_shared_count": 1,
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"],
+        **({"moe_latent_size": latent} if latent else {}),
     }
 
 
@@ -158,7 +179,9 @@ def _converted(config: Config, name: str, tensor: NDArray[Any]) -> Tensors:
         name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
     if name.endswith(".dt_bias"):
         name = f"{name.removesuffix('.dt_bias')}.dt_proj.bias"
-    if kind == "nemotron_h":
+    if kind == "nemotron_h" and ".experts." in name:
+        name = name.replace(".mixer.", ".mlp.")
+    elif kind == "nemotron_h":
         name = name.replace("model.", "backbone.", 1)
     return {name: tensor}
 

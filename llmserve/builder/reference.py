@@ -184,6 +184,7 @@ class ReferenceModel:
     def _experts(self, op: Op, inputs: Sequence[Sequence[Matrix]], runs: Sequence[Run]) -> list[Matrix]:
         """An expert's matrices are read once for all runs; what experts make of a row is added in their order."""
         per_token, num_experts = int(op.number("experts_per_token")), int(op.number("num_experts"))
+        activate = activation if op.number("plain") else gated_activation
         outputs = [np.zeros_like(x) for x, _ in inputs]
         biases = [self._small(name).reshape(num_experts, -1) for name in op.weights[2:]]
         biases = biases or [np.zeros((num_experts, 1), np.float32)] * 2
@@ -203,7 +204,7 @@ class ReferenceModel:
                 if op.number("scales_inputs"):
                     taken, weights = taken * weights, np.ones_like(weights)
                 gate_up, down = matrices.setdefault(exact, matrices.get(exact) or self._matrices(op, expert, exact))
-                inner = gated_activation(op, self._rounded(op.weights[0], taken, run) @ gate_up.T + biases[0][expert])
+                inner = activate(op, self._rounded(op.weights[0], taken, run) @ gate_up.T + biases[0][expert])
                 y = self._rounded(op.weights[1], inner, run) @ down.T + biases[1][expert]
                 found.append((rows, y * weights))
             return found

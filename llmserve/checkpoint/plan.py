@@ -197,8 +197,10 @@ def _of_rows(factors: Sequence[tuple[int, float]]) -> NDArray[np.float32]:
 
 
 def _as_stored(param: Param, tensors: Collection[str]) -> Param:
-    other = param.otherwise
-    return param if other is None or param.sources[0] in tensors or other.sources[0] not in tensors else other
+    found: Param | None = param
+    while found is not None and found.sources[0] not in tensors:
+        found = found.otherwise
+    return param if found is None else found
 
 
 def named_as_stored(params: Sequence[Param], prefix: str, tensors: Collection[str]) -> list[Param]:

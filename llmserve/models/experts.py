@@ -16,6 +16,7 @@ COUNT_KEYS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_e
 # Of other families, whose routers choose in another way, and the value that changes nothing.
 OTHER_ROUTERS = {"scoring_func": "softmax", "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
 MAX_GROUPS = 64
+LATENT = ("latent_in", "latent_out")  # parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class Mixture:
     dense_layers: Collection[int] = ()  # that have a plain MLP
     module: str = "mlp"  # in a layer of the checkpoint; the names that follow are in it
     router: str = "gate"
-    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # in each expert
+    names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # in each expert
     stacked: tuple[str, str] | None = None  # tensors that have gate and up, and down, of all experts
     may_be_stacked: bool = False  # or else there are those of each expert
     is_transposed: bool = False  # these have inputs as rows
@@ -40,6 +41,9 @@ class Mixture:
     groups: tuple[int, int] = (0, 0)  # of experts, and how many of them a token chooses from; 0: there are none
     tolerance: float = 0.0  # of SparseMixer, see Graph.route; 0: another rule
     scales_inputs: bool = False  # weights multiply what experts read, not what they make
+    plain: bool = False  # there are no gates: `names`, `stacked` and the shared expert begin with up
+    latent_size: int = 0  # experts read and make so many numbers, between two matrices; 0: what the layer has
+    latent: tuple[str, str] = ("", "")  # modules of these
     shared: str = ""  # an expert that every token goes through: its module in a layer
     shared_fused: str = ""  # as `FamilySpec.fused_mlp`
     shared_down: str = "down_proj"
@@ -113,11 +117,17 @@ def params(spec: DecoderSpec, mixture: Mixture, layer: int) -> list[Param]:
         stored = (1, *shape) if mixture.correction_is_row else shape
         correction = f"{source}.{mixture.correction}"
         found.append(Param(f"{name}.correction", shape, (correction,), (stored,), is_exact=True))
+    if mixture.latent_size:
+        sizes = ((mixture.latent_size, spec.hidden_size), (spec.hidden_size, mixture.latent_size))
+        for part, module, (rows, columns) in zip(LATENT, mixture.latent, sizes, strict=True):
+            found += weights.linear(f"{name}.{part}", {f"{source}.{module}": rows}, columns, Shard.NONE, bias=False)
     if mixture.shared:
         inner = replace(spec, intermediate_size=mixture.shared_size)
-        found += weights.gated_mlp(
-            inner, layer, module=mixture.shared, fused=mixture.shared_fused, down=mixture.shared_down
-        )
+        module, down = mixture.shared, mixture.shared_down
+        if mixture.plain:
+            found += weights.plain_mlp(inner, layer, module=module, up=mixture.names[0], down=down)
+        else:
+            found += weights.gated_mlp(inner, layer, module=module, fused=mixture.shared_fused, down=down)
     if mixture.shared_gate:
         gate = f"{source}.{mixture.shared_gate}.weight"
         found.append(weights.copied(f"{name}.gate", gate, (1, spec.hidden_size)))
@@ -125,16 +135,16 @@ def params(spec: DecoderSpec, mixture: Mixture, layer: int) -> list[Param]:
 
 
 def _expert_params(spec: DecoderSpec, mixture: Mixture, source: str, name: str) -> list[Param]:
-    inner, hidden, count = mixture.expert_size, spec.hidden_size, mixture.num_experts
+    inner, hidden, count = mixture.expert_size, mixture.latent_size or spec.hidden_size, mixture.num_experts
     if mixture.stacked:
         found = _stacked_params(spec, mixture, source, name)
         if not mixture.may_be_stacked:
             return found
         apart = _expert_params(spec, replace(mixture, stacked=None), source, name)
         return [replace(param, otherwise=other) for param, other in zip(found, apart, strict=True)]
-    gate, up, down = mixture.names
+    *firsts, down = mixture.names  # gate and up, or up
     experts = [f"{source}.experts.{number}" for number in range(count)]
-    gate_up_rows = {f"{expert}.{part}": inner for expert in experts for part in (gate, up)}
+    gate_up_rows = {f"{expert}.{part}": inner for expert in experts for part in firsts}
     down_rows = {f"{expert}.{down}": hidden for expert in experts}
     return [
         *weights.linear(f"{name}.experts.gate_up", gate_up_rows, hidden, Shard.NONE, bias=False),
@@ -144,7 +154,8 @@ def _expert_params(spec: DecoderSpec, mixture: Mixture, source: str, name: str) 
 
 def _stacked_params(spec: DecoderSpec, mixture: Mixture, source: str, name: str) -> list[Param]:
     count, found = mixture.num_experts, []
-    sizes = {"gate_up": (2 * mixture.expert_size, spec.hidden_size), "down": (spec.hidden_size, mixture.expert_size)}
+    hidden, inner = mixture.latent_size or spec.hidden_size, mixture.expert_size
+    sizes = {"gate_up": (inner * (1 if mixture.plain else 2), hidden), "down": (hidden, inner)}
     for tensor, (part, (rows, columns)) in zip(mixture.stacked or (), sizes.items(), strict=True):
         orders = (Pairs(rows, rows),) if mixture.in_turns and part == "gate_up" else ()
         stored = (count, columns, rows) if mixture.is_transposed else (count, rows, columns)
@@ -173,13 +184,16 @@ def mixture_of_experts(
     )  # fmt: skip
     matrices = f"{name}.experts.gate_up", f"{name}.experts.down"
     biases = (f"{matrices[0]}.bias", f"{matrices[1]}.bias") if mixture.has_biases else None
+    narrow = g.linear(x, f"{name}.{LATENT[0]}", mixture.latent_size) if mixture.latent_size else x
     y = g.experts(
-        x, routes, *matrices, num_experts=mixture.num_experts, activation=activation, biases=biases,
-        scales_inputs=mixture.scales_inputs,
+        narrow, routes, *matrices, num_experts=mixture.num_experts, activation=activation, biases=biases,
+        scales_inputs=mixture.scales_inputs, plain=mixture.plain,
     )  # fmt: skip
+    y = g.linear(y, f"{name}.{LATENT[1]}", spec.hidden_size) if mixture.latent_size else y
     if not mixture.shared:
         return y
     gate = g.linear(x, f"{name}.gate", 1) if mixture.shared_gate else None
     inner = replace(spec, intermediate_size=mixture.shared_size)
-    shared = blocks.gated_mlp(g, inner, x, layer, activation=activation)
+    mlp = blocks.plain_mlp if mixture.plain else blocks.gated_mlp
+    shared = mlp(g, inner, x, layer, activation=activation)
     return g.add(y, g.sigmoid_gate(shared, gate) if gate else shared)

@@ -216,15 +216,15 @@ def _head_norm_params(spec: FamilySpec, layer: int) -> list[Param]:
 
 
 def _mlp_params(spec: FamilySpec, layer: int) -> list[Param]:
+    if spec.mixture is not None and layer not in spec.mixture.dense_layers:
+        return experts.params(spec, spec.mixture, layer)
     if spec.plain_mlp:
         return weights.plain_mlp(
             spec, layer, module=spec.mlp_module, up=spec.plain_mlp, down=spec.mlp_down, bias=spec.mlp_bias
         )
-    if spec.mixture is None or layer in spec.mixture.dense_layers:
-        return weights.gated_mlp(
-            spec, layer, module=spec.mlp_module, fused=spec.fused_mlp, down=spec.mlp_down, bias=spec.mlp_bias
-        )
-    return experts.params(spec, spec.mixture, layer)
+    return weights.gated_mlp(
+        spec, layer, module=spec.mlp_module, fused=spec.fused_mlp, down=spec.mlp_down, bias=spec.mlp_bias
+    )
 
 
 def _attention(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
@@ -257,8 +257,7 @@ def _attention(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
 
 
 def _mlp(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
-    if spec.plain_mlp:
-        return blocks.plain_mlp(g, spec, x, layer, activation=spec.activation, bias=spec.mlp_bias)
-    if spec.mixture is None or layer in spec.mixture.dense_layers:
-        return blocks.gated_mlp(g, spec, x, layer, activation=spec.activation, bias=spec.mlp_bias)
-    return experts.mixture_of_experts(g, spec, spec.mixture, x, layer, activation=spec.activation)
+    if spec.mixture is not None and layer not in spec.mixture.dense_layers:
+        return experts.mixture_of_experts(g, spec, spec.mixture, x, layer, activation=spec.activation)
+    mlp = blocks.plain_mlp if spec.plain_mlp else blocks.gated_mlp
+    return mlp(g, spec, x, layer, activation=spec.activation, bias=spec.mlp_bias)

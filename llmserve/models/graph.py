@@ -199,17 +199,18 @@ class Graph:
         activation: str = "silu",
         biases: tuple[str, str] | None = None,
         scales_inputs: bool = False,
+        plain: bool = False,
     ) -> Value:
         """The sum over a row's experts, in ascending order, of weight * down(activation(gate(x), up(x))); of what they
-        make of weight * x, with `scales_inputs`.
+        make of weight * x, with `scales_inputs`. `plain`: there are no gates, and `gate_up` is up alone.
 
         Matrices of all experts lie one below the other, gate above up; so do `biases` of gate and up, and of down.
         """
-        assert activation in ACTIVATIONS
+        assert activation in (PLAIN_ACTIVATIONS if plain else ACTIVATIONS)
         return self._record(
             OpKind.EXPERTS, (x, routes), x.width, (gate_up, down, *(biases or ())),
             experts_per_token=routes.width // 2, num_experts=num_experts, activation=activation,
-            biased=biases is not None, scales_inputs=scales_inputs,
+            biased=biases is not None, scales_inputs=scales_inputs, plain=plain,
         )  # fmt: skip
 
     def sigmoid_gate(self, x: Value, gate: Value, *, silu: bool = False) -> Value:

@@ -1,4 +1,4 @@
-"""Nemotron-H: each layer is one of Mamba, attention without positions, or an MLP of squares.
+"""Nemotron-H: each layer is one of Mamba, attention without positions, an MLP of squares, or a mixture of such MLPs.
 
 Steps of Mamba have the limits that the config names. transformers also raises those of a prompt, but not those of an
 answer, to `time_step_min`; networks are trained without that.
@@ -7,18 +7,20 @@ answer, to `time_step_min`; networks are trained without that.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from llmserve.models import family
 from llmserve.models.config import ConfigReader, read_decoder
 from llmserve.models.delta_net import LINEAR
+from llmserve.models.experts import Mixture, read_groups, read_mixture
 from llmserve.models.family import FamilySpec, Norms
 from llmserve.models.mamba import read_mamba
 from llmserve.models.spec import Architecture, HfConfig, Param, renamed
 from llmserve.models.windows import FULL
 
-MLP = "mlp"
-LETTERS = {"M": LINEAR, "*": FULL, "-": MLP, "E": "moe"}
+MLP, MIXTURE = "mlp", "moe"
+LETTERS = {"M": LINEAR, "*": FULL, "-": MLP, "E": MIXTURE}
 NAMES = {"mamba": LINEAR, "attention": FULL}  # as published
 KEYS = {
     "num_heads": "mamba_num_heads", "head_dim": "mamba_head_dim", "num_groups": "n_groups",
@@ -32,7 +34,8 @@ ALIASES = {  # older keys, which win
 DEFAULTS = {  # transformers'
     "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4,
     "use_conv_bias": True, "use_bias": False, "layer_norm_epsilon": 1e-5, "head_dim": 128, "num_key_value_heads": 8,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 4096, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
 }  # fmt: skip
 MODULES = {  # that `weights.py` names as Llama does
     "model.embed_tokens": "model.embeddings",
@@ -40,6 +43,7 @@ MODULES = {  # that `weights.py` names as Llama does
     "self_attn.": "mixer.",
 }
 MODULE = re.compile("|".join(map(re.escape, MODULES)))
+STACKED = ("experts.up_proj", "experts.down_proj")
 OTHERS = (r"mtp\..*",)  # tensors of the layers that draft tokens
 
 
@@ -55,13 +59,36 @@ def from_hf(config: HfConfig) -> FamilySpec:
     for key in ("attention_bias", "tie_word_embeddings", "mamba_proj_bias"):
         reader.expect(key, False)
     bias, mixer = reader.flag("mlp_bias"), read_mamba(reader, spec.norm_eps, inner=None, keys=KEYS)
+    mixture = _read_mixture(reader, types) if MIXTURE in types else None
     reader.finish()
     return FamilySpec.extending(
         spec, norms=Norms("norm", "", "norm", ""), plain_mlp="up_proj", activation="relu2", mlp_module="mixer",
         mlp_bias=bias, mixer=replace(mixer, module="mixer"),
         stateful_layers=tuple(i for i, kind in enumerate(types) if kind == LINEAR),
-        lone_mlps=tuple(i for i, kind in enumerate(types) if kind == MLP),
+        lone_mlps=tuple(i for i, kind in enumerate(types) if kind in (MLP, MIXTURE)), mixture=mixture,
     )  # fmt: skip
+
+
+def _read_mixture(reader: ConfigReader, types: Sequence[str]) -> Mixture:
+    """Of MLPs without gates, which may read and make fewer numbers than the layer has."""
+    reader.expect("mlp_bias", False)
+    latent = reader.integer("moe_latent_size") if reader.get("moe_latent_size") is not None else 0
+    return read_mixture(
+        reader,
+        expert_size="moe_intermediate_size",
+        module="mixer",
+        plain=True,
+        names=("up_proj", "down_proj"),
+        sigmoid=True,
+        correction="gate.e_score_correction_bias",
+        factor=reader.positive("routed_scaling_factor"),
+        groups=read_groups(reader, reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")),
+        latent_size=latent,
+        latent=("fc1_latent_proj", "fc2_latent_proj"),
+        shared="mixer.shared_experts",
+        shared_size=reader.integer("moe_shared_expert_intermediate_size"),
+        dense_layers=tuple(i for i, kind in enumerate(types) if kind != MIXTURE),
+    )
 
 
 def _layer_types(given: HfConfig, problems: list[str]) -> list[str]:
@@ -76,8 +103,8 @@ def _layer_types(given: HfConfig, problems: list[str]) -> list[str]:
         )
         return [FULL]
     types = [NAMES.get(str(kind), str(kind)) for kind in types]
-    if unknown := sorted({repr(kind) for kind in types if kind not in (FULL, LINEAR, MLP)}):
-        known = ", ".join(map(repr, (FULL, LINEAR, MLP)))
+    if unknown := sorted({repr(kind) for kind in types if kind not in LETTERS.values()}):
+        known = ", ".join(map(repr, LETTERS.values()))
         problems.append(f"layer types {', '.join(unknown)} are not supported; supported: {known}")
     elif FULL not in types:
         problems.append(f"layers_block_type must have a layer of {FULL}")
@@ -85,11 +112,25 @@ def _layer_types(given: HfConfig, problems: list[str]) -> list[str]:
 
 
 def params(spec: FamilySpec) -> list[Param]:
-    """As transformers names them, or as published."""
-    found = (
-        renamed(param, lambda name: MODULE.sub(lambda part: MODULES[part[0]], name)) for param in family.params(spec)
-    )
-    return [replace(param, otherwise=renamed(param, published)) for param in found]
+    """As transformers names them, or as published; and with the experts of a layer in one tensor."""
+    forms = [spec]
+    if spec.mixture is not None:
+        forms.append(replace(spec, mixture=replace(spec.mixture, stacked=STACKED)))
+    named = [[renamed(param, _of_transformers) for param in family.params(form)] for form in forms]
+    return [
+        _first_of([name for param in same for name in (param, renamed(param, published))])
+        for same in zip(*named, strict=True)
+    ]
+
+
+def _first_of(forms: Sequence[Param]) -> Param:
+    """Each has the next one for another."""
+    first, *others = forms
+    return replace(first, otherwise=_first_of(others)) if others else first
+
+
+def _of_transformers(name: str) -> str:
+    return MODULE.sub(lambda part: MODULES[part[0]], name)
 
 
 def published(name: str) -> str:

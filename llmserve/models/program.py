@@ -35,7 +35,7 @@ class OpKind(Enum):
     MULTIPLY = "multiply"  # a, b
     SCALE = "scale"  # x; [1]: y = weight * x
     ROUTE = "route"  # logits [T,E]; correction bias? [E], scales? [E]; see Graph.route
-    EXPERTS = "experts"  # x, routes; [E*2I,H], [E*H,I], two biases?; see Graph.experts
+    EXPERTS = "experts"  # x, routes; [E*2I,H] or plain [E*I,H], [E*H,I], two biases?; see Graph.experts
     SIGMOID_GATE = "sigmoid_gate"  # x, gate [T,1] or as wide; silu?: y = sigmoid(gate) * x, or silu(gate) * x
     CONVOLUTION = "convolution"  # x; [N,K], bias? [N]; taps, silu?, biased?; see Graph.convolution
     DELTA_RULE = "delta_rule"  # q, k and v side by side, gates; [heads], [heads]; see Graph.delta_rule
@@ -70,7 +70,7 @@ UNLESS_GIVEN: Mapping[OpKind, Mapping[str, float]] = {
         "tolerance": 0.0,
         "scaled": False,
     },
-    OpKind.EXPERTS: {"biased": False, "scales_inputs": False},
+    OpKind.EXPERTS: {"biased": False, "scales_inputs": False, "plain": False},
     OpKind.SIGMOID_GATE: {"silu": False},
     OpKind.CONVOLUTION: {"silu": False, "biased": False},
     OpKind.POOL: {"normalize": False},

@@ -277,6 +277,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nemotron-h with biases": ("nemotron-h", {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
     "nemotron-h of attention and MLPs": ("nemotron-h", {"hybrid_override_pattern": "*-*", "num_key_value_heads": 4}),
+    "nemotron-h-moe of one group of experts": (
+        "nemotron-h-moe",
+        {"n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+    ),
+    "nemotron-h-moe of narrow experts": ("nemotron-h-moe", {"moe_latent_size": 32, "hybrid_override_pattern": "E*E"}),
     "nemotron-h of one group": ("nemotron-h", {"mamba_n_groups": 1, "mamba_d_conv": 2, "mamba_head_dim": 70}),
     "nemotron-h without MLPs": ("nemotron-h", {"hybrid_override_pattern": "MM*", "n_groups": 6, "head_dim": 7}),
     "one key/value head": ("llama", {"num_key_value_heads": 1}),

@@ -121,6 +121,25 @@ def test_experts_may_be_in_one_tensor_or_in_one_each(tmp_path: Path) -> None:
         assert np.array_equal(together.load(name, "float32"), apart.load(name, "float32"))
 
 
+@pytest.mark.parametrize("prefix", ["model.", "backbone."])
+def test_experts_of_nemotron_may_be_in_one_tensor_or_in_one_each(prefix: str, tmp_path: Path) -> None:
+    """Under transformers' names of layers, and under the published ones."""
+
+    def stack(tensors: Tensors) -> None:
+        for name in [name for name in tensors if ".experts." in name]:
+            layer, _, part = name.removesuffix(".weight").partition(".experts.")
+            number, module = part.split(".")
+            tensors.setdefault(f"{layer}.experts.{module}", np.empty((6, *tensors[name].shape), np.float32))
+            tensors[f"{layer}.experts.{module}"][int(number)] = tensors.pop(name)
+        for name in list(tensors):
+            tensors[name.replace("model.", prefix)] = tensors.pop(name)
+
+    apart = plan_for(make_checkpoint(tmp_path / "apart", "nemotron-h-moe", with_tokenizer=False))
+    together = plan_for(edited(tmp_path / "together", "nemotron-h-moe", stack))
+    for param in apart.params:
+        assert np.array_equal(together.load(param.name, "float32"), apart.load(param.name, "float32"))
+
+
 def test_combining(tmp_path: Path) -> None:
     tensors = random_tensors(KINDS["qwen2"], dtype="float32", seed=0)
     plan = plan_for(make_checkpoint(tmp_path, "qwen2", with_tokenizer=False))

@@ -12,6 +12,7 @@ from llmserve.checkpoint.gguf.families import DEFAULT_THETA, KV_HEADS, MLP_SIZE
 from llmserve.checkpoint.gguf.metadata import MetadataReader
 from llmserve.errors import Unsupported, raise_problems
 
+RMS_EPSILON = "{}.attention.layer_norm_rms_epsilon"
 OWN = {**families.OWN, **mixtures.OWN, **hybrids.OWN}
 # What makes another network of one that we know, and the value that does not.
 NEUTRAL: Mapping[str, object] = {
@@ -52,15 +53,21 @@ def config_of(file: Described) -> Config:
         "head_dim": head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": reader.integer("{}.context_length"),
-        file.architecture.layer_norm or "rms_norm_eps": reader.positive(
-            f"{{}}.attention.layer_norm_{'' if file.architecture.layer_norm else 'rms_'}epsilon"
-        ),
+        file.architecture.layer_norm or "rms_norm_eps": _epsilon(file),
         "rope_theta": reader.positive("{}.rope.freq_base", DEFAULT_THETA),
         "tie_word_embeddings": "output.weight" not in shapes,
     }
     if (scaling := _rope_scaling(reader)) is not None:
         config["rope_scaling"] = scaling
     return config | OWN[file.architecture.name](file, config)
+
+
+def _epsilon(file: Described) -> float:
+    """Converters of Nemotron-H call that of norms which keep the mean as that of others."""
+    of_others = "{}.attention.layer_norm_epsilon"
+    if file.architecture.layer_norm or (not file.reader.has(RMS_EPSILON) and file.reader.has(of_others)):
+        return file.reader.positive(of_others)
+    return file.reader.positive(RMS_EPSILON)
 
 
 def _mlp_size(file: Described) -> int:

@@ -121,14 +121,17 @@ def _falcon_h1(file: Described, config: Config) -> Config:
 
 
 def _nemotron_h(file: Described, config: Config) -> Config:
-    """A layer with KV heads is attention, one with a width is an MLP, and others are Mamba's."""
-    reader, count = file.reader, config["num_hidden_layers"]
-    heads, widths = reader.counts(KV_HEADS, count), reader.counts(MLP_SIZE, count)
+    """A layer with KV heads is attention, one with a width is an MLP, or experts, and others are Mamba's."""
+    reader, mlp = file.reader, "E" if file.architecture.name.endswith("moe") else "-"
+    num_drafting = reader.integer("{}.nextn_predict_layers", 0, minimum=0) if file.architecture.drops_drafting else 0
+    count = max(1, config["num_hidden_layers"] - num_drafting)
+    heads, widths = (reader.counts(key, config["num_hidden_layers"])[:count] for key in (KV_HEADS, MLP_SIZE))
     if any(map(min, heads, widths)):
         reader.problems.append(f"{reader.key(KV_HEADS)} and {reader.key(MLP_SIZE)} must not both be for one layer")
-    kinds = ["*" if kv_heads else "-" if width else "M" for kv_heads, width in zip(heads, widths, strict=True)]
+    kinds = ["*" if kv_heads else mlp if width else "M" for kv_heads, width in zip(heads, widths, strict=True)]
     scan = _scan(reader)
     return {
+        "num_hidden_layers": count,
         "hybrid_override_pattern": "".join(kinds),
         "num_key_value_heads": _one_of(reader, KV_HEADS, heads),
         "intermediate_size": _one_of(reader, MLP_SIZE, widths),
@@ -142,6 +145,24 @@ def _nemotron_h(file: Described, config: Config) -> Config:
         "use_bias": _ends(file, "ssm_in.bias"),
         "mlp_bias": _ends(file, "ffn_up.bias"),
         "mlp_hidden_act": "relu2",
+    }
+
+
+def _nemotron_h_moe(file: Described, config: Config) -> Config:
+    reader = file.reader
+    if reader.integer("{}.expert_gating_func", 2, minimum=0) not in (0, 2):
+        reader.problems.append(f"{reader.key('{}.expert_gating_func')} must be 2, sigmoid")
+    has_latent = reader.has("{}.moe_latent_size")
+    return _nemotron_h(file, config) | {
+        "n_routed_experts": reader.integer("{}.expert_count"),
+        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        "moe_intermediate_size": reader.integer("{}.expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": reader.integer("{}.expert_shared_feed_forward_length"),
+        "moe_latent_size": reader.integer("{}.moe_latent_size") if has_latent else None,
+        "norm_topk_prob": reader.flag("{}.expert_weights_norm", False),
+        "routed_scaling_factor": reader.positive("{}.expert_weights_scale", 1.0),
+        "n_group": reader.integer("{}.expert_group_count", 1),
+        "topk_group": reader.integer("{}.expert_group_used_count", 1),
     }
 
 
@@ -268,5 +289,6 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "granitehybrid": _granite_hybrid,
     "falcon-h1": _falcon_h1,
     "nemotron_h": _nemotron_h,
+    "nemotron_h_moe": _nemotron_h_moe,
     "gemma4": _gemma4,
 }

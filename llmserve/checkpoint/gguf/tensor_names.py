@@ -80,6 +80,14 @@ MIXER = {
     **{f"ffn_{name}": f"mixer.{name}_proj" for name in ("up", "down")},
 }
 MIXER_TENSORS = {name: hf.replace("mamba.", "mixer.") for name, hf in MAMBA_TENSORS.items()}
+NEMOTRON_OUTSIDE = OUTSIDE | {"token_embd": "model.embeddings", "output_norm": "model.norm_f"}
+MIXER_EXPERTS = {
+    "ffn_gate_inp": "mixer.gate",
+    **{f"ffn_{name}_exps": f"mixer.experts.*.{name}_proj" for name in ("up", "down")},
+    **{f"ffn_{name}_shexp": f"mixer.shared_experts.{name}_proj" for name in ("up", "down")},
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+}
 DELTA_NET = {
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",

@@ -79,6 +79,7 @@ DIGESTS = {  # kind: program, cpu, cuda
     "mixtral": ("c5a459daab64be58", "892a26c5068418c6", "4f53cda18c2baa0c"),
     "nemotron": ("22681d5363c388f5", "5be64f59940cd54a", "4f53cda18c2baa0c"),
     "nemotron-h": ("a8a8f25258d1a6e4", "ef8f684ff50a6dde", "4f53cda18c2baa0c"),
+    "nemotron-h-moe": ("45eb76b749fdf429", "1abf145478d61f3e", "4f53cda18c2baa0c"),
     "olmo2": ("7d9b207355aef053", "d5d55c6eb9543e7f", "47e2333d42c1902f"),
     "olmo3": ("149000de5b928580", "a6ca90cf751fa774", "4aeed4cb776ee7d0"),
     "olmoe": ("8e9828e6ffe25cce", "5dd5b79e3fb5db23", "4f53cda18c2baa0c"),

@@ -30,6 +30,12 @@ def overrides(kind: str) -> dict[str, Any]:
         sizes |= {"linear_value_head_dim": 32}
     if kind.startswith("qwen3") and kind.endswith("moe"):
         sizes |= {"mlp_only_layers": [], "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
+    if kind == "nemotron-h-moe":
+        sizes |= {
+            "hybrid_override_pattern": "ME*ME",
+            "moe_latent_size": 32,
+            "intermediate_size": 32,
+        }  # all MLPs have experts
     if kind == "granite4-h":
         sizes["shared_intermediate_size"] = 192
     if kind == "granite4-h-moe":
@@ -64,7 +70,7 @@ def test_config_and_tensors_are_those_of_the_folder(kind: str, tmp_path: Path) -
     config = KINDS[kind] | overrides(kind)
     with Checkpoint.open(make_gguf(tmp_path / "m.gguf", kind, **overrides(kind))) as found:
         spec, wanted = (asdict(architecture_for(each).from_hf(each)) for each in (found.config, config))
-        if kind in ("granite4-h", "granite4-h-moe", "nemotron-h"):
+        if kind.startswith(("granite4-h", "nemotron-h")):
             wanted["max_position_embeddings"] = 1 << 20  # what the converter writes of them
         assert spec == wanted
         for name, tensor in random_tensors(config, dtype="float32", seed=0).items():
@@ -154,6 +160,8 @@ def test_gate_and_up_of_experts_may_be_one_tensor(tmp_path: Path) -> None:
         ),
         ("nemotron-h", {"nemotron_h.feed_forward_length": [0, 8, 8, 0, 8]}, "must not both be for one layer"),
         ("nemotron-h", {"nemotron_h.expert_count": 4}, "nemotron_h.expert_count 4 makes it a network"),
+        ("nemotron-h-moe", {"nemotron_h_moe.expert_gating_func": 1}, "nemotron_h_moe.expert_gating_func must be 2"),
+        ("nemotron-h-moe", {"nemotron_h_moe.moe_latent_size": None}, "tensor blk.1.ffn_latent_down.weight is not part"),
         ("gemma4", {"gemma4.attention.sliding_window_pattern": [True]}, "sliding_window_pattern must be 4 flags"),
         (
             "gemma4",

@@ -262,9 +262,14 @@ def odd_network(
                 sigmoid=i == 1, bias=param(f"{i}.correction", n) if i and (i > 1 or not plain) else None,
                 factor=(1.0, 1.0, 2.5)[i], scales=param(f"{i}.scales", n) if i != 1 else None, **own,
             )  # fmt: skip
-            matrices = param(f"{i}.experts.gate_up", n * 96, hidden), param(f"{i}.experts.down", n * hidden, 48)
+            gateless = plain and i == 2
+            inner_width = 96 if gateless else 48
+            matrices = (
+                param(f"{i}.experts.gate_up", n * 96, hidden),
+                param(f"{i}.experts.down", n * hidden, inner_width),
+            )
             biases = (param(f"{i}.gate_up_bias", n * 96), param(f"{i}.down_bias", n * hidden)) if i else None
-            activation = (*ACTIVATIONS[:2], "clamped")[i]
+            activation = (*ACTIVATIONS[:2], "relu2" if gateless else "clamped")[i]
             of_experts = g.experts(
                 h,
                 routes,
@@ -273,6 +278,7 @@ def odd_network(
                 activation=activation,
                 biases=biases,
                 scales_inputs=plain and i == 1,
+                plain=gateless,
             )
             y = g.add(of_experts, y)
         x = g.add(y, x)

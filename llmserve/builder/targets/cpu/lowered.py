@@ -13,7 +13,7 @@ from llmserve.builder.targets.buffers import NOWHERE, Place
 from llmserve.builder.targets.tensor_writer import Rows
 from llmserve.engine.cpu.layout import NO_TENSOR, OP, PANEL_COLUMNS, DType, TensorEntry
 from llmserve.engine.cpu.op_codes import Before, Blocks, OpCode, RowsOf
-from llmserve.models.graph import OpKind
+from llmserve.models.graph import Op, OpKind
 from llmserve.models.number_formats import BLOCKS, INT4, INT8, WeightFormat
 
 ACTIVATIONS = {  # by itself, and before a quantization
@@ -33,6 +33,15 @@ ACTIVATIONS_OF: Mapping[OpKind, Mapping[str, tuple[OpCode, Before]]] = {
     OpKind.ACTIVATION: PLAIN_ACTIVATIONS,
     OpKind.EXPERTS: ACTIVATIONS,
 }
+
+
+def activations_of(op: Op) -> Mapping[str, tuple[OpCode, Before]]:
+    """Those that the target has for an op; none for one that has no activation."""
+    if op.attrs.get("plain", False):
+        return {name: codes for name, codes in PLAIN_ACTIVATIONS.items() if name != "tanh"}
+    return ACTIVATIONS_OF.get(op.kind, {})
+
+
 NORMS = {
     OpKind.RMS_NORM: (OpCode.RMS_NORM, Before.RMS_NORM),
     OpKind.LAYER_NORM: (OpCode.LAYER_NORM, Before.LAYER_NORM),

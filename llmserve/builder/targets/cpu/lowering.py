@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from llmserve.builder.quantization import LINEAR_KINDS, WeightPart, num_matrices
 from llmserve.builder.targets.buffers import LOGITS_BUFFER, NOWHERE, Place
 from llmserve.builder.targets.cpu.file_lowering import FileLowering
-from llmserve.builder.targets.cpu.lowered import ACTIVATIONS, ACTIVATIONS_OF, GROUPED, NORMS, DeviceOp, Lowered
+from llmserve.builder.targets.cpu.lowered import GROUPED, NORMS, DeviceOp, Lowered, activations_of
 from llmserve.builder.targets.op_lowering import Rule
 from llmserve.engine.cpu.layout import NO_TENSOR, DType
 from llmserve.engine.cpu.op_codes import (
@@ -56,7 +56,7 @@ class Lowering(FileLowering):
     def _is_only_quantized(self, op: Op, following: Op) -> bool:
         """Whether nobody but the quantized linear layer `following` reads what `op` makes of each row."""
         is_norm = op.kind in NORMS and op.number("groups") == 1
-        activations = {} if op.kind is OpKind.EXPERTS else ACTIVATIONS_OF.get(op.kind, {})
+        activations = {} if op.kind is OpKind.EXPERTS else activations_of(op)
         activates = bool(activations) and activations[str(op.attrs["activation"])][1] is not Before.NOTHING
         by_row = is_norm or activates
         reads = following.kind in LINEAR_KINDS and following.inputs[0] == op.output
@@ -160,7 +160,7 @@ class Lowering(FileLowering):
 
     def _activation(self, op: Op) -> None:
         source = self._buffers[op.inputs[0]]
-        code, _ = ACTIVATIONS_OF[op.kind][str(op.attrs["activation"])]
+        code, _ = activations_of(op)[str(op.attrs["activation"])]
         if code is OpCode.SOFT_CAP:
             output = self._buffers.over(op.output, op.inputs[0])
             assert output == source, "tanh is for a value that nobody else reads"
@@ -232,7 +232,7 @@ class Lowering(FileLowering):
             fields |= {"before": NORMS[first.kind][1], "scalar": first.number("eps")}
             tensors = self._norm_tensors(first)
         elif first is not None:
-            _, fields["before"] = ACTIVATIONS_OF[first.kind][str(first.attrs["activation"])]
+            _, fields["before"] = activations_of(first)[str(first.attrs["activation"])]
         self._emit(OpCode.QUANTIZE, op, values, inputs=(source, facts), tensors=tensors, fields=fields)
         self._buffers.read(first.inputs if first else ())
         return values, facts
@@ -287,17 +287,16 @@ class Lowering(FileLowering):
         x, routes = (self._buffers[name] for name in op.inputs)
         gate_up, down, *biases = op.weights
         first, second = map(self._vector, biases) if biases else (NO_TENSOR, NO_TENSOR)
-        code, before = ACTIVATIONS[str(op.attrs["activation"])]
+        code, before = activations_of(op)[str(op.attrs["activation"])]
         fields = {"groups": int(op.number("num_experts"))}
         self._emit(OpCode.DISPATCH, op, NOWHERE, inputs=(routes,), fields=fields)
         rows = self._for_experts(op, "rows", x.width)
         weighted = bool(op.number("scales_inputs"))
-        taken = (x, routes) if weighted else (x,)
-        self._emit(OpCode.SELECT_ROWS, op, rows, inputs=taken, rows=RowsOf.CHOSEN)
+        self._emit(OpCode.SELECT_ROWS, op, rows, inputs=(x, routes)[: 1 + weighted], rows=RowsOf.CHOSEN)
         inner = self._by_expert(op, gate_up, rows, "gate_up", first)
         self._buffers.read((f"{op.output}.rows",))
         if down not in self._quantized:
-            activated = self._for_experts(op, "activated", inner.width // 2)
+            activated = self._for_experts(op, "activated", inner.width // (1 if op.number("plain") else 2))
             self._emit(code, op, activated, inputs=(inner,), rows=RowsOf.CHOSEN)
             self._buffers.read((f"{op.output}.gate_up",))
             made = self._by_expert(op, down, activated, "down", second)
@@ -382,7 +381,9 @@ class Lowering(FileLowering):
                 "scaled",
             ),
         ),
-        OpKind.EXPERTS: Rule(_experts, ("experts_per_token", "num_experts", "activation", "biased", "scales_inputs")),
+        OpKind.EXPERTS: Rule(
+            _experts, ("experts_per_token", "num_experts", "activation", "biased", "scales_inputs", "plain")
+        ),
         OpKind.SIGMOID_GATE: Rule(_sigmoid_gate, ("silu",)),
         OpKind.CONVOLUTION: Rule(_convolution, ("taps", "silu", "biased")),
         OpKind.DELTA_RULE: Rule(_delta_rule, ("num_heads", "num_key_heads", "key_dim")),

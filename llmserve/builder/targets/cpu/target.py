@@ -21,7 +21,7 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import MATRICES, Quantized, WeightPart
 from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernels, quantization_problems, unknown_ops
 from llmserve.builder.targets.cpu.large_pages import LargePages
-from llmserve.builder.targets.cpu.lowered import ACTIVATIONS_OF, Lowered
+from llmserve.builder.targets.cpu.lowered import Lowered, activations_of
 from llmserve.builder.targets.cpu.lowering import Lowering, lower
 from llmserve.builder.targets.op_lowering import turned_for_others
 from llmserve.builder.targets.tensor_writer import Part, TensorWriter, write_at
@@ -224,7 +224,7 @@ def _program_problems(program: Program, params: Sequence[Param]) -> list[str]:
     found += _expert_problems(program, params)
     turned = turned_for_others(program)
     for op in program.ops:
-        activations = ACTIVATIONS_OF.get(op.kind, {})
+        activations = activations_of(op)
         if op.attrs.get("activation", "") not in ("", *activations):
             known = ", ".join(map(repr, activations))
             found.append(f"the cpu target has no activation {op.attrs['activation']!r}, only {known}")

@@ -58,6 +58,7 @@ class OpCheck : private RecordCheck {
       case OpKind::kGeluTanh:
       case OpKind::kReluSquared:
         same_width();
+        for_experts_ = true;
         return true;
       case OpKind::kScaleByPosition:
         same_width();
