@@ -85,7 +85,7 @@ constexpr Variant kVariants[] = {
 #if defined(LLMSERVE_HAS_AVX_VNNI)
     {avx2_vnni_kernels, has_avx_vnni},
 #endif
-#if defined(LLMSERVE_TESTS)
+#if defined(LLMSERVE_HAS_TWIN)
     {avx2_vnni_twin_kernels, has_avx512_vnni},
 #endif
     {avx512_kernels, has_avx512_vnni},
