@@ -56,7 +56,9 @@ LACKS = re.compile(r"llmserve lacks: (.+)")
 ROUTE = re.compile(r'"(?:GET|POST|OPTIONS|DELETE)",\s*"(/[^"]*)"')
 MESSAGE = re.compile(r'"message": "((?:[^"\\]|\\.)*)"')
 # What a failing line compares: answers of the network that the suite comes with, which this is not.
-OWN_NETWORK = re.compile(r"match_regex|n_prompt|n_predicted|n_cache|cached_tokens|re_content|prompt_n|predicted_n")
+OWN_NETWORK = re.compile(
+    r"match_regex|n_prompt|n_predicted|n_cache|cached_tokens|re_content|prompt_n|predicted_n|bosId"
+)
 # Of the line that failed and what it said.
 REASONS: Mapping[str, str] = {
     r"__verbose": "__verbose: the prompt in an answer",

@@ -172,12 +172,29 @@ def test_models(client: openai.OpenAI, http: httpx.Client) -> None:
         client.models.retrieve("tensorrt_llm")
 
 
+def test_tokens_in_llama_cpps_form(http: httpx.Client) -> None:
+    text = "red fox 媽"
+    plain, whole = (
+        http.post("/tokenize", json=body).json()["tokens"] for body in ({"content": text}, {"prompt": text})
+    )
+    marked = http.post("/tokenize", json={"content": text, "add_special": True, "parse_special": True}).json()["tokens"]
+    assert (marked, http.post("/detokenize", json={"tokens": plain}).json()["content"]) == (whole, text)
+    told = http.post("/tokenize", json={"content": text, "with_pieces": True}).json()["tokens"]
+    assert [token["id"] for token in told] == plain
+    pieces = [token["piece"] for token in told]
+    assert b"".join(p.encode() if isinstance(p, str) else bytes(p) for p in pieces).strip() == text.encode()
+    assert any(isinstance(piece, list) for piece in pieces), "a letter of three bytes, a token each"
+    for body in ({"prompt": text, "with_pieces": True}, {"content": text, "prompt": text},
+                 {"content": text, "add_special_tokens": True}, {"content": text, "parse_special": False}):  # fmt: skip
+        assert http.post("/tokenize", json=body).status_code == 400
+
+
 def test_tokens_of_a_text_and_back(http: httpx.Client) -> None:
     found = http.post("/tokenize", json={"model": "ensemble", "prompt": "red fox", "return_token_strs": True}).json()
     assert "".join(found["token_strs"]) == "red fox"
     assert found["count"] == len(found["tokens"])
     back = http.post("/detokenize", json={"model": "ensemble", "tokens": found["tokens"]})
-    assert back.json() == {"prompt": "red fox"}
+    assert back.json() == {"prompt": "red fox", "content": "red fox"}
     chat = http.post("/tokenize", json={"model": "ensemble", "messages": [{"role": "user", "content": "red fox"}]})
     assert chat.json()["tokens"] == [195, *found["tokens"], 196]
     assert http.post("/tokenize", json={"model": "ensemble"}).status_code == 400

@@ -1,9 +1,10 @@
-"""GET /v1/models, and what vLLM's clients ask beside OpenAI's API: /tokenize, /detokenize."""
+"""GET /v1/models, and what vLLM's and llama.cpp's clients ask beside OpenAI's API: /tokenize, /detokenize."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 from fastapi import Request, Response
 from pydantic import Field, model_validator
@@ -30,11 +31,19 @@ class TokenizeRequest(Strict):
     return_token_strs: bool | None = None
     chat_template_kwargs: TemplateValues | None = None
     tools: Tools | None = None
+    content: str | None = Field(None, description="A prompt in llama.cpp's form, with the three fields below.")
+    add_special: bool | None = Field(None, description="Special tokens before and after content; off by default.")
+    parse_special: Literal[True] | None = None  # as text is always read
+    with_pieces: bool | None = Field(None, description="Tell the text of each token of content.")
 
     @model_validator(mode="after")
     def _has_one(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages")
+        if [self.prompt, self.messages, self.content].count(None) != 2:
+            raise ValueError("give one of prompt, messages and content")
+        if self.content is None and (self.add_special is not None or self.with_pieces is not None):
+            raise ValueError("add_special and with_pieces are for content")
+        if self.content is not None and (self.add_special_tokens is not None or self.return_token_strs is not None):
+            raise ValueError("add_special_tokens and return_token_strs are for prompt and messages")
         if self.messages is None and (self.tools or self.chat_template_kwargs):
             raise ValueError("tools and chat_template_kwargs are for messages")
         if self.messages is not None and self.add_special_tokens is not None:
@@ -84,17 +93,26 @@ class Models:
         """The ids that a prompt, or a conversation, becomes."""
         ensemble = self.state.ensembles.find(body.model)
         ids = await self.state.ensembles.prompt_ids(ensemble, await self._prompt(ensemble, body))
+        if body.content is not None:
+            return json_answer({"tokens": await self._pieces(ensemble, ids) if body.with_pieces else ids})
         texts = None
         if body.return_token_strs:
             known = await self.state.token_texts.of(ensemble, [Scored(token, None) for token in ids])
             texts = [token_text(known[token]) for token in ids]
         return json_answer({"count": len(ids), "max_model_len": None, "tokens": ids, "token_strs": texts})
 
+    async def _pieces(self, ensemble: Ensemble, ids: Sequence[int]) -> Json:
+        """As llama.cpp tells them: bytes that are no text by themselves are numbers."""
+        stands_for = dict(zip(ids, await self.state.ensembles.bytes_of(ensemble, ids), strict=True))
+        return [{"id": token, "piece": _text_or_numbers(stands_for[token])} for token in ids]
+
     async def _prompt(self, ensemble: Ensemble, body: TokenizeRequest) -> Values:
         if body.messages is not None:
             listed = [one.listed() for one in body.messages]
             tools = tool_use([tool.function for tool in body.tools or ()], Choice(), several=True)
             return await self.state.conversations.values(ensemble, listed, body.chat_template_kwargs, tools)
+        if body.content is not None:
+            return {"text_input": [body.content], "add_special_tokens": [bool(body.add_special)]}
         values: Values = {"text_input": [body.prompt]}
         adds = body.add_special_tokens
         return values if adds is None else {**values, "add_special_tokens": [adds]}
@@ -113,4 +131,12 @@ class Models:
     async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
         """The text of ids, without special tokens."""
         ensemble = self.state.ensembles.find(body.model)
-        return json_answer({"prompt": await self.state.ensembles.text_of(ensemble, body.tokens)})
+        text = await self.state.ensembles.text_of(ensemble, body.tokens)
+        return json_answer({"prompt": text, "content": text})  # vLLM's name of it, and llama.cpp's
+
+
+def _text_or_numbers(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return [*piece]
