@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from llmserve.builder.build import build_engine
+from llmserve.builder.options import BuildOptions
 from llmserve.evaluation.baseline.hf import HfModel
 from tests.tools import benchmark_engine
 from tools.benchmark import environment, ours, rounds
@@ -23,11 +25,12 @@ from tools.benchmark.checkpoint import make_checkpoint
 from tools.benchmark.contestants import OURS_MODULE, Contestant
 from tools.benchmark.job import Job
 from tools.benchmark.options import parse
+from tools.benchmark.peers.gguf_file import write_gguf
 from tools.benchmark.process import ROOT
 from tools.benchmark.report import json_report, markdown_report
 from tools.benchmark.rounds import Findings
 from tools.benchmark.serving import serve
-from tools.benchmark.shapes import SHAPES
+from tools.benchmark.shapes import SHAPES, OlmoeShape
 from tools.benchmark.statistics import Spread, quantile
 from tools.benchmark.table import ratios_at_no_greater_loss, ratios_of, rows_of
 from tools.benchmark.workload import Task, arriving, ideal_gain, mixed_tasks, static_batches
@@ -297,3 +300,32 @@ def test_a_peer_that_cannot_be_installed_is_named_with_the_reason(
     assert [line for line in said if line.startswith("installing")] == [
         "installing openvino-genai, openvino, openvino-tokenizers"
     ]
+
+
+class TinyMoe(OlmoeShape):
+    num_experts, num_chosen = 6, 2
+
+
+def test_a_mixture_of_experts_and_its_gguf_file_are_one_network(tmp_path: Path) -> None:
+    """What llama.cpp is measured with is what we are measured with: equal parameters, by their digests."""
+    shape = TinyMoe("tiny-moe", hidden=64, intermediate=32, layers=2, heads=4, kv_heads=4, vocab=320)
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", shape)
+    tensors = load_file(checkpoint / "model.safetensors")
+    assert sum(tensor.size for tensor in tensors.values()) == shape.num_parameters
+    write_gguf(checkpoint, tmp_path / "network.gguf")
+    options = BuildOptions(dtype="float32", max_seq_len=64)
+    sources = (checkpoint, tmp_path / "network.gguf")
+    built = [build_engine(source, tmp_path / f"engine{index}", options) for index, source in enumerate(sources)]
+    first, second = (dict(one.tensors) for one in built)
+    assert first == second
+
+
+def test_what_a_step_reads_of_experts() -> None:
+    shape = SHAPES["olmoe-layers"]
+    assert isinstance(shape, OlmoeShape)
+    assert shape.weights_read(1) == 1.0
+    experts = shape.layers * shape.num_experts * 3 * shape.hidden * shape.intermediate
+    others = shape.layer_products + shape.head_products - experts * shape.num_chosen // shape.num_experts
+    assert shape.weights_read(1000) == pytest.approx((others + experts) / (others + experts / 8))
+    assert 1 < shape.weights_read(2) < 2
+    assert TINY.weights_read(16) == 1.0

@@ -1,5 +1,5 @@
 """What the machine's measured limits allow in a cell. A step reads every weight once, and each sequence's cache; and it
-multiplies every weight once per token."""
+multiplies every weight once per token. Of experts, these are those that its tokens choose."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ class Bounds:
 def bounds(
     cell: Cell, contestant: Contestant, shape: Shape, limits: Limits, *, weight_bytes: int, kv_bytes_per_token: float
 ) -> Bounds:
+    """`weight_bytes`: that a step of one token reads."""
     products_per_s = limits.products_int8 if contestant.multiplies_int8 else limits.products
     if cell.phase == "prefill":
         tokens = cell.batch * cell.prompt_tokens
         products = tokens * shape.layer_products + cell.batch * shape.head_products
-        read_bytes = float(weight_bytes)
+        read_bytes = weight_bytes * shape.weights_read(tokens)
     else:
         tokens = cell.batch
         products = tokens * (shape.layer_products + shape.head_products)
-        read_bytes = weight_bytes + cell.batch * cell.mean_context * kv_bytes_per_token
+        read_bytes = weight_bytes * shape.weights_read(tokens) + cell.batch * cell.mean_context * kv_bytes_per_token
     return Bounds(tokens * limits.read_bytes / read_bytes, tokens * products_per_s / products)

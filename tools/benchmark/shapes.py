@@ -1,4 +1,6 @@
-"""The networks that are measured: Llama-shaped. How fast they are does not depend on what their weights say."""
+"""The networks that are measured: Llama-shaped, and a mixture of experts. How fast they are does not depend on what
+their weights say, but for the experts that a token chooses; random routers choose all alike.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ class Shape:
 
     @property
     def layer_products(self) -> int:
-        """Multiply-adds of all layers' linear maps per token; also their number of weights."""
+        """Multiply-adds of all layers' linear maps per token; without experts also their number of weights."""
         attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_heads * self.head_dim
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
@@ -40,6 +42,10 @@ class Shape:
     @property
     def kv_elements_per_token(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_dim
+
+    def weights_read(self, tokens: int) -> float:
+        """By a step of so many tokens, beside a step of one."""
+        return 1.0
 
     def config(self) -> dict[str, Any]:
         """config.json as Hugging Face writes it."""
@@ -104,6 +110,59 @@ class BaichuanShape(Shape):
                 yield name, dimensions
 
 
+class OlmoeShape(Shape):
+    """OLMoE's: 64 experts, 8 for each token; norms over all heads of queries, and of keys."""
+
+    num_experts, num_chosen = 64, 8
+
+    @property
+    def layer_products(self) -> int:
+        """Of a token: the experts that it chooses, and its router."""
+        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_heads * self.head_dim
+        return self.layers * (attention + self.num_chosen * self._expert + self.num_experts * self.hidden)
+
+    @property
+    def num_parameters(self) -> int:
+        idle = self.layers * (self.num_experts - self.num_chosen) * self._expert
+        norms = self.layers * (self.hidden + self.kv_heads * self.head_dim)
+        return super().num_parameters + idle + norms
+
+    @property
+    def _expert(self) -> int:
+        return 3 * self.hidden * self.intermediate
+
+    def weights_read(self, tokens: int) -> float:
+        """Each token chooses its experts as if it were alone."""
+        share = self.num_chosen / self.num_experts
+        chosen = self.layers * self.num_chosen * self._expert
+        others = self.layer_products + self.head_products - chosen
+        return (others + chosen * (1 - (1 - share) ** tokens) / share) / (others + chosen)
+
+    def config(self) -> dict[str, Any]:
+        own = {
+            "architectures": ["OlmoeForCausalLM"],
+            "model_type": "olmoe",
+            "num_experts": self.num_experts,
+            "num_experts_per_tok": self.num_chosen,
+            "norm_topk_prob": False,
+        }
+        return super().config() | own
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for name, dimensions in super().tensors():
+            if ".mlp." not in name:
+                yield name, dimensions
+            elif name.endswith("gate_proj.weight"):
+                layer = name.removesuffix(".mlp.gate_proj.weight")
+                yield f"{layer}.self_attn.q_norm.weight", (self.hidden,)
+                yield f"{layer}.self_attn.k_norm.weight", (self.kv_heads * self.head_dim,)
+                yield f"{layer}.mlp.gate.weight", (self.num_experts, self.hidden)
+                for expert in range(self.num_experts):
+                    for part in ("gate", "up"):
+                        yield f"{layer}.mlp.experts.{expert}.{part}_proj.weight", (self.intermediate, self.hidden)
+                    yield f"{layer}.mlp.experts.{expert}.down_proj.weight", (self.hidden, self.intermediate)
+
+
 SHAPES = {
     shape.name: shape
     for shape in (
@@ -111,6 +170,7 @@ SHAPES = {
         Shape("1.1b", hidden=2048, intermediate=5632, layers=22, heads=32, kv_heads=4),  # TinyLlama's
         BaichuanShape("7b", 4096, 11008, layers=32, heads=32, kv_heads=32, vocab=125696, max_positions=4096),
         BaichuanShape("7b-layers", 4096, 11008, layers=2, heads=32, kv_heads=32, max_positions=4096),  # some of it
+        OlmoeShape("olmoe-layers", 2048, 1024, layers=4, heads=16, kv_heads=16),  # a quarter of OLMoE-1B-7B
         Shape("tiny", hidden=64, intermediate=176, layers=2, heads=4, kv_heads=2, vocab=320),  # for tests
     )
 }

@@ -1,8 +1,10 @@
-"""A Llama's checkpoint as a GGUF file, its numbers as they are; llama.cpp's own quantizer makes the others from it."""
+"""A checkpoint (Llama's form, or OLMoE's) as a GGUF file, its numbers as they are; llama.cpp's own quantizer makes the
+others from it."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,17 +29,29 @@ INSIDE = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
+EXPERT = re.compile(r"(\.experts\.)(\d+)\.")
 
 
 def write_gguf(checkpoint: Path, path: Path) -> None:
     """`checkpoint`: a Hugging Face folder with one file of weights, in float16 or float32."""
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, config["model_type"])
     _add_config(writer, config)
     with safe_open(checkpoint / "model.safetensors", framework="numpy") as file:
         for name in file.keys():  # noqa: SIM118
-            writer.add_tensor(gguf_name(name), _converted(name, file.get_tensor(name), config))
+            if not (found := EXPERT.search(name)):
+                writer.add_tensor(gguf_name(name), _converted(name, file.get_tensor(name), config))
+            elif found[2] == "0":  # all experts are one tensor
+                each = [EXPERT.sub(rf"\g<1>{number}.", name) for number in range(config["num_experts"])]
+                stacked = np.stack([file.get_tensor(one) for one in each])
+                writer.add_tensor(gguf_name(EXPERT.sub(".experts.", name)), stacked)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -67,11 +81,16 @@ def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
     is_float32 = config["torch_dtype"] == "float32"
     writer.add_file_type(gguf.LlamaFileType.ALL_F32 if is_float32 else gguf.LlamaFileType.MOSTLY_F16)
     writer.add_tokenizer_model("no_vocab")
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
 
 
 def _converted(name: str, values: NDArray[Any], config: Mapping[str, Any]) -> NDArray[Any]:
-    if values.ndim == 1:
+    if values.ndim == 1 or name.endswith("mlp.gate.weight"):
         return values.astype(np.float32)
+    if config["model_type"] != "llama":  # turned by halves there, too
+        return values
     if name.endswith("q_proj.weight"):
         return _interleaved(values, config["num_attention_heads"])
     if name.endswith("k_proj.weight"):

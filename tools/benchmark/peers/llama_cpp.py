@@ -43,6 +43,15 @@ def prepare(job: Prepared) -> None:
         staged.rename(path)
 
 
+def read_by_one_token(path: Path) -> int:
+    """Bytes: all weights, and of experts those that are chosen; of the embedding only a row."""
+    file = gguf.GGUFReader(path)
+    fields = {name.rpartition(".")[2]: field.contents() for name, field in file.fields.items()}
+    share = fields.get("expert_used_count", 1) / fields.get("expert_count", 1)
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in file.tensors if tensor.name != "token_embd.weight"}
+    return round(sum(size * (share if "_exps." in name else 1) for name, size in sizes.items()))
+
+
 def open_model(job: Job) -> LlamaCppModel:
     return LlamaCppModel(job)
 
@@ -56,8 +65,7 @@ class LlamaCppModel:
         self._model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
         if not self._model:
             raise RuntimeError(f"llama.cpp could not open {path.name}")
-        tensors = gguf.GGUFReader(path).tensors
-        self.weight_bytes = sum(int(tensor.n_bytes) for tensor in tensors if tensor.name != "token_embd.weight")
+        self.weight_bytes = read_by_one_token(path)
         self.kv_bytes_per_token = float(KV_BYTES * job.shape.kv_elements_per_token)
         self.versions = {"llama-cpp-python": version("llama-cpp-python")}
         self._threads = job.threads
