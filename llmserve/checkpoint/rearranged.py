@@ -12,10 +12,12 @@ from llmserve.checkpoint.integers import Integers, integers
 from llmserve.checkpoint.stored_tensor import Rows, Tensor
 from llmserve.models.spec import Pairs, RowOrder, Shares
 
+MOST_UNWANTED = 4  # times as many rows as are wanted are read at once
+
 
 @dataclass(frozen=True, slots=True)
 class ReorderedRows:
-    """Row i is row `order[i]` of `source`. Rows that are asked for together lie near to each other there."""
+    """Row i is row `order[i]` of `source`. Rows that are asked for together lie near to each other, or in runs."""
 
     source: Rows
     order: NDArray[np.intp]
@@ -23,6 +25,8 @@ class ReorderedRows:
     def __getitem__(self, rows: slice, /) -> Tensor:
         wanted = self.order[rows]
         span = _span(wanted)
+        if span.stop - span.start > MOST_UNWANTED * len(wanted):
+            return np.concatenate([self.source[run] for run in _runs(wanted)])
         found: Tensor = self.source[span][wanted - span.start]
         return found
 
@@ -97,6 +101,12 @@ def pair_order(num_rows: int, head_dim: int, rotary_dim: int) -> NDArray[np.intp
     heads = np.arange(num_rows).reshape(-1, head_dim)
     pairs = heads[:, :rotary_dim].reshape(len(heads), rotary_dim // 2, 2).swapaxes(1, 2).reshape(len(heads), -1)
     return np.concatenate([pairs, heads[:, rotary_dim:]], axis=1).reshape(-1)
+
+
+def _runs(wanted: NDArray[np.intp]) -> list[slice]:
+    """Rows that stand together."""
+    runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
+    return [slice(int(run[0]), int(run[-1]) + 1) for run in runs]
 
 
 def _span(wanted: NDArray[np.intp]) -> slice:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from llmserve.checkpoint.integers import Integers, integers
 from llmserve.checkpoint.plan import WeightPlan, plan_weights
 from llmserve.checkpoint.reader import Checkpoint
-from llmserve.checkpoint.rearranged import ScaledRows
+from llmserve.checkpoint.rearranged import ReorderedRows, ScaledRows
 from llmserve.errors import CheckpointError
 from llmserve.models.registry import architecture_for
 from llmserve.models.spec import Combine, Param
@@ -99,6 +99,22 @@ def test_rows_are_multiplied_with_their_factors(tmp_path: Path) -> None:
     assert np.array_equal(scaled[1:3], found.values * found.steps)
     assert scaled[2:3].tolist() == [[np.float32(0.3) * value for value in (8, 9, 10, 11)]]
     assert ScaledRows(np.ones(3, np.float16), scaled.factors)[:].dtype == np.float32
+
+
+def test_rows_of_another_order_are_read_in_runs() -> None:
+    """Where what lies between them is not wanted."""
+    read: list[slice] = []
+
+    class Source:
+        def __getitem__(self, rows: slice) -> NDArray[Any]:
+            read.append(rows)
+            return np.arange(1000.0)[rows]
+
+    order = np.concatenate([np.arange(10, 14), np.arange(900, 903), np.arange(20, 24)])
+    rows = ReorderedRows(Source(), order)
+    for wanted in (slice(None), slice(2, 6), slice(7, 9), slice(4, 5)):
+        assert np.array_equal(rows[wanted], order[wanted])
+    assert max(rows.stop - rows.start for rows in read) == 4
 
 
 def test_experts_may_be_in_one_tensor_or_in_one_each(tmp_path: Path) -> None:

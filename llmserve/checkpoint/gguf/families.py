@@ -13,6 +13,7 @@ from llmserve.checkpoint.stored_tensor import Tensor
 
 DEFAULT_THETA = 10_000.0
 KV_HEADS, MLP_SIZE = "{}.attention.head_count_kv", "{}.feed_forward_length"
+WINDOWS = "{}.attention.sliding_window_pattern"
 GEMMA_SCALE_BY_WIDTH = {
     "gemma2": 46,
     "gemma3": 62,
@@ -163,18 +164,19 @@ def granite(file: Described, config: Config) -> Config:
 def _windows_by_layer(file: Described, config: Config) -> Config:
     """The window, and the type of each layer by a list of flags."""
     window = file.reader.integer("{}.attention.sliding_window", 0, minimum=0)
-    slides = window_flags(file.reader, config["num_hidden_layers"])
+    slides = flags_of_layers(file.reader, WINDOWS, config["num_hidden_layers"])
     types = ["sliding_attention" if slide and window else "full_attention" for slide in slides]
     return {"sliding_window": window or None, "layer_types": types}
 
 
-def window_flags(reader: MetadataReader, count: int) -> list[bool]:
-    """Which layers have a window."""
-    slides = reader.metadata.get(reader.key("{}.attention.sliding_window_pattern"), np.zeros(count, bool))
-    if not isinstance(slides, np.ndarray) or slides.dtype != bool or len(slides) != count:
-        reader.problems.append(f"{reader.key('{}.attention.sliding_window_pattern')} must be {count} flags")
-        return [False] * min(count, MAX_LAYERS)
-    return [bool(slide) for slide in slides]
+def flags_of_layers(reader: MetadataReader, key: str, count: int) -> list[bool]:
+    """One for each layer; all false where the file has none."""
+    none = [False] * min(count, MAX_LAYERS)
+    flags = reader.metadata.get(reader.key(key), np.array(none))
+    if not isinstance(flags, np.ndarray) or flags.dtype != bool or len(flags) != count:
+        reader.problems.append(f"{reader.key(key)} must be {count} flags")
+        return none
+    return [bool(flag) for flag in flags]
 
 
 def _olmo2(file: Described, config: Config) -> Config:

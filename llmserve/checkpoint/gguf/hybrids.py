@@ -13,17 +13,18 @@ from llmserve.checkpoint.gguf.families import (
     DEFAULT_THETA,
     KV_HEADS,
     MLP_SIZE,
+    WINDOWS,
+    flags_of_layers,
     granite,
     part_of_heads,
     require_whole_heads,
-    window_flags,
 )
-from llmserve.checkpoint.gguf.metadata import MetadataReader
+from llmserve.checkpoint.gguf.metadata import MAX_LAYERS, MetadataReader
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 UNTURNED = 1e30  # or more divides a frequency of which nothing is left
 OLD_JOINED = "ssm_in.weight"  # queries, keys, values and gates of Qwen3-Next in one
-TURNS = "{}.rope.scaling.finetuned"
+TURNS, STATEFUL = "{}.rope.scaling.finetuned", "{}.attention.recurrent_layers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +172,15 @@ def _qwen35(file: Described, config: Config) -> Config:
     reader = file.reader
     count = max(1, config["num_hidden_layers"] - reader.integer("{}.nextn_predict_layers", 0, minimum=0))
     interval = reader.integer("{}.full_attention_interval", 4)
+    stateful = [(layer + 1) % interval != 0 for layer in range(min(count, MAX_LAYERS))]
+    if reader.has(STATEFUL):
+        stateful = flags_of_layers(reader, STATEFUL, config["num_hidden_layers"])[:count]
     scan = _scan(reader)
     turned = part_of_heads(file, config)["partial_rotary_factor"]
     rope = {"rope_type": "default", "rope_theta": config["rope_theta"], "partial_rotary_factor": turned}
     return {
         "num_hidden_layers": count,
-        "layer_types": [LINEAR if (layer + 1) % interval else FULL for layer in range(count)],
+        "layer_types": [LINEAR if has_state else FULL for has_state in stateful],
         "rope_parameters": rope | config.get("rope_scaling", {}),
         "rope_scaling": None,
         "attention_bias": _ends(file, "attn_q.bias"),
@@ -208,7 +212,11 @@ def _qwen3_next(file: Described, config: Config) -> Config:
 
 def _gemma4(file: Described, config: Config) -> Config:
     reader, count = file.reader, config["num_hidden_layers"]
-    slides, kv_heads, widths = window_flags(reader, count), reader.counts(KV_HEADS, count), _widths(reader, count)
+    slides, kv_heads, widths = (
+        flags_of_layers(reader, WINDOWS, count),
+        reader.counts(KV_HEADS, count),
+        _widths(reader, count),
+    )
     full, shared = config["head_dim"], reader.integer("{}.attention.shared_kv_layers", 0, minimum=0)
     head_dim = reader.integer("{}.attention.key_length_swa")
     for key, size in (("{}.attention.value_length_swa", head_dim), ("{}.rope.dimension_count_swa", head_dim)):
@@ -265,13 +273,13 @@ def _of_kind(reader: MetadataReader, kv_heads: Sequence[int], slides: Sequence[b
 def _gemma4_ropes(file: Described, config: Config, full: int) -> Config:
     """`rope_freqs` says which pairs of heads without a window are turned: the first ones."""
     reader, divisors = file.reader, file.factors.get(ROPE_FREQS)
-    turned = full // 2
+    turned = 0
     if divisors is None:
         reader.problems.append(f"tensor {ROPE_FREQS} is missing")
     else:
         turned = int((divisors == 1.0).sum())
-        wanted = np.where(np.arange(full // 2) < turned, 1.0, UNTURNED)
-        if divisors.shape != wanted.shape or (np.minimum(divisors, np.float32(UNTURNED)) != wanted.astype("f4")).any():
+        wanted = np.where(np.arange(divisors.size) < turned, 1.0, UNTURNED).astype(np.float32)
+        if divisors.shape != (full // 2,) or (np.minimum(divisors, np.float32(UNTURNED)) != wanted).any():
             reader.problems.append(f"tensor {ROPE_FREQS} must be {full // 2} factors: 1, and then {UNTURNED:g}")
     local = {"rope_type": "default", "rope_theta": reader.positive("{}.rope.freq_base_swa", DEFAULT_THETA)}
     whole = {
