@@ -238,6 +238,8 @@ def engine_elsewhere(options: ServeOptions) -> OpenEngine | None:
         "--speculation": options.speculation,
         "--draft-engine": options.draft_engine,
         "--verify-engine-every": options.verify_engine_every or None,
+        "--max-adapters": options.max_adapters,
+        "--adapter-memory": options.adapter_memory,
     }
     say_without_effect([f"{name} (with {flags[0]})" for name, value in limits.items() if value is not None])
     return socket_opener(options.engine_socket) if options.engine_socket else cluster_opener(options.cluster)

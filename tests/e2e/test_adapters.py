@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from llmserve.engine.adapters.sealed import SealedAdapter
@@ -139,6 +140,33 @@ async def swapped_under_load(
             done.set()
         await call("unload_lora_adapter", lora_name="swapped")
     return count
+
+
+def test_an_engine_in_a_process_of_its_own_has_adapters(
+    server: ServerProcess, demo_engine: Path, adapters: dict[str, Path]
+) -> None:
+    models = ("ensemble", "formal", "brief")
+    flags = [f"--adapter={name}={adapters[name]}" for name in ("formal", "brief")]
+    apart = start_server(str(demo_engine), *flags, "--engine-process")
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(lambda model: ask(apart, model), models * 2))
+        assert [one["choices"] for one in found] == [ask(server, model)["choices"] for model in models] * 2
+        (engine,) = (
+            each for each in psutil.Process(apart.process.pid).children() if "engine_process" in each.cmdline()[-1]
+        )
+        engine.kill()
+        until(lambda: answers_of(apart, "brief"), lambda texts: texts == {found[2]["choices"][0]["text"]})
+    finally:
+        apart.process.send_signal(signal.SIGTERM)
+        assert apart.process.wait(timeout=60) == 0
+
+
+def answers_of(server: ServerProcess, model: str) -> set[str]:
+    """Nothing while there is no engine."""
+    body = {"model": model, "prompt": TEXT, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    reply = httpx.post(f"{server.http}/v1/completions", json=body, timeout=60)
+    return {reply.json()["choices"][0]["text"]} if reply.status_code == 200 else set()
 
 
 def test_a_folder_is_polled(demo_engine: Path, adapters: dict[str, Path], tmp_path: Path) -> None:

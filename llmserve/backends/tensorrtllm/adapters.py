@@ -150,8 +150,8 @@ class ServedAdapters:
         if isinstance(self._engine, AdapterEngine):
             return self._engine
         raise Unsupported(
-            "an engine in a process of its own, at a socket, in a cluster or on several devices takes no adapters; "
-            "serve without --engine-process, --engine-socket and --cluster"
+            "an engine in a cluster or on several devices takes no adapters; serve without --cluster, or merge the "
+            "adapter into an engine with: llmserve build CHECKPOINT --lora ADAPTER"
         )
 
     def _sorted(self) -> list[tuple[str, _Named]]:

@@ -16,9 +16,12 @@ import logging
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmserve.core import Allowance, GenerateRequest, Tenant, TokenEvent
 from llmserve.engine.base import EngineInfo, EngineStats
@@ -34,6 +37,7 @@ from llmserve.engine.remote.frames import (
 from llmserve.engine.remote.messages import (
     EngineState,
     guide_source,
+    read_added,
     read_error,
     read_events,
     read_hello,
@@ -43,6 +47,9 @@ from llmserve.engine.remote.messages import (
 from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
 from llmserve.engine.validation import check_request
 from llmserve.errors import InvalidArgument, LlmserveError, Unavailable
+
+if TYPE_CHECKING:
+    from llmserve.engine.adapters.sealed import SealedAdapter
 
 CONNECT_TIMEOUT_S = 10.0  # for a process that is ready
 CLOSE_TIMEOUT_S = 10.0
@@ -64,6 +71,8 @@ class RemoteEngine:
         self._streams: dict[int, TokenStream] = {}
         self._end = EngineEnd()
         self._watched = set[Tenant]()
+        self._adapters = Counter[str]()  # digests, as often as they were added
+        self._calls: dict[int, Future[None]] = {}  # that have no answer yet
         self._ids = itertools.count()
         for frame in first[1:]:
             self._receive(frame)
@@ -107,7 +116,7 @@ class RemoteEngine:
         info = self._info
         check_request(
             request, vocab_size=info.vocab_size, max_seq_len=info.max_seq_len, max_beam_width=info.max_beam_width,
-            pools=bool(info.pooling),
+            pools=bool(info.pooling), adapters=self._adapters.keys(),
         )  # fmt: skip
         if request.guide is not None:
             guide_source(request.guide)  # one that cannot travel is refused now
@@ -126,6 +135,26 @@ class RemoteEngine:
         back = int(passed_s * tenant.tokens_per_minute / MINUTE_S)
         num_tokens = min(tenant.tokens_per_minute, left.num_tokens + back)
         return Allowance(left.num_answers, num_tokens, max(0.0, left.tokens_back_s - passed_s))
+
+    def add_adapter(self, adapter: SealedAdapter) -> None:
+        """See `AdapterEngine`. The engine's process reads the directory."""
+        call, done = next(self._ids), Future[None]()
+        with self._lock:
+            self._end.check()
+            self._calls[call] = done
+        document = {"call": call, "path": str(adapter.path.absolute()), "digest": adapter.digest}
+        self._soon(self._send, Frame(Kind.ADD_ADAPTER, document).encoded())
+        done.result()
+        with self._lock:
+            self._adapters[adapter.digest] += 1
+
+    def remove_adapter(self, digest: str) -> None:
+        """See `AdapterEngine`."""
+        with self._lock:
+            self._adapters[digest] -= 1
+            if self._adapters[digest] <= 0:  # below where it could not be added again
+                del self._adapters[digest]
+        self._soon(self._send, Frame(Kind.REMOVE_ADAPTER, {"digest": digest}).encoded())
 
     def healthy(self) -> bool:
         return self._end.reason is None and self._state.is_healthy
@@ -227,6 +256,12 @@ class RemoteEngine:
                 self._leave_loop(loop)
         elif frame.kind is Kind.STATE:
             self._state, self._state_at = EngineState.read(frame.document), time.monotonic()
+        elif frame.kind is Kind.ADDED:
+            call, error = read_added(frame)
+            with self._lock:
+                done = self._calls.pop(call, None)
+            if done is not None:
+                done.set_result(None) if error is None else done.set_exception(error)
         elif frame.kind is Kind.GOODBYE:
             self._shut(read_error(frame.document))
         else:
@@ -244,9 +279,12 @@ class RemoteEngine:
         with self._lock:
             outbox = self._end.say(error, self._streams.values())
             self._streams.clear()
+            calls, self._calls = self._calls, {}
             idle = replace(EngineStats(), tokens_per_block=self._state.stats.tokens_per_block)
             self._state = EngineState(idle, False, {})
         outbox.flush()
+        for done in calls.values():
+            done.set_exception(error)
 
 
 class _Connection(asyncio.Protocol):

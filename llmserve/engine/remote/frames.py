@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
-VERSION = 6
+VERSION = 7
 MAGIC = b"llmseng"
 PREAMBLE = struct.Struct("=7sB")
 HEADER = struct.Struct("=B3xIIIQ")  # kind; bytes of JSON; integers; floats; bytes of the blob
@@ -35,6 +35,9 @@ class Kind(IntEnum):
     EVENTS = 5  # engine -> client: what one step has given to all streams of the client
     STATE = 6  # engine -> client: statistics, health, allowances; when they have changed
     GOODBYE = 7  # engine -> client: why it ends
+    ADD_ADAPTER = 8  # client -> engine: the number of the call, a directory, and the digest that it had
+    ADDED = 9  # engine -> client: the number of the call, and why it failed, if it did
+    REMOVE_ADAPTER = 10  # client -> engine: a digest
 
 
 class ProtocolError(Exception):

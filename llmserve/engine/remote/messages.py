@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import IntFlag
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -104,6 +105,30 @@ def read_submit(frame: Frame) -> tuple[int, GenerateRequest, GuideSource | None]
         return int(document["stream"]), request, None if guide is None else (str(guide[0]), str(guide[1]))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ProtocolError(f"a request that cannot be read: {error!r}") from error
+
+
+def read_adapter(frame: Frame) -> tuple[int, Path, str]:
+    """The number of the call, the directory and its digest. Raises `ProtocolError`."""
+    try:
+        return int(frame.document["call"]), Path(frame.document["path"]), read_digest(frame)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"an adapter that cannot be read: {error!r}") from error
+
+
+def read_digest(frame: Frame) -> str:
+    try:
+        return str(frame.document["digest"])
+    except (KeyError, TypeError) as error:
+        raise ProtocolError(f"a digest that cannot be read: {error!r}") from error
+
+
+def read_added(frame: Frame) -> tuple[int, LlmserveError | None]:
+    """The number of the call, and its error."""
+    try:
+        error = frame.document.get("error")
+        return int(frame.document["call"]), None if error is None else read_error(error)
+    except (KeyError, TypeError, ValueError, AttributeError) as failure:
+        raise ProtocolError(f"an answer that cannot be read: {failure!r}") from failure
 
 
 def guide_source(guide: Guide) -> GuideSource:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmserve.core import Allowance, GenerateRequest, Tenant, TokenEvent
 from llmserve.engine.base import EngineInfo, EngineStats
 from llmserve.engine.remote.client import RemoteEngine
-from llmserve.errors import EngineFileError, Unavailable
+from llmserve.errors import EngineFileError, LlmserveError, Unavailable
+
+if TYPE_CHECKING:
+    from llmserve.engine.adapters.sealed import SealedAdapter
 
 RETRY_S = 0.25
 
@@ -28,6 +33,8 @@ class ReplaceableEngine:
         self._closing = threading.Event()
         self._num_restarts = 0
         self._down = ""  # why there is no engine now
+        self._adapters: dict[str, SealedAdapter] = {}  # that an engine that comes back gets again
+        self._num_names = Counter[str]()  # of each: as often as it was added
 
     @property
     def info(self) -> EngineInfo:
@@ -47,6 +54,26 @@ class ReplaceableEngine:
         """See `MeteringEngine`."""
         return self._engine.allowance(tenant)
 
+    def add_adapter(self, adapter: SealedAdapter) -> None:
+        """See `AdapterEngine`. An engine that comes back gets it again."""
+        engine, down = self._engine, self._down
+        if down:
+            raise Unavailable(down)
+        engine.add_adapter(adapter)
+        with self._lock:
+            self._adapters[adapter.digest] = adapter
+            self._num_names[adapter.digest] += 1
+            now = self._engine
+        if now is not engine:  # it has come back meanwhile, without it
+            now.add_adapter(adapter)
+
+    def remove_adapter(self, digest: str) -> None:
+        """See `AdapterEngine`. Waits for nothing."""
+        with self._lock:
+            self._num_names[digest] -= 1
+            engine = self._engine
+        engine.remove_adapter(digest)
+
     def healthy(self) -> bool:
         return not self._down and self._engine.healthy()
 
@@ -59,13 +86,29 @@ class ReplaceableEngine:
 
     def _is_put(self, engine: RemoteEngine) -> bool:
         """In place of the one that has ended; false, and closed, where nobody wants one any more."""
-        with self._lock:
-            is_closed = self._closing.is_set()
-            if not is_closed:
-                self._engine, self._down = engine, ""
+        given, missing = Counter[str](), Counter[str]()
+        while True:
+            for digest in missing.elements():
+                self._give_adapter(engine, self._adapters[digest])
+            given += missing
+            with self._lock:
+                is_closed, missing = self._closing.is_set(), self._num_names - given
+                if not missing or is_closed:  # none has been added meanwhile
+                    surplus = given - self._num_names
+                    if not is_closed:
+                        self._engine, self._down = engine, ""
+                    break
+        for digest in surplus.elements():
+            engine.remove_adapter(digest)
         if is_closed:
             engine.close()
         return not is_closed
+
+    def _give_adapter(self, engine: RemoteEngine, adapter: SealedAdapter) -> None:
+        try:
+            engine.add_adapter(adapter)
+        except LlmserveError as error:
+            logger.error("requests for the adapter in %s will fail: %s", adapter.path, error)
 
     def _say_down(self, text: str) -> None:
         with self._lock:

@@ -11,14 +11,16 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from llmserve.core import Allowance, GenerateRequest, Guide, Tenant
-from llmserve.engine.base import Engine, MeteringEngine
+from llmserve.engine.adapters.sealed import SealedAdapter
+from llmserve.engine.base import AdapterEngine, Engine, MeteringEngine
 from llmserve.engine.remote.frames import MAX_REQUEST_BYTES, Frame, FrameReader, Kind, ProtocolError, preamble
 from llmserve.engine.remote.messages import (
     EngineState,
@@ -26,10 +28,12 @@ from llmserve.engine.remote.messages import (
     GuideSource,
     error_document,
     hello_frame,
+    read_adapter,
+    read_digest,
     read_submit,
     read_tenant,
 )
-from llmserve.errors import InternalError, LlmserveError, Unavailable, Unsupported
+from llmserve.errors import EngineFileError, InternalError, LlmserveError, Unavailable, Unsupported
 
 CompileGuide = Callable[[str, str], Awaitable[Guide]]  # of its kind and text; `InvalidArgument` where that is none
 
@@ -112,6 +116,8 @@ class Client(asyncio.Protocol):
         self._streams: dict[int, asyncio.Task[None]] = {}
         self._events: EventWriter | None = None  # of this turn of the loop
         self._tenants = set[Tenant]()
+        self._adapters = Counter[str]()  # digests, as often as it has added them
+        self._calls = set[asyncio.Task[None]]()  # that change them
         self._state: EngineState | None = None  # that it was told last
         self._sent = self._taken = 0  # bytes
         self._taken_at = time.monotonic()
@@ -137,6 +143,8 @@ class Client(asyncio.Protocol):
         self._server.clients.discard(self)
         for task in self._streams.values():
             task.cancel()
+        for digest in self._adapters.elements():
+            self._call(self._remove_adapter(digest))
 
     def leave(self, reason: LlmserveError) -> None:
         self._write(Frame(Kind.GOODBYE, error_document(reason)).encoded())
@@ -165,8 +173,46 @@ class Client(asyncio.Protocol):
                     stream.cancel()
         elif frame.kind is Kind.WATCH:
             self._tenants.add(read_tenant(frame.document))
+        elif frame.kind is Kind.ADD_ADAPTER:
+            self._call(self._add_adapter(*read_adapter(frame)))
+        elif frame.kind is Kind.REMOVE_ADAPTER:
+            self._call(self._remove_adapter(read_digest(frame)))
         else:
             raise ProtocolError(f"a frame of kind {frame.kind.name}, which only engines send")
+
+    def _call(self, work: Coroutine[Any, Any, None]) -> None:
+        """Behind the requests that have come before."""
+        task = self._loop.create_task(work)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _add_adapter(self, call: int, path: Path, digest: str) -> None:
+        """The border: whatever fails, the client hears of it."""
+        answer: dict[str, Any] = {"call": call}
+        try:
+            engine = self._server.engine
+            if not isinstance(engine, AdapterEngine):
+                raise Unsupported(f"the engine {engine.info.name} takes no adapters")
+            adapter = await asyncio.to_thread(SealedAdapter.open, path)
+            if adapter.digest != digest:
+                raise EngineFileError(f"adapter {path} has changed; load it again")
+            await asyncio.to_thread(engine.add_adapter, adapter)
+            if self._is_gone:
+                engine.remove_adapter(digest)
+            else:
+                self._adapters[digest] += 1
+        except LlmserveError as error:
+            answer["error"] = error_document(error)
+        except Exception as error:
+            logger.exception("adapter %s cannot be loaded", path)
+            answer["error"] = error_document(InternalError(f"the engine's process failed: {error!r}"))
+        self._write(Frame(Kind.ADDED, answer).encoded())
+
+    async def _remove_adapter(self, digest: str) -> None:
+        engine = self._server.engine
+        if self._adapters[digest] > 0 and isinstance(engine, AdapterEngine):
+            self._adapters[digest] -= 1
+            engine.remove_adapter(digest)
 
     async def _answer(self, stream_id: int, request: GenerateRequest, guide: GuideSource | None) -> None:
         """The border: whatever fails, the client hears of it."""

@@ -187,5 +187,5 @@ def test_engines_that_take_none_are_named(known: list[SealedAdapter]) -> None:
 
     served = load_model(Without(fake_engine())).adapters
     assert served is not None
-    with pytest.raises(Unsupported, match="serve without --engine-process, --engine-socket and --cluster"):
+    with pytest.raises(Unsupported, match="serve without --cluster"):
         served.load("style", known[0].path)

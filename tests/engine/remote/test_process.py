@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.fake import fake_answer
 from llmserve.engine.remote.process import ProcessEngine, RestartRule
 from llmserve.engine.settings import EngineSettings
-from llmserve.errors import NotFound, Unavailable
+from llmserve.errors import InvalidArgument, NotFound, Unavailable
 from tests.contracts.engine_process import COMMAND, FAKE
+from tests.engine.test_adapters import adapters
 
 FAKE_COMMAND = (*COMMAND, FAKE)
 PAUSE_S = 0.01
@@ -53,8 +55,8 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-async def answer_of(engine: ProcessEngine) -> list[int]:
-    async with aclosing(engine.submit(REQUEST)) as stream:
+async def answer_of(engine: ProcessEngine, adapter: str = "") -> list[int]:
+    async with aclosing(engine.submit(replace(REQUEST, adapter=adapter))) as stream:
         return [token async for event in stream for token in event.token_ids]
 
 
@@ -75,6 +77,28 @@ async def test_a_killed_process_ends_its_streams_and_is_started_again(
     until(lambda: engine.stats().total_gen_tokens == 20)  # nothing was asked again
     assert engine.stats().num_restarts == 1
     assert f"signal {number.value}, {number.name}" in caplog.text
+
+
+async def test_a_process_that_is_started_again_has_the_adapters_again(
+    engine: ProcessEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, third = adapters(tmp_path / "adapters", 3)
+    for adapter in (first, first, second, third):
+        await asyncio.to_thread(engine.add_adapter, adapter)
+    engine.remove_adapter(first.digest)  # one of its two names
+    engine.remove_adapter(second.digest)
+    (third.path / "weights.bin").write_bytes(b"")
+    os.kill(engine.pid, signal.SIGKILL)
+    until(lambda: engine.stats().num_restarts == 1 and engine.healthy())
+    assert await answer_of(engine, first.digest) == fake_answer(REQUEST.prompt_ids, 20, adapter=first.digest)
+    for gone in (second, third):
+        with pytest.raises(InvalidArgument, match="the engine has no adapter"):
+            engine.submit(replace(REQUEST, adapter=gone.digest))
+    assert f"requests for the adapter in {third.path} will fail" in caplog.text
+    for adapter in (first, third):
+        engine.remove_adapter(adapter.digest)
+    with pytest.raises(InvalidArgument, match="the engine has no adapter"):
+        engine.submit(replace(REQUEST, adapter=first.digest))
 
 
 async def test_after_its_limit_it_is_left_alone_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,9 +24,10 @@ from llmserve.engine.remote.client import RemoteEngine
 from llmserve.engine.remote.frames import MAGIC, PREAMBLE, VERSION, Frame, FrameReader, Kind, preamble
 from llmserve.engine.remote.messages import read_events, submit_frame
 from llmserve.engine.remote.server import ClientLimits
-from llmserve.errors import InvalidArgument, RateLimited, ResourceExhausted, Unavailable
+from llmserve.errors import EngineFileError, InvalidArgument, RateLimited, ResourceExhausted, Unavailable
 from llmserve.scheduler.settings import SchedulerSettings
 from tests.engine.remote.conftest import Served, serving
+from tests.engine.test_adapters import adapters
 
 REQUEST = GenerateRequest("r", (1, 2, 3), SamplingParams(max_tokens=20, temperature=0.0))
 LONG = replace(REQUEST, sampling=SamplingParams(max_tokens=250, temperature=0.0))
@@ -230,6 +231,36 @@ async def test_tenants_are_held_to_their_limits_and_told_what_is_left(served: Se
     assert sum(len(event.token_ids) for event in rest) == 249
     until(lambda: 700 < client.allowance(tenant).num_tokens < 800)
     client.close()
+
+
+async def test_clients_have_adapters_of_their_own(served: Served, tmp_path: Path) -> None:
+    first, second = adapters(tmp_path, 2)
+    one, other = RemoteEngine.connect(served.path), RemoteEngine.connect(served.path)
+    await asyncio.to_thread(one.add_adapter, first)
+    for adapter in (first, second):
+        await asyncio.to_thread(other.add_adapter, adapter)
+    asked = [(engine, replace(REQUEST, adapter=digest)) for engine, digest in
+             ((one, ""), (one, first.digest), (other, first.digest), (other, second.digest))]  # fmt: skip
+    found = await asyncio.gather(*(answer_of(*each) for each in asked))
+    assert found == [fake_answer((1, 2, 3), 20, adapter=request.adapter) for _, request in asked]
+    with pytest.raises(InvalidArgument, match="the engine has no adapter"):
+        one.submit(replace(REQUEST, adapter=second.digest))
+    async with aclosing(other.submit(replace(LONG, adapter=first.digest))) as stream:
+        tokens = [*(await anext(stream)).token_ids]
+        one.close()  # takes its own away
+        tokens += [token async for event in stream for token in event.token_ids]
+    assert tokens == fake_answer((1, 2, 3), 250, adapter=first.digest)
+    other.remove_adapter(first.digest)
+    with pytest.raises(InvalidArgument, match="the engine has no adapter"):
+        other.submit(replace(REQUEST, adapter=first.digest))
+    (second.path / "weights.bin").write_bytes(b"")
+    other.remove_adapter(second.digest)
+    other.close()
+    third = RemoteEngine.connect(served.path)
+    until(lambda: not served.engine._adapters.digests)  # type: ignore[attr-defined]
+    with pytest.raises(EngineFileError, match=r"weights.bin has been changed"):
+        await asyncio.to_thread(third.add_adapter, second)
+    third.close()
 
 
 async def test_a_closed_engine_ends_the_streams_of_its_clients() -> None:
