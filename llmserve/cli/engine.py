@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket as sockets
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from typing import Annotated
 import typer
 
 from llmserve.cli.engine_flags import SPECULATION_HELP, DraftEngine, draft_settings, speculation_flag
+from llmserve.cli.stop_signals import StopSignals, unless
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import AlreadyExists, InvalidArgument
 from llmserve.scheduler.settings import SchedulerSettings
@@ -39,6 +39,9 @@ def command(
     max_queue_size: Annotated[int, typer.Option(help="Most requests that wait.", min=0)] = DEFAULTS.max_queue_size,
     speculation: Annotated[str, typer.Option(help=SPECULATION_HELP)] = DEFAULTS.speculation.words(),
     draft_engine: DraftEngine = None,
+    drain_s: Annotated[
+        float, typer.Option("--drain-seconds", help="Seconds for running answers after SIGTERM.", min=0)
+    ] = 30.0,
 ) -> None:
     """Open an engine for the servers that connect to a socket: llmserve serve ENGINE --engine-socket PATH."""
     scheduler = SchedulerSettings(max_queue_size=max_queue_size, speculation=speculation_flag(speculation))
@@ -50,7 +53,7 @@ def command(
         ),
     )  # fmt: skip
     check_socket(socket)
-    raise typer.Exit(asyncio.run(_serve(engine, socket, settings)))
+    raise typer.Exit(asyncio.run(_serve(engine, socket, settings, drain_s)))
 
 
 def check_socket(path: Path) -> None:
@@ -75,7 +78,7 @@ def check_socket(path: Path) -> None:
     raise AlreadyExists(f"an engine answers at {path} already; give another --socket")
 
 
-async def _serve(path: Path, socket: Path, settings: EngineSettings) -> int:
+async def _serve(path: Path, socket: Path, settings: EngineSettings, drain_s: float) -> int:
     """The exit code: 0 when it was told to go, 1 when the engine has failed."""
     from llmserve.cli.engine_process import until_gone
     from llmserve.engine.open import open_engine
@@ -83,16 +86,18 @@ async def _serve(path: Path, socket: Path, settings: EngineSettings) -> int:
     from llmserve.errors import Unavailable
     from llmserve.stages.guides import GuidesOfDirectory
 
-    gone, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, gone.set)
-    engine = await asyncio.to_thread(open_engine, path, settings)
-    server = EngineServer(engine, compile_guide=GuidesOfDirectory(path, engine.info.vocab_size).compiled)
-    try:
-        await server.serve(socket)
-        typer.echo(f"Engine {engine.info.name} ({engine.info.digest[:12]}) at {socket}")
-        return await until_gone(engine, gone)
-    finally:
-        await server.close(Unavailable("the engine's process ends"))
-        socket.unlink(missing_ok=True)  # noqa: ASYNC240 - nobody is served any more
-        await asyncio.to_thread(engine.close)
+    signals = StopSignals()
+    with signals.installed():
+        engine = await asyncio.to_thread(open_engine, path, settings)
+        server = EngineServer(engine, compile_guide=GuidesOfDirectory(path, engine.info.vocab_size).compiled)
+        try:
+            await server.serve(socket)
+            typer.echo(f"Engine {engine.info.name} ({engine.info.digest[:12]}) at {socket}")
+            code = await until_gone(engine, signals.drain)
+            if signals.drain.is_set():
+                await unless(signals.hurry, server.drain(drain_s))
+            return code
+        finally:
+            await server.close(Unavailable("the engine's process ends"))
+            socket.unlink(missing_ok=True)  # noqa: ASYNC240 - nobody is served any more
+            await asyncio.to_thread(engine.close)

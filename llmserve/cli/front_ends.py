@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmserve.cli.serve_options import ServeOptions
-from llmserve.cli.server import METRICS, StopSignals, started_line, unless
+from llmserve.cli.server import METRICS, started_line
+from llmserve.cli.stop_signals import StopSignals, unless
 from llmserve.engine.remote.process import ProcessEngine, RestartRule
 from llmserve.errors import InvalidArgument, Unavailable, raise_problems
 from llmserve.serving.observe.several import added_up

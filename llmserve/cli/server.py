@@ -8,15 +8,14 @@ until the exit timeout; a second signal ends it at once.
 from __future__ import annotations
 
 import asyncio
-import signal
 import ssl
 import sys
 import textwrap
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
+from llmserve.cli.stop_signals import StopSignals, unless
 from llmserve.frontends.grpc.inference_service import start_grpc
 from llmserve.frontends.http.inference_api import start_http
 from llmserve.frontends.http.metrics_port import start_metrics
@@ -30,7 +29,6 @@ from llmserve.wire.listener import url_host
 
 STATUS_WIDTH = 100
 METRICS = "Metrics Service"  # a server has started when it says where this is
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +51,6 @@ class Listen:
     http_tls: ssl.SSLContext | None = None
     metrics_tls: ssl.SSLContext | None = None
     web_page: bool = True  # on the HTTP port
-
-
-class StopSignals:
-    """The first signal asks for a drain, the second for haste."""
-
-    def __init__(self) -> None:
-        self.drain = asyncio.Event()
-        self.hurry = asyncio.Event()
-
-    def receive(self) -> None:
-        (self.hurry if self.drain.is_set() else self.drain).set()
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self.receive)
-        try:
-            yield
-        finally:
-            for number in STOP_SIGNALS:
-                loop.remove_signal_handler(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,21 +138,6 @@ class ServerProcess:
         if not await unless(signals.hurry, asyncio.shield(stopping)):
             await front_ends.aclose()  # cancels what runs, so that the core has nothing to wait for
         await stopping
-
-
-async def unless(event: asyncio.Event, work: Coroutine[Any, Any, None] | asyncio.Future[None]) -> bool:
-    """Await `work` unless `event` comes first, which cancels it; whether it was completed."""
-    task = asyncio.ensure_future(work)
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        return task.done()
-    finally:
-        for pending in (task, waiting):
-            pending.cancel()
-        await asyncio.gather(task, waiting, return_exceptions=True)
 
 
 def started_line(service: str, host: str, port: int, tls: ssl.SSLContext | None) -> str:

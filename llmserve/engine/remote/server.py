@@ -68,6 +68,7 @@ class EngineServer:
         self.compile_guide = compile_guide
         self.limits = limits or ClientLimits()
         self.clients = set[Client]()
+        self.is_draining = False
         self._numbers = 0
         self._server: asyncio.Server | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -78,6 +79,13 @@ class EngineServer:
         self._server = await asyncio.get_running_loop().create_unix_server(self._client, str(path))
         os.chmod(path, PRIVATE_SOCKET)
         self._watcher = asyncio.create_task(self._tell_state())
+
+    async def drain(self, timeout_s: float) -> None:
+        """Until open streams have ended, or for `timeout_s`. New ones are refused from now on."""
+        self.is_draining = True
+        streams = [task for client in self.clients for task in client.streams.values()]
+        if streams:
+            await asyncio.wait(streams, timeout=timeout_s)
 
     async def close(self, reason: LlmserveError | None = None) -> None:
         """Open streams of all clients end with `reason`."""
@@ -113,7 +121,7 @@ class Client(asyncio.Protocol):
         self._server = server
         self._number = number
         self._reader = FrameReader(MAX_REQUEST_BYTES)
-        self._streams: dict[int, asyncio.Task[None]] = {}
+        self.streams: dict[int, asyncio.Task[None]] = {}
         self._events: EventWriter | None = None  # of this turn of the loop
         self._tenants = set[Tenant]()
         self._adapters = Counter[str]()  # digests, as often as it has added them
@@ -141,7 +149,7 @@ class Client(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_gone = True
         self._server.clients.discard(self)
-        for task in self._streams.values():
+        for task in self.streams.values():
             task.cancel()
         for digest in self._adapters.elements():
             self._call(self._remove_adapter(digest))
@@ -160,16 +168,16 @@ class Client(asyncio.Protocol):
     def _receive(self, frame: Frame) -> None:
         if frame.kind is Kind.SUBMIT:
             stream_id, request, guide = read_submit(frame)
-            if stream_id in self._streams:
+            if stream_id in self.streams:
                 raise ProtocolError(f"stream {stream_id} is open already")
             if request.tenant.max_answers or request.tenant.tokens_per_minute:
                 self._tenants.add(request.tenant)
-            task = self._streams[stream_id] = self._loop.create_task(self._answer(stream_id, request, guide))
+            task = self.streams[stream_id] = self._loop.create_task(self._answer(stream_id, request, guide))
             # not in the task itself: cancelled with the same data it never begins
-            task.add_done_callback(lambda _: self._streams.pop(stream_id))
+            task.add_done_callback(lambda _: self.streams.pop(stream_id))
         elif frame.kind is Kind.CANCEL:
             for stream_id in frame.integers:
-                if (stream := self._streams.get(stream_id)) is not None:  # else it has just ended
+                if (stream := self.streams.get(stream_id)) is not None:  # else it has just ended
                     stream.cancel()
         elif frame.kind is Kind.WATCH:
             self._tenants.add(read_tenant(frame.document))
@@ -217,6 +225,8 @@ class Client(asyncio.Protocol):
     async def _answer(self, stream_id: int, request: GenerateRequest, guide: GuideSource | None) -> None:
         """The border: whatever fails, the client hears of it."""
         try:
+            if self._server.is_draining:
+                raise Unavailable("the engine's process is about to end: send the request again")
             if guide is not None:
                 request = replace(request, guide=await self._server.compile_guide(*guide))
             async with aclosing(self._server.engine.submit(request)) as stream:

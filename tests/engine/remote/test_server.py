@@ -263,6 +263,30 @@ async def test_clients_have_adapters_of_their_own(served: Served, tmp_path: Path
     third.close()
 
 
+async def test_an_engine_that_drains_ends_its_answers_and_takes_no_new_ones(served: Served) -> None:
+    client = RemoteEngine.connect(served.path)
+    stream = client.submit(REQUEST)
+    first = await anext(stream)
+    draining = asyncio.get_running_loop().run_in_executor(None, served.call, served.server.drain(10))
+    until(lambda: served.server.is_draining)
+    with pytest.raises(Unavailable, match="about to end: send the request again"):
+        await anext(client.submit(REQUEST))
+    rest = [token async for event in stream for token in event.token_ids]
+    assert [*first.token_ids, *rest] == list(fake_answer(REQUEST.prompt_ids, 20, vocab_size=1000))
+    await draining
+    client.close()
+
+
+async def test_an_engine_drains_no_longer_than_it_may(served: Served) -> None:
+    client = RemoteEngine.connect(served.path)
+    stream = client.submit(LONG)
+    await anext(stream)
+    await asyncio.to_thread(served.call, served.server.drain(0.01))
+    await anext(stream)
+    await stream.aclose()
+    client.close()
+
+
 async def test_a_closed_engine_ends_the_streams_of_its_clients() -> None:
     with serving() as served:
         client = RemoteEngine.connect(served.path)

@@ -218,15 +218,13 @@ async def test_a_client_that_does_not_read_holds_up_its_answer(client: Client) -
 async def test_idle_connections_are_closed(
     server: HttpServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used = await connect(server)
-    used.get("/a")
-    assert await used.body() == b"/a"
     monkeypatch.setattr(deadlines, "HEADERS_TIMEOUT_S", 0.2)
     monkeypatch.setattr(deadlines, "KEEP_ALIVE_S", 0.3)
     silent = await connect(server)
     assert await silent.rest() == b""
-    used.get("/b")
-    assert await used.body() == b"/b"
+    used = await connect(server)
+    used.get("/a")
+    assert await used.body() == b"/a"
     assert await used.rest() == b""
 
 
