@@ -127,18 +127,20 @@ def kernels_of(
     return lowered.record.kernels
 
 
-def rows(
-    networks: Sequence[str], architectures: Sequence[str], precisions: Sequence[str] = PRECISIONS
-) -> Iterator[Row]:
-    """Equal kernels of several networks and precisions come once, as the first's."""
+def distinct(networks: Sequence[str], precisions: Sequence[str] = PRECISIONS) -> Mapping[Kernel, tuple[str, str]]:
+    """Kernels with a network and a precision. Equal ones of several come once, as the first's."""
     first: dict[Kernel, tuple[str, str]] = {}
     for precision in precisions:
         for name in networks:
             for kernel in kernels_of(name, precision):
                 first.setdefault(kernel, (name, precision))
+    return first
+
+
+def rows(kernels: Mapping[Kernel, tuple[str, str]], architectures: Sequence[str]) -> Iterator[Row]:
     for architecture in architectures:
-        found = TritonCompiler().compile(list(first), architecture, num_threads(0))
-        for (kernel, (name, precision)), compiled in zip(first.items(), found, strict=True):
+        found = TritonCompiler().compile(list(kernels), architecture, num_threads(0))
+        for (kernel, (name, precision)), compiled in zip(kernels.items(), found, strict=True):
             yield Row(name, precision, kernel, architecture, compiled)
 
 
@@ -191,7 +193,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=REPORT)
     options = parser.parse_args()
     precisions, architectures = options.precision.split(","), options.gpu.split(",")
-    found = list(rows(list(CONFIGS), architectures, precisions))
+    found = list(rows(distinct(list(CONFIGS), precisions), architectures))
     data = csv_table(found)
     options.output.with_suffix(".csv").write_text(data)
     options.output.write_text(report(data, TritonCompiler().version, architectures))
