@@ -17,6 +17,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from llmserve.engine.base import RunnerInfo, StepResult
+from llmserve.engine.cpu.adapters import PackedAdapter
 from llmserve.engine.cpu.layout import read_header
 from llmserve.engine.cpu.runner import available_isas
 from llmserve.engine.native.library import ERRORS
@@ -33,6 +34,8 @@ class Kind(IntEnum):
     STEP = 0
     SET_TACTICS = 1
     TACTICS = 2
+    LOAD_ADAPTER = 3
+    UNLOAD_ADAPTER = 4
 
 
 class OtherRunner:
@@ -88,6 +91,16 @@ class OtherRunner:
 
     def tactics(self, weight_type: int) -> list[str]:
         return self._ask(REQUEST.pack(Kind.TACTICS, *[0] * 10, weight_type)).partition(";")[0].split(",")
+
+    def load_adapter(self, slot: int, packed: PackedAdapter) -> None:
+        matrices = {array.ctypes.data: array.tobytes() for array in packed.arrays}
+        sent = [matrices[address] for record in packed.records for address in (record.down, record.up)]
+        sizes = struct.pack(f"<{len(sent)}I", *map(len, sent))
+        head = REQUEST.pack(Kind.LOAD_ADAPTER, len(packed.records), *[0] * 9, slot)
+        self._ask(b"".join((head, bytes(packed.records), sizes, *sent)))
+
+    def unload_adapter(self, slot: int) -> None:
+        self._ask(REQUEST.pack(Kind.UNLOAD_ADAPTER, *[0] * 10, slot))
 
     def close(self) -> None:
         """The program ends when its input does; sanitizers have the last word."""

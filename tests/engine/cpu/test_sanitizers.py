@@ -15,11 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmserve.engine.cpu.adapters import AdapterPacker
 from llmserve.engine.cpu.runner import available_isas
+from llmserve.scheduler.plan import StepPlan
 from tests.engine.cpu.conftest import EngineFile, OpenRunner
 from tests.engine.cpu.law import FORMATS, any_of, law
-from tests.engine.cpu.networks import LIMITS, all_logits, encoder_network, odd_network, random_ids
+from tests.engine.cpu.networks import LIMITS, all_logits, encoder_network, odd_network, prefill, random_ids
 from tests.engine.cpu.other_process import PROGRAM, variants
+from tests.engine.cpu.test_adapters import parts_of
+from tests.sealed_adapters import sealed
 
 ROOT = Path(__file__).parents[3]
 BUILD = ROOT / ".cmake-build" / "sanitize"  # kept: only what has changed is compiled again
@@ -73,6 +77,43 @@ def test_the_twin_of_a_variant_that_cannot_run_here(
     twins = [open_runner(path, isa="avx2_vnni_twin", threads=n, num_blocks=90, program=programs) for n in (1, 2, 3)]
     np.testing.assert_array_equal(all_logits(twins[0], ids), all_logits(open_runner(path, isa="avx2"), ids))
     law(twins[0], any_of(twins, path))
+
+
+@pytest.mark.skipif(bool(PROGRAM), reason="adapters are tested with the instruction sets of this machine")
+@pytest.mark.parametrize("form", [("float32", "", "auto"), ("bfloat16", "int8", "auto")])
+def test_adapters_under_sanitizers(
+    form: tuple[str, str, str],
+    programs: tuple[str, ...],
+    engine_file: EngineFile,
+    open_runner: OpenRunner,
+    tmp_path: Path,
+) -> None:
+    """Each matrix in memory of its own size: base and two adapters in one step, then one of them anew."""
+    path, ids = engine_file("rope", *form), [random_ids(83, length, length) for length in (9, 5, 1, 7)]
+    packer = AdapterPacker(path)
+    packed = [packer.packed(sealed(tmp_path / str(seed), parts_of("rope", form[0], seed))) for seed in (1, 2)]
+    for isa in variants(programs):
+        here = "avx2" if isa == "avx2_vnni_twin" else isa  # with the same bits
+        if here not in available_isas():
+            continue
+        found = []
+        for program in (programs, ()):
+            runner = open_runner(path, isa=isa if program else here, threads=2, num_blocks=90, program=program)
+            for slot, adapter in enumerate(packed, 1):
+                runner.load_adapter(slot, adapter)
+            chunks = tuple(
+                dataclasses.replace(
+                    prefill(runner, each, first_block=20 * number), sequence_id=number, adapter=number % 3
+                )
+                for number, each in enumerate(ids)
+            )
+            logits = [*runner.step(StepPlan(chunks)).logits]
+            runner.unload_adapter(1)
+            runner.load_adapter(1, packed[1])
+            logits += runner.step(StepPlan((dataclasses.replace(prefill(runner, ids[0]), adapter=1),))).logits
+            found.append(logits)
+        for ours, theirs in zip(*found, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 def test_an_installation_has_no_variant_of_the_tests() -> None:

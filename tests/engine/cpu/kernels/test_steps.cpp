@@ -2,25 +2,32 @@
 // sanitizers, or for another processor under emulation. Requests come from stdin, replies go to stdout; tests/engine/cpu/
 // other_process.py is the other end.
 // Usage: kernel_steps ENGINE VARIANT BLOCKS THREADS VOCABULARY, or kernel_steps alone, which prints the variants.
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "adapters.h"
 #include "c_api.h"
 #include "step.h"
 
 namespace llmserve {
 namespace {
 
-enum class Kind : uint32_t { kStep, kSetTactics, kTactics };
+enum class Kind : uint32_t { kStep, kSetTactics, kTactics, kLoadAdapter, kUnloadAdapter };
 
 struct Request {
   Kind kind;
-  uint32_t num_tokens, num_chunks, num_block_ids, num_selected, num_kept;  // kStep, and the next line
+  uint32_t num_tokens, num_chunks, num_block_ids, num_selected, num_kept;  // kStep, and the next line; parts of an adapter
   uint32_t num_samples, num_scores, num_sample_ids, num_top, num_mask_words;
-  uint32_t value;  // kSetTactics: how many; kTactics: the weights' type
+  uint32_t value;  // kSetTactics: how many; kTactics: the weights' type; adapters: the slot
 };
+
+// Of loaded adapters, by slot: each matrix by itself, so that a read past its end is found, and one after its end.
+using Matrices = std::vector<std::vector<std::byte>>;
 
 template <class T>
 std::vector<T> read(size_t count) {
@@ -72,8 +79,29 @@ void step(Engine* engine, const Request& r, size_t vocabulary) {
   write(logits);
 }
 
-void answer(Engine* engine, const char* variant, const Request& request, size_t vocabulary) {
+void load_adapter(Engine* engine, const Request& r, std::map<uint32_t, Matrices>& adapters) {
+  auto parts = read<AdapterPartRecord>(r.num_tokens);
+  const auto sizes = read<uint32_t>(2 * parts.size());
+  Matrices matrices;
+  for (const uint32_t size : sizes) matrices.push_back(read<std::byte>(size));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i].down = matrices[2 * i].data();
+    parts[i].up = matrices[2 * i + 1].data();
+  }
   char text[1024] = "";
+  reply(llmserve_load_adapter(engine, r.value, parts.data(), parts.size(), text, sizeof(text)), text);
+  adapters[r.value] = std::move(matrices);
+}
+
+void answer(Engine* engine, const char* variant, const Request& request, size_t vocabulary,
+            std::map<uint32_t, Matrices>& adapters) {
+  char text[1024] = "";
+  if (request.kind == Kind::kLoadAdapter) return load_adapter(engine, request, adapters);
+  if (request.kind == Kind::kUnloadAdapter) {
+    reply(llmserve_unload_adapter(engine, request.value, text, sizeof(text)), text);
+    adapters.erase(request.value);
+    return;
+  }
   if (request.kind == Kind::kStep) return step(engine, request, vocabulary);
   if (request.kind == Kind::kTactics) {
     return reply(llmserve_tactics(variant, request.value, text, sizeof(text)), text);
@@ -90,8 +118,9 @@ int run(char** arguments) {
                                  number(arguments[4]), &status, text, sizeof(text));
   reply(status, text);
   std::fflush(stdout);
+  std::map<uint32_t, Matrices> adapters;
   for (Request request; engine && std::fread(&request, sizeof(request), 1, stdin) == 1;) {
-    answer(engine, arguments[2], request, number(arguments[5]));
+    answer(engine, arguments[2], request, number(arguments[5]), adapters);
     std::fflush(stdout);
   }
   llmserve_close(engine);
