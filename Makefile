@@ -19,7 +19,7 @@ DEMO_ENGINE := engines/baichuan2-tiny-docsum-fp16
 DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-chat demo-smollm2 serve cluster-env demo-cluster bench-cluster plan-fleet test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda gpu-kit pytest fuzz compat qa test-clients peer-suites test-minilm page-images \
+.PHONY: help demo demo-chat demo-smollm2 serve cluster-env demo-cluster bench-adapters bench-cluster plan-fleet test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda gpu-kit pytest fuzz compat qa test-clients peer-suites test-minilm page-images \
   format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-speculation bench-agreement soak-clients soak chaos clean
 
 help: ## Show this list
@@ -198,6 +198,9 @@ bench-server: $(VENV)/.check .venv-compat/.created ## llmserve beside a real Tri
 
 bench-speculation: $(VENV)/.base engines/smollm2-135m-instruct-int8/manifest.json ## What speculative decoding is worth, with SmolLM2 in int8: with and without, in turn (5 minutes)
 	$(BIN)/python -m tools.bench_speculation engines/smollm2-135m-instruct-int8 $(BENCH_ARGS)
+
+bench-adapters: $(VENV)/.base ## What LoRA adapters cost a step: one at batch 1, eight at batch 16, beside the base (10 minutes)
+	$(BIN)/python -m tools.bench_adapters $(BENCH_ARGS)
 
 bench-agreement: $(VENV)/.base .venv-aiperf/.created ## llmserve bench beside NVIDIA's aiperf, same load, same server (about 5 minutes; URL=localhost:8000: that one)
 	$(BIN)/python -m tools.bench_agreement $(if $(URL),--url $(URL)) $(BENCH_ARGS)

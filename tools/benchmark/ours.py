@@ -69,13 +69,17 @@ def num_kv_blocks(job: Job, block_size: int) -> int:
 
 
 class RunnerModel:
-    """See `Model`. The cache is one pool; sequence s of a cell has the blocks s * n to s * n + n - 1."""
+    """See `Model`. The cache is one pool; sequence s of a cell has the blocks s * n to s * n + n - 1. `adapters`: the
+    slot of each sequence's; none: no sequence has one."""
 
-    def __init__(self, runner: Runner, plan: BuildPlan, versions: Mapping[str, str]) -> None:
+    def __init__(
+        self, runner: Runner, plan: BuildPlan, versions: Mapping[str, str], *, adapters: Sequence[int] = ()
+    ) -> None:
         self._runner = runner
         self.weight_bytes = plan.weight_bytes_per_step
         self.kv_bytes_per_token = float(plan.kv_bytes_per_token)
         self.versions = {"llmserve": llmserve.__version__, **versions}
+        self._adapters = adapters
         self._tables: list[range] = []
         self._ids: list[int] = []
         self._length = 0  # tokens in the cache, of every sequence
@@ -119,8 +123,11 @@ class RunnerModel:
         num_blocks = -(-self._length // self._runner.info.block_size)
         sample = SampleRequest(GREEDY, stream=0, position=self._length)
         chunks = [
-            Chunk(s, ids, start, table[:num_blocks], sample, states=(s, s))
+            Chunk(
+                s, ids, start, table[:num_blocks], sample, states=(s, s),
+                adapter=self._adapters[s] if self._adapters else 0,
+            )
             for s, (ids, table) in enumerate(zip(new_ids, self._tables, strict=True))
-        ]
+        ]  # fmt: skip
         self._ids = list(self._runner.step(StepPlan(tuple(chunks))).tokens)
         return self._ids

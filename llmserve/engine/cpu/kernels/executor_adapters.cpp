@@ -76,9 +76,16 @@ void Executor::add_adapters(const OpRecord& op, size_t index) {
 void Executor::read_integers(const OpRecord& op, const AdapterRows& rows, View<float> y) const {
   for (size_t row = rows.begin; row < rows.begin + rows.count; ++row) {
     const QuantizedRows x = quantized_rows(op.in[0], op.in[2], row);
-    for (size_t i = 0; i < op.in[0].width; ++i) {
-      y.row(row)[i] = static_cast<float>(x.values.data[i]) * x.scales.data[i / kQuantizedGroup];
-    }
+    const int8_t* values = x.values.data;
+    float* out = y.row(row);
+    const auto expand = [&](size_t begin, size_t count) {
+      const float scale = x.scales.data[begin / kQuantizedGroup];
+      for (size_t i = begin; i < begin + count; ++i) out[i] = static_cast<float>(values[i]) * scale;
+    };
+    // Whole groups have a constant length, so that the compiler uses vectors.
+    size_t begin = 0;
+    for (; begin + kQuantizedGroup <= op.in[0].width; begin += kQuantizedGroup) expand(begin, kQuantizedGroup);
+    if (begin < op.in[0].width) expand(begin, op.in[0].width - begin);
   }
 }
 

@@ -1,0 +1,115 @@
+"""What adapters cost: the same steps with and without them, in turn, in one run. `make bench-adapters`.
+
+Random adapters of rank 16 for every linear layer of the 0.4b network: one at batch 1, eight at batch 16. Sequences with
+one adapter stand together, as the scheduler has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from llmserve.builder.adapter import build_adapter
+from llmserve.engine.adapters.sealed import SealedAdapter
+from llmserve.engine.cpu.runner import CpuRunner, read_header
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.machine.cores import usable_cores
+from llmserve.engine.machine.description import machine_name
+from tools.benchmark import ours
+from tools.benchmark.cells import Cell, measure_cell, random_prompts, warm_up
+from tools.benchmark.checkpoint import make_checkpoint
+from tools.benchmark.contestants import OURS_MODULE
+from tools.benchmark.job import Job
+from tools.benchmark.markdown import table
+from tools.benchmark.options import say
+from tools.benchmark.process import ROOT
+from tools.benchmark.shapes import SHAPES, Shape
+
+RANK = 16
+CASES = ((1, Cell("decode", 1, 32, 64)), (8, Cell("decode", 16, 32, 64)))  # adapters, and the cell
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def write_adapter(folder: Path, shape: Shape, seed: int) -> Path:
+    """As PEFT saves one."""
+    folder.mkdir()
+    random = np.random.default_rng(seed)
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": PROJECTIONS}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    tensors: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = {}
+    for name, dimensions in shape.tensors():
+        layer = name.removesuffix(".weight")
+        if layer.endswith(PROJECTIONS):
+            rows, depth = dimensions
+            prefix = f"base_model.model.{layer}"
+            tensors[f"{prefix}.lora_A.weight"] = random.standard_normal((RANK, depth), np.float32) / np.float32(
+                depth**0.5
+            )
+            tensors[f"{prefix}.lora_B.weight"] = 0.05 * random.standard_normal((rows, RANK), np.float32)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def load_adapters(runner: CpuRunner, engine: Path, shape: Shape, folder: Path, count: int) -> None:
+    """Into slots 1 to `count`."""
+    for slot in range(1, count + 1):
+        source, output = write_adapter(folder / f"peft{slot}", shape, slot), folder / f"adapter{slot}"
+        build_adapter(source, engine, output)
+        runner.load_adapter(slot, runner.packed(SealedAdapter.open(output)))
+
+
+def costs(shape: Shape, precision: str, folder: Path, threads: int, rounds: int) -> list[str]:
+    """A row of the table: how much longer a step takes, per case; medians over the rounds."""
+    job = Job(OURS_MODULE, precision, shape.name, folder, threads, tuple(cell for _, cell in CASES))
+    ours.prepare(job)
+    path = EngineDirectory.open(ours.engine_directory(job)).engine_file
+    runner = CpuRunner.open(path, num_blocks=ours.num_kv_blocks(job, read_header(path).block_size), threads=threads)
+    row = [precision]
+    with TemporaryDirectory(prefix="llmserve-adapters-") as temporary:
+        load_adapters(runner, path.parent, shape, Path(temporary), max(count for count, _ in CASES))
+        for count, cell in CASES:
+            slots: Sequence[Sequence[int]] = (
+                (),
+                [1 + sequence * count // cell.batch for sequence in range(cell.batch)],
+            )
+            models = [ours.RunnerModel(runner, ours.build_plan(job), {}, adapters=each) for each in slots]
+            found: list[list[float]] = [[], []]
+            for number in range(rounds):
+                prompts = random_prompts(cell, shape.vocab, number)
+                for index in (0, 1) if number % 2 else (1, 0):
+                    warm_up(models[index], cell, prompts)
+                    found[index].append(1 / measure_cell(models[index], cell, prompts, max_seconds=60).rate)
+            ratios = [adapted / base for base, adapted in zip(*found, strict=True)]
+            percents = [100 * (ratio - 1) for ratio in (statistics.median(ratios), min(ratios), max(ratios))]
+            row.append("{:+.1f} % ({:+.1f} to {:+.1f})".format(*percents))
+    runner.close()
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--precision", action="append", help="float16, int8, int4; may be repeated; all by default")
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--folder", type=Path, default=ROOT / "engines/bench", help="for the network and its engines")
+    given = parser.parse_args()
+    shape = SHAPES["0.4b"]
+    make_checkpoint(given.folder / f"checkpoint-{shape.name}", shape)
+    rows = []
+    for precision in given.precision or ("float16", "int8", "int4"):
+        rows.append(costs(shape, precision, given.folder.resolve(), given.threads, given.rounds))
+        say(" ".join(rows[-1]))
+    machine = f"{machine_name()}; {given.threads} threads"
+    say(f"\n{machine}; rank {RANK}; {given.rounds} rounds: time of a token, beside the base's\n")
+    say(table(["precision", *(f"{count} adapters at batch {cell.batch}" for count, cell in CASES)], rows))
+
+
+if __name__ == "__main__":
+    main()
