@@ -13,7 +13,7 @@ import typer
 
 from llmserve.cli.engine_flags import SPECULATION_HELP, DraftEngine, draft_settings, speculation_flag
 from llmserve.cli.stop_signals import StopSignals, unless
-from llmserve.engine.settings import EngineSettings, GpuSettings
+from llmserve.engine.settings import AdapterLimits, EngineSettings, GpuSettings
 from llmserve.errors import AlreadyExists, InvalidArgument
 from llmserve.scheduler.settings import SchedulerSettings
 
@@ -39,6 +39,10 @@ def command(
     max_queue_size: Annotated[int, typer.Option(help="Most requests that wait.", min=0)] = DEFAULTS.max_queue_size,
     speculation: Annotated[str, typer.Option(help=SPECULATION_HELP)] = DEFAULTS.speculation.words(),
     draft_engine: DraftEngine = None,
+    max_adapters: Annotated[int, typer.Option(help="Most adapters in memory.", min=1)] = AdapterLimits().count,
+    adapter_memory: Annotated[
+        int, typer.Option(help="Most bytes of memory for adapters.", min=0, show_default="no limit")
+    ] = 0,
     drain_s: Annotated[
         float, typer.Option("--drain-seconds", help="Seconds for running answers after SIGTERM.", min=0)
     ] = 30.0,
@@ -51,6 +55,7 @@ def command(
             kv_cache_dir=str(kv_cache_dir.absolute()) if kv_cache_dir else "", kv_cache_disk_size=kv_cache_disk_size,
             draft_engine=draft_settings(draft_engine),
         ),
+        max_adapters=max_adapters, adapter_memory=adapter_memory,
     )  # fmt: skip
     check_socket(socket)
     raise typer.Exit(asyncio.run(_serve(engine, socket, settings, drain_s)))

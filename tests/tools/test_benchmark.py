@@ -302,6 +302,19 @@ def test_a_peer_that_cannot_be_installed_is_named_with_the_reason(
     ]
 
 
+def test_llama_cpp_is_compiled_without_the_tiles_that_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a compiler whose programs end well, with one whose programs are killed, and with one that knows no tiles."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for compiled, flags in (("exit 0", 0), ("kill -ILL $$", 3), ("", 0)):
+        program = f"#!/bin/sh\n{compiled}\n"
+        writes = f"printf '%s' '{program}' > \"$6\"; /bin/chmod +x \"$6\"" if compiled else "exit 1"
+        (tmp_path / "cc").write_text(f"#!/bin/sh\n{writes}\n")
+        (tmp_path / "cc").chmod(0o755)
+        told = environment.native()["CMAKE_ARGS"]
+        assert told.startswith("-DGGML_NATIVE=ON")
+        assert told.count("-mno-amx") == 2 * flags
+
+
 class TinyMoe(OlmoeShape):
     num_experts, num_chosen = 6, 2
 

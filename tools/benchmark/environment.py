@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 # Which torch is taken decides about gigabytes: other packages may not change it.
@@ -27,12 +28,45 @@ class Group:
     requirements: tuple[str, ...]
     modules: tuple[str, ...]
     without_dependencies: tuple[str, ...] = ()  # installed as they are, after the others
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: Callable[[], dict[str, str]] = dict  # of pip
 
     @property
     def key(self) -> str:
         """What was asked for; another one is installed again."""
-        return " ".join((*self.requirements, *self.without_dependencies, *map(str, self.environment.items())))
+        return " ".join((*self.requirements, *self.without_dependencies, *map(str, self.environment().items())))
+
+
+# Ends well where programs may use the tiles of Intel's AMX. Some virtual machines name them, and end who uses them.
+USES_TILES = """
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main(void) {
+  _Alignas(64) unsigned char config[64] = {1};
+  config[16] = 64, config[48] = 1;
+  if (syscall(SYS_arch_prctl, 0x1023, 18)) return 1;
+  _tile_loadconfig(config), _tile_loadd(0, config, 64), _tile_release();
+  return 0;
+}
+"""
+
+
+def must_not_use_tiles() -> bool:
+    """Whether the compiler knows them, and a program that uses them does not end well."""
+    with tempfile.TemporaryDirectory(prefix="llmserve-tiles-") as folder:
+        command = ["cc", "-x", "c", "-", "-mamx-tile", "-o", f"{folder}/probe"]
+        try:
+            subprocess.run(command, input=USES_TILES, text=True, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):  # no compiler, or one for another processor
+            return False
+        return subprocess.run([f"{folder}/probe"], check=False).returncode != 0
+
+
+def native() -> dict[str, str]:
+    """llama.cpp compiled for this processor."""
+    flags = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" if must_not_use_tiles() else ""
+    languages = [f"-DCMAKE_{language}_FLAGS='{flags}'" for language in ("C", "CXX") if flags]
+    return {"CMAKE_ARGS": " ".join(["-DGGML_NATIVE=ON", *languages])}
 
 
 ALL = ("openvino_genai", "llama_cpp", "torch_eager")
@@ -44,7 +78,7 @@ GROUPS = (
     # optimum-intel asks for torchvision too, which it needs for images only
     Group("export", ("nncf>=3.3", "optimum~=2.3.0", "setuptools", "requests"), ("openvino_genai",), ("optimum-intel",)),
     Group("gguf", ("gguf",), ("llama_cpp",)),
-    Group("llama.cpp", ("llama-cpp-python",), ("llama_cpp",), (), {"CMAKE_ARGS": "-DGGML_NATIVE=ON"}),
+    Group("llama.cpp", ("llama-cpp-python",), ("llama_cpp",), (), native),
 )
 
 
@@ -82,9 +116,9 @@ class Environment:
         """The reason why it failed, or nothing."""
         self._say(f"installing {', '.join((*group.requirements, *group.without_dependencies))}")
         constraints = str(self._folder / "constraints.txt")
-        reason = self._pip("--constraint", constraints, *group.requirements, environment=group.environment)
+        reason = self._pip("--constraint", constraints, *group.requirements, environment=group.environment())
         if group.without_dependencies and not reason:
-            reason = self._pip("--no-deps", *group.without_dependencies, environment=group.environment)
+            reason = self._pip("--no-deps", *group.without_dependencies, environment=group.environment())
         return reason
 
     def _pip(self, *arguments: str, environment: dict[str, str]) -> str:

@@ -207,7 +207,7 @@ def test_networks_that_are_refused(kind: str, metadata: dict[str, Any], problem:
             "qwen3-next-moe",
             "blk.0.attn_qkv.weight",
             "blk.00.ssm_in.weight",
-            "it has ssm_in.weight, as llama.cpp's conver",
+            "it has ssm_in.weight, as llama.cpp's converter",
         ),
         ("nemotron-h", "blk.3.ssm_a", "blk.3.ssm_x", "tensor blk.3.ssm_a [6] is missing"),
         ("falcon-h1", "output.weight", "outpux.weight", "a head that is the embedding has lost its multiplier"),
