@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+
+import pytest
 
 from llmserve.backends.tensorrtllm import TensorrtLlmBackend
 from llmserve.backends.tensorrtllm.backend import EngineInstance
 from llmserve.backends.tensorrtllm.gauges import engine_facts
-from llmserve.engine.base import EngineStats
+from llmserve.engine.base import EngineStats, StepResult
 from llmserve.engine.directory.artifact import ENGINE_FILE
 from llmserve.engine.fake import fake_engine
+from llmserve.engine.fake.runner import FakeRunner
+from llmserve.scheduler.plan import StepPlan
 from llmserve.serving.backend import LoadContext
 from tests.backends.tensorrtllm.models import load_model, no_infer, read_config, request, responses, with_parameters
 from tests.engine.directories import make_engine_directory
@@ -19,7 +24,15 @@ INTACT = "llmserve_engine_files_intact"
 PROMPT = [1, 2, 3]
 
 
-async def test_metrics_tell_the_engine_and_count_tokens_in_each_step() -> None:
+async def test_metrics_tell_the_engine_and_count_tokens_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step begins before the answer's piece of the one before it has been read."""
+    permits, step = threading.Semaphore(1), FakeRunner.step
+
+    def permitted(runner: FakeRunner, plan: StepPlan) -> StepResult:
+        assert permits.acquire(timeout=20)
+        return step(runner, plan)
+
+    monkeypatch.setattr(FakeRunner, "step", permitted)
     engine = fake_engine()
     model = load_model(engine)
 
@@ -32,7 +45,11 @@ async def test_metrics_tell_the_engine_and_count_tokens_in_each_step() -> None:
     assert counts() == [0, 0]
     (instance,) = model.instances
     (stream,) = instance.execute([request(PROMPT, streaming=True)])
-    seen = [counts() async for _ in stream]
+    seen = []
+    async for _ in stream:
+        seen.append(counts())
+        permits.release()
+    permits.release(100)
     assert seen[-1] == [3, 5]
     assert seen == sorted(seen)
     assert len({tuple(each) for each in seen}) > 1  # not only when the answer has ended

@@ -52,13 +52,12 @@ async def test_what_has_fallen_out_of_the_pool_is_found(tmp_path: Path) -> None:
     assert usage.cached_tokens == 0
     await answer(engine, tuple(range(100, 140)))  # needs the whole pool
     again, usage = await answer(engine, LONG)
-    engine.close()
     assert again == first == fake_answer(LONG, 8)
     assert usage.cached_tokens == 28  # of 32: the last token is computed, and so its block
     assert restored(engine) == 7
-    stored = engine.stats().total_stored_blocks
-    assert stored is not None
-    assert stored >= 7
+    while (engine.stats().total_stored_blocks or 0) < 7:  # they are written beside the steps, which tell the count
+        await answer(engine, (1,))
+    engine.close()
 
 
 async def test_a_restart_begins_with_what_was_in_the_pool(tmp_path: Path) -> None:
