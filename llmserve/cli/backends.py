@@ -88,8 +88,7 @@ def make_backends(
     memory: RequestMemory | None = None,
 ) -> dict[str, Backend]:
     """By the name that `config.pbtxt` gives in `backend`. With `gate`, engines open that have what it asks for.
-    `open_cluster`: makes a client of a cluster's workers in place of every engine. `memory`: of
-    the server's requests."""
+    `open_cluster`: makes a client of a cluster's workers in place of every engine. `memory`: of the requests."""
     opened = partial(open_gated, gate, open_cluster or open_engine)
     apart = partial(open_elsewhere, opened) if open_cluster else partial(open_process, gate)
     backends: tuple[Backend, ...] = (

@@ -72,7 +72,6 @@ def _problems(options: ServeOptions) -> list[str]:
         ),
         "--batch-dir: jobs belong to one server": options.batch_dir is not None,
         "--allow-client-shm: memory is registered with one server": options.allow_client_shm,
-        "--adapter: an engine in a process of its own has no adapters": bool(options.adapter or options.adapters),
         "--rate-limit: resources are counted by each server": options.rate_limit != "off",
         "--trace-config with a file: each server would write it": any(
             text.startswith("triton,") for text in options.trace_config or ()
@@ -226,6 +225,8 @@ class FrontEnds:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         """Everything, until every server is ready. Raises `_NotStarted` where one is not, when all have tried."""
+        from llmserve.cli.serve import OF_THE_ENGINE
+
         held = HeldPorts(self._options)
         stack.callback(held.close)
         lines = await self._start_metrics(stack)
@@ -233,7 +234,8 @@ class FrontEnds:
         if self._engine is not None:
             engine = await in_daemon_thread(partial(_open_engine, self._engine), "llmserve-load-engine")
             stack.push_async_callback(asyncio.to_thread, engine.close)
-            options = replace(options, engine_socket=engine.socket)
+            said_to_it: dict[str, Any] = dict.fromkeys(OF_THE_ENGINE)
+            options = replace(options, engine_socket=engine.socket, **said_to_it)
         command = [*SERVE, *flags(_of_one_server(options))]
         self._front_ends = [FrontEnd(command) for _ in range(options.frontends)]
         starts = await asyncio.gather(*(each.start() for each in self._front_ends), return_exceptions=True)

@@ -220,6 +220,13 @@ def server_settings(options: ServeOptions) -> ServerSettings:
     )
 
 
+# Options of the process that has the engine.
+OF_THE_ENGINE = (
+    "threads", "max_kv_tokens", "kv_cache_fraction", "kv_cache_dir", "kv_cache_disk_size", "speculation",
+    "draft_engine", "max_adapters", "adapter_memory",
+)  # fmt: skip
+
+
 def engine_elsewhere(options: ServeOptions) -> OpenEngine | None:
     """Opens, in place of an engine, a client of one at a socket, or of a cluster's workers. None: engines run here."""
     given = {"--engine-socket": options.engine_socket, "--cluster": options.cluster}
@@ -229,19 +236,8 @@ def engine_elsewhere(options: ServeOptions) -> OpenEngine | None:
     flags += ["--engine-process"] if options.engine_process else []
     if len(flags) > 1:
         raise InvalidArgument(f"{' and '.join(flags)}: with {flags[0]} no engine runs here; leave one out")
-    limits = {
-        "--threads": options.threads,
-        "--max-kv-tokens": options.max_kv_tokens,
-        "--kv-cache-fraction": options.kv_cache_fraction,
-        "--kv-cache-dir": options.kv_cache_dir,
-        "--kv-cache-disk-size": options.kv_cache_disk_size,
-        "--speculation": options.speculation,
-        "--draft-engine": options.draft_engine,
-        "--verify-engine-every": options.verify_engine_every or None,
-        "--max-adapters": options.max_adapters,
-        "--adapter-memory": options.adapter_memory,
-    }
-    say_without_effect([f"{name} (with {flags[0]})" for name, value in limits.items() if value is not None])
+    names = [name for name in (*OF_THE_ENGINE, "verify_engine_every") if getattr(options, name)]
+    say_without_effect([f"--{name.replace('_', '-')} (with {flags[0]})" for name in names])
     return socket_opener(options.engine_socket) if options.engine_socket else cluster_opener(options.cluster)
 
 

@@ -24,6 +24,7 @@ READY_TIMEOUT_S = 60
 class ServerProcess:
     process: subprocess.Popen[str]
     ports: dict[str, int]
+    printed: str = ""  # until it was ready
 
     @property
     def grpc(self) -> str:
@@ -71,7 +72,7 @@ def start_server(
     watchdog.cancel()
     assert len(ports) == 3, "the server did not start:\n" + "".join(printed)
     threading.Thread(target=_drain, args=(process,), daemon=True).start()  # keep the pipe empty
-    return ServerProcess(process, ports)
+    return ServerProcess(process, ports, "".join(printed))
 
 
 def _drain(process: subprocess.Popen[str]) -> None:

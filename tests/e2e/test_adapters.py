@@ -142,12 +142,13 @@ async def swapped_under_load(
     return count
 
 
+@pytest.mark.parametrize("more", [("--engine-process",), ("--frontends", "2", "--max-adapters", "5")], ids=str)
 def test_an_engine_in_a_process_of_its_own_has_adapters(
-    server: ServerProcess, demo_engine: Path, adapters: dict[str, Path]
+    server: ServerProcess, demo_engine: Path, adapters: dict[str, Path], more: tuple[str, ...]
 ) -> None:
     models = ("ensemble", "formal", "brief")
     flags = [f"--adapter={name}={adapters[name]}" for name in ("formal", "brief")]
-    apart = start_server(str(demo_engine), *flags, "--engine-process")
+    apart = start_server(str(demo_engine), *flags, *more)
     try:
         with ThreadPoolExecutor(6) as pool:
             found = list(pool.map(lambda model: ask(apart, model), models * 2))

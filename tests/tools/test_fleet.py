@@ -67,6 +67,7 @@ def test_requests_have_the_lengths_of_the_trace_and_share_prefixes(tmp_path: Pat
         (["--report", "none.json"], "none.json"),
         (["--trace", "bad.jsonl"], "line 2: not a request of a Mooncake trace (KeyError('input_length'))"),
         (["--trace", "empty.jsonl"], "has no requests"),
+        (["--minutes", "1"], "plan-fleet needs NVIDIA Dynamo: run it with make plan-fleet"),
         (["--rate", "0", "--minutes", "-1"], "--minutes -1.0 must be more than 0; --rate 0.0 must be more than 0"),
     ],
 )

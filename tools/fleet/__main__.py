@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -71,12 +72,12 @@ def row(fleet: Fleet, requests: Sequence[traffic.Request], given: argparse.Names
         return [rate, f"more than {given.most}", "", f"{best.cached:.0%}", "", *_times(best), "", ""]
     kept, turns = fleet.outcome(needed), fleet.outcome(by_turns or given.most, "round-robin")
     middle = lasts_s / 2
-    gone = [(middle, max(needed - 1, 1)), (middle + given.gone_s, needed)]
-    one_gone = fleet.outcome(needed, change=gone).within if needed > 1 else 0.0
+    gone = [(middle, needed - 1), (middle + given.gone_s, needed)]
+    one_gone = f"{fleet.outcome(needed, change=gone).within:.1%}" if needed > 1 else "nobody is left"
     half = max(needed // 2, 1)
     late = fleet.outcome(half, change=[(lasts_s / 10, needed)], starts_in_s=given.start_s).within
     return [rate, str(needed), str(by_turns or f"more than {given.most}"), f"{kept.cached:.0%}", f"{turns.cached:.0%}",
-            *_times(kept), f"{one_gone:.1%}", f"{late:.1%}"]  # fmt: skip
+            *_times(kept), one_gone, f"{late:.1%}"]  # fmt: skip
 
 
 def _times(found: Outcome) -> list[str]:
@@ -100,6 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ]
     except (OSError, ValueError) as error:
         print(f"plan-fleet: {error}", file=sys.stderr)
+        return 2
+    if find_spec("dynamo") is None:
+        print("plan-fleet needs NVIDIA Dynamo: run it with make plan-fleet FLEET_ARGS=...", file=sys.stderr)
         return 2
     rows = []
     for requests in loads:

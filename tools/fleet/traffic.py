@@ -23,8 +23,8 @@ class Kind:
     burstiness: float  # variation of the time between two requests; 1: a Poisson process
 
 
-# Medians: the two traces of Azure's service of 2023 (Patel et al., "Splitwise", ISCA 2024). Spreads are set so that the
-# means come near theirs. Arrivals: Gamma, as Wang et al., "BurstGPT" (2024), found them, at a variation of 2.
+# Medians of the two traces of Azure's service of 2023 (Patel et al., "Splitwise", ISCA 2024). Arrivals are a Gamma
+# process, as Wang et al. model them ("BurstGPT", 2024). Spreads and burstiness are assumptions.
 KINDS: Mapping[str, Kind] = {
     "conversation": Kind(1020, 0.9, 129, 0.9, 2.0),
     "code": Kind(1500, 0.9, 13, 1.0, 2.0),
