@@ -90,7 +90,10 @@ def _with_selftest(adapter: SealedAdapter, directory: EngineDirectory) -> Adapte
     (adapter.path / ADAPTER_FILE).write_text(manifest.to_json())
     result = verify_adapter(SealedAdapter(adapter.path, manifest), directory)
     if result is None or not result.passed:
-        raise EngineFileError(f"the kernels of this machine compute something else with the adapter: {result}")
+        raise EngineFileError(
+            f"the kernels of this machine compute something else with the adapter than the portable ones: {result}; "
+            f"check the engine with llmserve inspect {directory.path}, and report it if that passes"
+        )
     return manifest
 
 

@@ -77,6 +77,22 @@ def test_quantiles_are_of_all_positions() -> None:
     assert resampled_quantiles(np.zeros(0), np.zeros(4, np.int64), 0.99).mean == 0
 
 
+@pytest.mark.parametrize("quantile", [0.01, 0.5, 0.99, 1.0])
+def test_quantiles_of_resamples_are_numpys(quantile: float) -> None:
+    """Of so many positions that more than a first look at the largest is needed; some samples have none."""
+    generator = np.random.default_rng(3)
+    lengths = generator.integers(0, 40, 60)
+    values, ends = generator.exponential(size=lengths.sum()).round(2), np.cumsum(lengths)
+    samples = [values[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    drawn = np.random.default_rng(7).integers(60, size=(50, 60))
+    expected = [
+        np.quantile(np.concatenate([samples[index] for index in row]), quantile, method="inverted_cdf") for row in drawn
+    ]
+    found = resampled_quantiles(values, lengths, quantile, seed=7, resamples=50)
+    assert found.mean == np.quantile(values, quantile, method="inverted_cdf")
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(expected, (0.025, 0.975))))
+
+
 def test_the_interval_of_a_quantile_covers_the_true_one() -> None:
     generator = np.random.default_rng(7)
     covered = 0

@@ -59,6 +59,7 @@ def resampled_quantiles(
     resamples: int = NUM_RESAMPLES,
 ) -> Interval:
     """As `resampled_means`, of a quantile: the smallest value that so many of all positions do not exceed."""
+    assert 0 < quantile <= 1
     order = np.argsort(values, kind="stable")[::-1]
     ordered = values[order]
     sample_of = np.repeat(np.arange(len(lengths)), lengths)[order]
