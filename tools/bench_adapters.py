@@ -1,7 +1,7 @@
 """What adapters cost: the same steps with and without them, in turn, in one run. `make bench-adapters`.
 
-Random adapters of rank 16 for every linear layer of the 0.4b network: one at batch 1, eight at batch 16. Sequences with
-one adapter stand together, as the scheduler has them.
+Random adapters of rank 16 for every linear layer of a network: one at batch 1, eight at batch 16. Sequences with one
+adapter stand together, as the scheduler has them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tools.benchmark.shapes import SHAPES, Shape
 
 RANK = 16
 CASES = ((1, Cell("decode", 1, 32, 64)), (8, Cell("decode", 16, 32, 64)))  # adapters, and the cell
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "W_pack", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def write_adapter(folder: Path, shape: Shape, seed: int) -> Path:
@@ -96,18 +96,19 @@ def costs(shape: Shape, precision: str, folder: Path, threads: int, rounds: int)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--precision", action="append", help="float16, int8, int4; may be repeated; all by default")
+    parser.add_argument("--shape", choices=("tiny", "0.4b", "1.1b", "7b-layers"), default="0.4b")
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--folder", type=Path, default=ROOT / "engines/bench", help="for the network and its engines")
     given = parser.parse_args()
-    shape = SHAPES["0.4b"]
+    shape = SHAPES[given.shape]
     make_checkpoint(given.folder / f"checkpoint-{shape.name}", shape)
     rows = []
     for precision in given.precision or ("float16", "int8", "int4"):
         rows.append(costs(shape, precision, given.folder.resolve(), given.threads, given.rounds))
         say(" ".join(rows[-1]))
     machine = f"{machine_name()}; {given.threads} threads"
-    say(f"\n{machine}; rank {RANK}; {given.rounds} rounds: time of a token, beside the base's\n")
+    say(f"\n{machine}; {shape.name}; rank {RANK}; {given.rounds} rounds: time of a token, beside the base's\n")
     say(table(["precision", *(f"{count} adapters at batch {cell.batch}" for count, cell in CASES)], rows))
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.engine.adapters.sealed import AdapterPart, SealedAdapter
-from llmserve.engine.cpu.layout import DType, pack_panels, read_linear_weights
+from llmserve.engine.adapters.sealed import REBUILD, AdapterPart, SealedAdapter
+from llmserve.engine.cpu.layout import PANEL_COLUMNS, DType, pack_panels, read_linear_weights
 from llmserve.engine.native.records import AdapterPartRecord
 from llmserve.errors import EngineFileError
 
@@ -22,6 +24,16 @@ class Output(NamedTuple):
     op: int
     begin: int
     end: int
+
+
+class Change(NamedTuple):
+    """What is added to outputs of one operation, from `begin` on."""
+
+    op: int
+    param: str
+    begin: int
+    down: NDArray[Any]  # [rank, inputs]
+    up: NDArray[Any]  # [outputs, rank]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +61,36 @@ class AdapterPacker:
     def packed(self, adapter: SealedAdapter) -> PackedAdapter:
         """Raises EngineFileError for what the engine has no place for."""
         dtype = DType[adapter.manifest.dtype.upper()]
+        changes: dict[int, list[Change]] = {}
+        for part in adapter.read():
+            for change in self._changes(part, adapter.path):
+                changes.setdefault(change.op, []).append(change)
         records: list[AdapterPartRecord] = []
         arrays: list[NDArray[Any]] = []
-        for part in adapter.read():
-            down = pack_panels(part.down, dtype)
-            arrays.append(down)
-            for output, begin, end in self._places(part, adapter.path):
-                up = pack_panels(part.up[begin - part.shape.begin : end - part.shape.begin], dtype)
-                arrays.append(up)
-                record = AdapterPartRecord(
-                    down.ctypes.data, up.ctypes.data, output.op, dtype, begin - output.begin, end - begin,
-                    part.shape.columns, part.shape.rank,
+        for op, of_op in sorted(changes.items()):
+            of_op.sort(key=lambda change: change.begin)
+            if any(one.begin + len(one.up) > other.begin for one, other in itertools.pairwise(of_op)):
+                raise EngineFileError(f"adapter {adapter.path} changes rows of {of_op[0].param} twice; {REBUILD}")
+            if len({change.down.shape[1] for change in of_op}) > 1:
+                raise EngineFileError(f"matrices for {of_op[0].param} of adapter {adapter.path} do not fit; {REBUILD}")
+            down = np.concatenate([change.down for change in of_op])
+            arrays.append(pack_panels(down, dtype))
+            panels, first_rank = arrays[-1].ctypes.data, 0
+            for change in of_op:
+                begin = change.begin - change.begin % PANEL_COLUMNS  # rows of zeros begin its first panel
+                up = np.pad(change.up, ((change.begin - begin, 0), (0, 0)))
+                arrays.append(pack_panels(up, dtype))
+                records.append(
+                    AdapterPartRecord(
+                        panels, arrays[-1].ctypes.data, op, dtype, begin, len(up), down.shape[1], up.shape[1],
+                        first_rank, len(down),
+                    )
                 )  # fmt: skip
-                records.append(record)
+                first_rank += up.shape[1]
         return PackedAdapter((AdapterPartRecord * len(records))(*records), arrays)
 
-    def _places(self, part: AdapterPart, path: Path) -> Iterator[tuple[Output, int, int]]:
-        """Each operation that makes some of a part's rows, and which."""
+    def _changes(self, part: AdapterPart, path: Path) -> Iterator[Change]:
+        """Of each operation that makes some of a part's rows."""
         first, last = part.shape.begin, part.shape.begin + part.shape.rows
         outputs = self._outputs.get(part.shape.param, [])
         if not outputs or last > max(output.end for output in outputs):
@@ -73,7 +98,8 @@ class AdapterPacker:
         for output in outputs:
             begin, end = max(first, output.begin), min(last, output.end)
             if begin < end:
-                yield output, begin, end
+                up = part.up[begin - first : end - first]
+                yield Change(output.op, part.shape.param, begin - output.begin, part.down, up)
 
 
 def _rows_of(tensor: str) -> tuple[str, int]:

@@ -70,6 +70,7 @@ class AdapterPartRecord(ctypes.Structure):
         ("down", ctypes.c_void_p),
         ("up", ctypes.c_void_p),
         *((name, ctypes.c_uint32) for name in ("op", "dtype", "first_column", "columns", "depth", "rank")),
+        *((name, ctypes.c_uint32) for name in ("first_rank", "num_ranks")),
     )
 
 

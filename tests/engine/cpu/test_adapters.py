@@ -194,5 +194,10 @@ def test_parts_for_other_parameters_are_refused_before_they_are_loaded(
         with pytest.raises(EngineFileError, match=f"changes {name}, which"):
             runner.packed(sealed(tmp_path / str(number), parts))
     parts = random_parts({"0.qkv": (100, 42)}, cuts={"0.qkv": ((0, 60), (59, 100))})
-    with pytest.raises(InvalidArgument, match="change the same columns"):
-        runner.load_adapter(1, runner.packed(sealed(tmp_path / "twice", parts)))
+    with pytest.raises(EngineFileError, match=r"changes rows of 0\.qkv twice"):
+        runner.packed(sealed(tmp_path / "twice", parts))
+    shape = PartShape("0.qkv", 60, 40, 43, 2)
+    other = AdapterPart(shape, np.zeros((2, 43), np.float32), np.zeros((40, 2), np.float32))
+    parts = [*random_parts({"0.qkv": (60, 42)}), other]
+    with pytest.raises(EngineFileError, match=r"matrices for 0\.qkv of adapter .* do not fit"):
+        runner.packed(sealed(tmp_path / "depths", parts))

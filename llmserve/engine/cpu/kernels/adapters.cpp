@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <string>
-#include <tuple>
 
 namespace llmserve {
 namespace {
@@ -16,22 +15,26 @@ bool is_linear(const OpRecord& op) {
 
 bool reads_integers(const OpRecord& op) { return static_cast<OpKind>(op.kind) != OpKind::kLinear; }
 
-Error check_part(const EngineFile& file, const AdapterPartRecord& part) {
+// `first`: of the parts of the same operation.
+Error check_part(const EngineFile& file, const AdapterPartRecord& part, const AdapterPartRecord& first) {
   const std::string name = "a matrix of the adapter, for operation " + std::to_string(part.op) + ", ";
   if (part.op >= file.ops().size() || !is_linear(file.ops()[part.op])) return invalid(name + "which is no linear layer");
   const OpRecord& op = file.ops()[part.op];
   if (op.rows != static_cast<uint32_t>(RowsOf::kTokens) || op.out.buffer == kLogitsBuffer) {
     return invalid(name + "whose rows are not those of tokens");
   }
-  if (part.depth != op.in[0].width || part.columns == 0 || uint64_t{part.first_column} + part.columns > op.out.width) {
+  if (part.depth != op.in[0].width || part.columns == 0 || part.first_column % kPanelColumns != 0 ||
+      uint64_t{part.first_column} + part.columns > op.out.width) {
     return invalid(name + "does not have its shape");
   }
   if (part.rank == 0 || part.rank > kMaxAdapterRank) return invalid(name + "has a rank of " + std::to_string(part.rank));
   if (part.dtype > static_cast<uint32_t>(DType::kBF16) || !part.down || !part.up) return invalid(name + "is not of floats");
+  if (part.num_ranks > kMaxAdapterRanks || uint64_t{part.first_rank} + part.rank > part.num_ranks ||
+      part.num_ranks != first.num_ranks || part.dtype != first.dtype) {
+    return invalid(name + "does not fit the others of this operation");
+  }
   return {};
 }
-
-auto place(const AdapterPart& part) { return std::tuple(part.record.op, part.record.first_column); }
 
 }  // namespace
 
@@ -40,23 +43,15 @@ Error Adapters::load(const EngineFile& file, uint32_t slot, std::span<const Adap
     return invalid("slot " + std::to_string(slot) + " for adapters is not free");
   }
   auto adapter = std::make_unique<Adapter>();
-  for (const AdapterPartRecord& part : parts) {
-    if (Error error = check_part(file, part)) return error;
-    adapter->parts.push_back({part, 0});
-  }
-  std::ranges::sort(adapter->parts, {}, place);
-  uint32_t inner = 0;
-  for (size_t i = 0; i < adapter->parts.size(); ++i) {
-    AdapterPart& part = adapter->parts[i];
-    const bool is_first = i == 0 || adapter->parts[i - 1].record.op != part.record.op;
-    if (!is_first && adapter->parts[i - 1].record.first_column + adapter->parts[i - 1].record.columns > part.record.first_column) {
-      return invalid("two matrices of the adapter change the same columns of operation " + std::to_string(part.record.op));
-    }
-    part.inner = is_first ? 0 : inner;
-    inner = part.inner + part.record.rank;
+  adapter->parts.assign(parts.begin(), parts.end());
+  std::ranges::stable_sort(adapter->parts, {}, &AdapterPartRecord::op);
+  const AdapterPartRecord* first = nullptr;
+  for (const AdapterPartRecord& part : adapter->parts) {
+    if (!first || first->op != part.op) first = &part;
+    if (Error error = check_part(file, part, *first)) return error;
   }
   for (size_t op = 0, i = 0; op <= file.ops().size(); ++op) {
-    while (i < adapter->parts.size() && adapter->parts[i].record.op < op) ++i;
+    while (i < adapter->parts.size() && adapter->parts[i].op < op) ++i;
     adapter->begins.push_back(static_cast<uint32_t>(i));
   }
   if (Error error = grow(file, *adapter)) return error;
@@ -68,9 +63,9 @@ Error Adapters::load(const EngineFile& file, uint32_t slot, std::span<const Adap
 // Room for what a step with this adapter computes on the way.
 Error Adapters::grow(const EngineFile& file, const Adapter& adapter) {
   size_t inner = inner_width_, inputs = inputs_width_;
-  for (const AdapterPart& part : adapter.parts) {
-    inner = std::max<size_t>(inner, part.inner + part.record.rank);
-    if (reads_integers(file.ops()[part.record.op])) inputs = std::max<size_t>(inputs, part.record.depth);
+  for (const AdapterPartRecord& part : adapter.parts) {
+    inner = std::max<size_t>(inner, part.num_ranks);
+    if (reads_integers(file.ops()[part.op])) inputs = std::max<size_t>(inputs, part.depth);
   }
   const auto enlarge = [&](Mapping& room, size_t* width, size_t wanted) {
     if (wanted == *width) return true;

@@ -2,8 +2,11 @@
 // chunks that name them.
 //
 // Order of one output: the layer's own result, bias and residual included; then for each of its adapter's parts one chain
-// over the ranks. A part's columns are its own, so no output has two. The inner numbers are chains over the inputs, as in
-// every float linear layer: no bit depends on the other rows of the step.
+// over the ranks. The inner numbers are chains over the inputs, as in every float linear layer: no bit depends on the other
+// rows of the step.
+//
+// An adapter has no loop of its own. The loop of a layer begins with the inner numbers of its adapters, and whoever has
+// computed some of its panels adds to them what adapters make of the inner numbers: by then they are there.
 #pragma once
 
 #include <cstdint>
@@ -21,31 +24,29 @@ namespace llmserve {
 
 inline constexpr uint32_t kMaxAdapterSlots = 4096;
 inline constexpr uint32_t kMaxAdapterRank = 256;
+inline constexpr uint32_t kMaxAdapterRanks = 16 * kMaxAdapterRank;  // of an operation's parts
 
-// y[first_column ... + columns) += (x @ down.T) @ up.T, of the output of one operation. Who loads an adapter keeps the
-// matrices until it is unloaded.
+// y[first_column ... + columns) += inner[first_rank ... + rank) @ up.T, of the output of one operation, whose inner numbers
+// are x @ down.T: the parts of an operation share one `down`. Who loads an adapter keeps the matrices until it is unloaded.
 struct AdapterPartRecord {
-  const void* down;  // [rank, depth] in panels
+  const void* down;  // [num_ranks, depth] in panels
   const void* up;    // [columns, rank] in panels
   uint32_t op;       // its number in the file
   uint32_t dtype;    // of both: kF32, kF16, kBF16
-  uint32_t first_column;
+  uint32_t first_column;  // where a panel of the operation begins
   uint32_t columns;
   uint32_t depth;
   uint32_t rank;
+  uint32_t first_rank;
+  uint32_t num_ranks;  // of all parts of the operation
 };
-static_assert(sizeof(AdapterPartRecord) == 40);
-
-struct AdapterPart {
-  AdapterPartRecord record;
-  uint32_t inner;  // where its ranks begin in a row of inner numbers
-};
+static_assert(sizeof(AdapterPartRecord) == 48);
 
 struct Adapter {
-  std::vector<AdapterPart> parts;  // by operation, then by column
-  std::vector<uint32_t> begins;    // of each operation's parts; one more at the end
+  std::vector<AdapterPartRecord> parts;  // by operation
+  std::vector<uint32_t> begins;          // of each operation's parts; one more at the end
 
-  std::span<const AdapterPart> of(size_t op) const {
+  std::span<const AdapterPartRecord> of(size_t op) const {
     return std::span(parts).subspan(begins[op], begins[op + 1] - begins[op]);
   }
 };

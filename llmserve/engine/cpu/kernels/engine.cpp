@@ -173,7 +173,7 @@ Error Engine::write_block(uint32_t block, std::span<const std::byte> data) {
 }
 
 Error Engine::load_adapter(uint32_t slot, std::span<const AdapterPartRecord> parts) {
-  if (!adapter_counters_) adapter_counters_ = std::make_unique<TaskCounter[]>(3 * head_);
+  if (!adapter_counters_) adapter_counters_ = std::make_unique<TaskCounter[]>(head_);
   return adapters_.load(file_, slot, parts);
 }
 
@@ -202,7 +202,7 @@ void Engine::prepare(const StepRecord& step) {
   for (size_t i = 0; i < num_counters(step.num_selected); ++i) counters_[i].reset(threads_->spins());
   adapters_.prepare(step);
   if (!adapters_.rows().empty()) {
-    for (size_t i = 0; i < 3 * head_; ++i) adapter_counters_[i].reset(threads_->spins());
+    for (size_t i = 0; i < head_; ++i) adapter_counters_[i].reset(threads_->spins());
   }
   attention_tasks_.clear();
   for (uint32_t c = 0; c < step.num_chunks; ++c) {

@@ -97,7 +97,7 @@ class Engine {
   std::vector<Chooser> choosers_;  // one per thread
   std::unique_ptr<TaskCounter[]> counters_;  // in the order of use: see num_counters
   Adapters adapters_;
-  std::unique_ptr<TaskCounter[]> adapter_counters_;  // three for each op before the head; from the first adapter on
+  std::unique_ptr<TaskCounter[]> adapter_counters_;  // of each op before the head; from the first adapter on
   std::vector<uint8_t> tactics_;  // [op][row bucket]
   std::vector<int32_t> positions_;  // of each token of the step
   std::vector<int32_t> segments_;   // likewise

@@ -13,7 +13,6 @@ void Executor::run() {
   TaskCounter* counter = engine_.counters_.get();
   for (size_t i = 0; i < engine_.head_; ++i, ++counter) {
     if (num_rows(ops[i]) > 0) execute(ops[i], *counter);
-    add_adapters(ops[i], i);
   }
   for (piece_begin_ = 0; piece_begin_ < step_.num_selected; piece_begin_ += piece_rows_) {
     piece_rows_ = std::min(step_.num_selected - piece_begin_, engine_.logits_rows_);
@@ -202,13 +201,19 @@ size_t Executor::tactic(const OpRecord& op, size_t num_rows) const {
 // Enough pieces of a linear layer to share out evenly, and long ones, since what a piece begins with is not prefetched.
 constexpr size_t kPanelsPerPiece = 6, kPiecesPerThread = 4;
 
-// fn(begin, end) over the panels of a linear layer.
+// fn(begin, end) over the panels of a linear layer, and what adapters add to them.
 template <class Fn>
 void Executor::over_panels(const OpRecord& op, TaskCounter& tasks, Fn fn) {
+  const auto index = static_cast<size_t>(&op - engine_.file_.ops().data());
+  const size_t num_pieces = num_adapted(index);
+  begin_adapters(op, index, num_pieces);
   const size_t threads = engine_.threads_->size();
   const size_t panels = (op.out.width + kPanelColumns - 1) / kPanelColumns;
   const size_t pieces = std::clamp(panels / kPanelsPerPiece, threads, threads * kPiecesPerThread);
-  tasks.for_pieces(panels, (panels + pieces - 1) / pieces, fn);
+  tasks.for_pieces(panels, (panels + pieces - 1) / pieces, [&](size_t begin, size_t end) {
+    fn(begin, end);
+    add_adapters(op, index, num_pieces, begin, end);
+  });
 }
 
 // fn(rows of an expert, begin, end) over the panels of all experts that have rows, in one loop. How many pieces it has

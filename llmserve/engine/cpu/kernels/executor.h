@@ -51,10 +51,11 @@ class Executor {
   void in_place(const OpRecord& op, TaskCounter& tasks, decltype(KernelTable::scale) kernel);
   void cache_write(const OpRecord& op, size_t begin, size_t end);
   void use_logits(TaskCounter& tasks);
-  void add_adapters(const OpRecord& op, size_t index);
+  size_t num_adapted(size_t op) const;
+  void begin_adapters(const OpRecord& op, size_t index, size_t num_pieces);
+  void add_adapters(const OpRecord& op, size_t index, size_t num_pieces, size_t begin, size_t end);
+  void multiply(const LinearArgs& args, size_t begin, size_t end) const;
   void read_integers(const OpRecord& op, const AdapterRows& rows, View<float> y) const;
-  template <class Pieces, class Fn>
-  void over_adapters(size_t op, TaskCounter& tasks, Pieces pieces, Fn fn);
 
   bool is_head(const OpRecord& op) const { return op.out.buffer == kLogitsBuffer; }
   size_t num_rows(const OpRecord& op) const {

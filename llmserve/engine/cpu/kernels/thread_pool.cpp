@@ -44,11 +44,7 @@ void wait_until(const std::atomic<uint32_t>& value, uint32_t wanted, bool spins)
 }
 
 void TaskCounter::finish(uint32_t mine, uint32_t count) {
-  if (mine > 0 && done_.fetch_add(mine, std::memory_order_acq_rel) + mine == count) {
-    done_.notify_all();
-  } else {
-    wait_until(done_, count, spins_);
-  }
+  if (done_.fetch_add(mine, std::memory_order_acq_rel) + mine == count) done_.notify_all();
 }
 
 ThreadPool::ThreadPool(unsigned num_threads)

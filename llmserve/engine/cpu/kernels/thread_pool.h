@@ -31,6 +31,13 @@ class TaskCounter {
   // fn(begin, end) for pieces of `grain` until none are left; returns when all are done, by whichever thread.
   template <class Fn>
   void for_pieces(size_t count, size_t grain, Fn fn) {
+    begin_pieces(count, grain, fn);
+    wait(count);
+  }
+
+  // The same, but returns when none are left to begin.
+  template <class Fn>
+  void begin_pieces(size_t count, size_t grain, Fn fn) {
     if (done_.load(std::memory_order_acquire) == count) return;
     size_t mine = 0;
     for (;;) {
@@ -40,7 +47,12 @@ class TaskCounter {
       fn(begin, end);
       mine += end - begin;
     }
-    finish(static_cast<uint32_t>(mine), static_cast<uint32_t>(count));
+    if (mine > 0) finish(static_cast<uint32_t>(mine), static_cast<uint32_t>(count));
+  }
+
+  // Until all are done.
+  void wait(size_t count) {
+    if (done_.load(std::memory_order_acquire) != count) wait_until(done_, static_cast<uint32_t>(count), spins_);
   }
 
  private:
