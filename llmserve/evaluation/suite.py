@@ -169,13 +169,13 @@ def load_suite(path: Path) -> Suite:
         raise InvalidArgument(f"suite {path} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise InvalidArgument(f"suite {path} must be a mapping with the keys {', '.join(REQUIRED)}")
-    reader = _Reader(content, path.parent)
+    reader = _SuiteReader(content, path.parent)
     suite = reader.read()
     raise_problems(InvalidArgument, f"suite {path}", reader.problems)
     return suite
 
 
-class _Reader:
+class _SuiteReader:
     """Reads every key, notes every problem, and returns a suite that counts only when there is no problem."""
 
     def __init__(self, content: dict[Any, Any], folder: Path) -> None:

@@ -90,7 +90,7 @@ class Receipt:
         content = document if isinstance(document, dict) else {}
         if content.get("format") != FORMAT:
             raise InvalidArgument(f"not a receipt of format {FORMAT}: its format is {content.get('format')!r}")
-        reader = _Reader(content)
+        reader = _ReceiptReader(content)
         sampling = reader.sampling()
         guide = reader.guide()
         request = GenerateRequest(
@@ -124,7 +124,7 @@ class Receipt:
         return cls(engine, asked, index, tuple(output_ids), tail_text, reasons[reason])
 
 
-class _Reader:
+class _ReceiptReader:
     """Typed access to a receipt's fields, collecting problems."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from tests.e2e.conftest import CHECKPOINT, ServerProcess, llmserve, start_server
 from tests.e2e.test_balancers import DELAY_S, Balancer, program
 from tests.e2e.test_streaming import metric
 from tests.frontends.server import wait_until
-from tools.soak.asking import STREAMS, Answer, Asker, make_prompts
+from tools.soak.asking import STREAMS, Asker, StreamedAnswer, make_prompts
 
 KINDS = (*STREAMS, "http_whole")
 PROMPTS = make_prompts(5, seed=1, longest=40)
@@ -27,7 +27,7 @@ NUM_USERS = 6
 class Asked(NamedTuple):
     kind: str
     prompt: str
-    answer: Answer
+    answer: StreamedAnswer
 
 
 @pytest.fixture(scope="module")

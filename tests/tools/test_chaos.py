@@ -21,15 +21,15 @@ from tools.chaos.plan import CALM_S, FAULTS, MOST_KILLS, Fault, make_plan
 from tools.chaos.proxy import Proxy, closed
 from tools.chaos.report import report
 from tools.chaos.verdict import ENGINE_ENDED, Asked, AtRest, judge, recovery_s, wrong
-from tools.soak.asking import Answer
+from tools.soak.asking import StreamedAnswer
 
 REST = AtRest(rss_bytes=100 << 20, used_blocks=0, num_active=0)
-WHOLE = Asked("http_whole", "a story", 12.0, 12.5, Answer("a story", (0.5,)))
+WHOLE = Asked("http_whole", "a story", 12.0, 12.5, StreamedAnswer("a story", (0.5,)))
 CUT = Fault("cut_network", 10.0)
 
 
 def answered(text: str, error: str = "") -> Asked:
-    return replace(WHOLE, answer=Answer(text, (), error))
+    return replace(WHOLE, answer=StreamedAnswer(text, (), error))
 
 
 def failed(asked: list[Asked], after: AtRest = REST) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tools.chaos.plan import Fault
-from tools.soak.asking import Answer
+from tools.soak.asking import StreamedAnswer
 from tools.soak.verdict import Check
 
 MEMORY_SHARE = 0.05  # of the server's process, at rest before and after
@@ -26,7 +26,7 @@ class Asked:
     expected: str
     begin_s: float
     end_s: float
-    answer: Answer | None
+    answer: StreamedAnswer | None
 
 
 @dataclass(frozen=True, slots=True)

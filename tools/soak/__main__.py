@@ -21,7 +21,7 @@ import psutil
 from tools.benchmark.options import say
 from tools.benchmark.statistics import quantile
 from tools.servers import Endpoint, engine_server
-from tools.soak.asking import CANCELLED_AFTER, STREAMS, Answer, Asker, held, make_prompts
+from tools.soak.asking import CANCELLED_AFTER, STREAMS, Asker, StreamedAnswer, held, make_prompts
 from tools.soak.report import report
 from tools.soak.verdict import Period, judge
 
@@ -92,7 +92,7 @@ class Soak:
             machine_load=os.getloadavg()[0],
         )
 
-    async def _one(self, number: int) -> tuple[Answer | None, str]:
+    async def _one(self, number: int) -> tuple[StreamedAnswer | None, str]:
         """The answer, if it counts for latencies, and what is wrong with it."""
         kind, prompt = KINDS[number % len(KINDS)], self._prompts[number * 7 % NUM_PROMPTS]
         if kind == "bad":

@@ -35,7 +35,7 @@ class Unfinished(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StreamedAnswer:
     """`times_s`: of each piece, since it was asked. `error`: why it ended; empty where it is whole."""
 
     text: str
@@ -60,7 +60,7 @@ class Asker:
         await self._grpc.close()
         await self._http.aclose()
 
-    async def ask(self, kind: str, prompt: str, *, pieces: int | None = None) -> Answer:
+    async def ask(self, kind: str, prompt: str, *, pieces: int | None = None) -> StreamedAnswer:
         """`kind`: of `STREAMS`, or "http". `pieces`: the answer is cancelled after so many."""
         began = time.monotonic()
         texts: list[str] = []
@@ -73,8 +73,8 @@ class Asker:
                     if len(texts) == pieces:
                         break
         except (LlmserveError, httpx.HTTPError, Unfinished) as error:
-            return Answer("".join(texts), tuple(times), f"{type(error).__name__}: {error}")
-        return Answer("".join(texts), tuple(times))
+            return StreamedAnswer("".join(texts), tuple(times), f"{type(error).__name__}: {error}")
+        return StreamedAnswer("".join(texts), tuple(times))
 
     async def ask_badly(self, number: int) -> str:
         """What is wrong with the answer to a request that has to be refused."""

@@ -11,7 +11,7 @@ from typing import Any
 from llmserve.backends.python.errors import TritonModelException, batch_failure, describe_failure
 from llmserve.backends.python.memory import admitted
 from llmserve.backends.python.requests import InferenceRequest
-from llmserve.backends.python.responses import InferenceResponse, Reply
+from llmserve.backends.python.responses import InferenceResponse, Responder
 from llmserve.errors import Cancelled
 from llmserve.serving.backend import Execution
 from llmserve.wire.request_memory import RequestMemory
@@ -122,7 +122,7 @@ class PythonBatch:
                         f"'{type(answer)}'."  # the misspelling is Triton's
                     )
 
-    def _answer(self, reply: Reply, answer: Any) -> None:
+    def _answer(self, reply: Responder, answer: Any) -> None:
         if not isinstance(answer, InferenceResponse):
             problem = (
                 "Expected an 'InferenceResponse' object in the execute function return list, found type "

@@ -18,7 +18,7 @@ from llmserve.backends.python.bls import ServerApi
 from llmserve.backends.python.errors import batch_failure, describe_failure
 from llmserve.backends.python.model_file import forget_model, import_model
 from llmserve.backends.python.requests import InferenceRequest
-from llmserve.backends.python.responses import Line, Reply
+from llmserve.backends.python.responses import Line, Responder
 from llmserve.backends.python.tensors import Tensor
 from llmserve.backends.python.utils_module import make_utils_module
 from llmserve.backends.python.worker import Worker
@@ -122,7 +122,7 @@ class ModelHost:
         decoupled = self._spec.decoupled
         requests = [
             request_class.received(
-                request, Reply(request, self._spec.version, line, decoupled=decoupled), self._spec.output_names
+                request, Responder(request, self._spec.version, line, decoupled=decoupled), self._spec.output_names
             )
             for request, line in work
         ]
@@ -147,7 +147,7 @@ class ModelHost:
         spec = self._spec
         request_class: type[InferenceRequest] = self._utils.InferenceRequest
         received = request_class.received(
-            request, Reply(request, spec.version, line, decoupled=False), spec.output_names
+            request, Responder(request, spec.version, line, decoupled=False), spec.output_names
         )
         batch = PythonBatch(spec.instance_name, [received], _ignore, AS_IT_COMES, decoupled=False)
         batch.run(model)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from llmserve.backends.python.bls import Cancel, ResponseIterator, ServerApi, call_single
 from llmserve.backends.python.errors import TritonModelException
-from llmserve.backends.python.responses import InferenceResponse, InferenceResponseSender, Reply, checked_parameters
+from llmserve.backends.python.responses import InferenceResponse, InferenceResponseSender, Responder, checked_parameters
 from llmserve.backends.python.tensors import Tensor
 from llmserve.serving.instruments.trace import Trace
 from llmserve.serving.types import InferRequest, ParameterValue
@@ -97,7 +97,7 @@ class InferenceRequest:
         self._hold(request, None, request.requested_outputs, flags)
 
     @classmethod
-    def received(cls, request: InferRequest, reply: Reply, output_names: tuple[str, ...]) -> InferenceRequest:
+    def received(cls, request: InferRequest, reply: Responder, output_names: tuple[str, ...]) -> InferenceRequest:
         """A client's request; `output_names` are the model's."""
         self = cls.__new__(cls)
         start = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if request.sequence_start else 0
@@ -105,7 +105,7 @@ class InferenceRequest:
         self._hold(request, reply, request.requested_outputs or output_names, start | end)
         return self
 
-    def _hold(self, request: InferRequest, reply: Reply | None, output_names: tuple[str, ...], flags: int) -> None:
+    def _hold(self, request: InferRequest, reply: Responder | None, output_names: tuple[str, ...], flags: int) -> None:
         self._request = request
         self._reply = reply
         self._output_names = output_names
@@ -117,7 +117,7 @@ class InferenceRequest:
         self._begun: list[Cancel] = []
 
     @property
-    def reply(self) -> Reply:
+    def reply(self) -> Responder:
         if self._reply is None:
             raise TritonModelException("this request was made by the model itself and has no response sender")
         return self._reply

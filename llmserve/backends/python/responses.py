@@ -59,7 +59,7 @@ class InferenceResponse:
     def parameters(self) -> str:
         return json.dumps(self._parameters)
 
-    def to_wire(self, reply: Reply, *, final: bool, copy: bool) -> InferResponse:
+    def to_wire(self, reply: Responder, *, final: bool, copy: bool) -> InferResponse:
         error = None
         if self._error is not None:
             error = to_server_error(self._error if isinstance(self._error, TritonError) else TritonError(self._error))
@@ -85,7 +85,7 @@ class Line(Protocol):
         ...
 
 
-class Reply:
+class Responder:
     """What a model may answer on a line. Dropped without a final response, it answers with an error."""
 
     __slots__ = ("_ended", "_line", "decoupled", "model_name", "model_version", "request_id")
@@ -145,7 +145,7 @@ class InferenceResponseSender:
 
     __slots__ = ("_has_answered", "_is_closed", "_reply")
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: Responder) -> None:
         self._reply = reply
         self._has_answered = False
         self._is_closed = False

@@ -12,7 +12,7 @@ from llmserve.core import FinishReason, GenerateRequest, TokenEvent, Usage
 from llmserve.stages.generate import GeneratedEvent
 
 
-class Answer:
+class ResponseBuilder:
     """Takes memory for every sequence of `request`, so it comes after the engine's validation."""
 
     def __init__(self, request: GenerateRequest, *, streaming: bool) -> None:

@@ -15,7 +15,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.backends.tensorrtllm.active import ActiveRequest, ActiveRequests
 from llmserve.backends.tensorrtllm.adapters import ServedAdapters, adapter_name
-from llmserve.backends.tensorrtllm.answer import Answer
+from llmserve.backends.tensorrtllm.answer import ResponseBuilder
 from llmserve.backends.tensorrtllm.answer_histograms import AnswerHistograms
 from llmserve.backends.tensorrtllm.compared_answers import answer_reader
 from llmserve.backends.tensorrtllm.gauges import engine_facts, engine_gauges
@@ -205,7 +205,7 @@ class EngineInstance:
                 # Of beams, only ids stop: each has its text.
                 stops = job.stop_strings if job.generate.beam is None else ()
                 stream = generate(self.engine, job.generate, tokenizer=self.tokenizer, stop_strings=stops)
-                answer = Answer(job.generate, streaming=job.streaming)
+                answer = ResponseBuilder(job.generate, streaming=job.streaming)
                 echo = () if job.streaming or job.excludes_input else job.generate.prompt_ids
                 tokens_per_block = self.engine.stats().tokens_per_block
                 asked = asked_outputs(job.generate)
@@ -237,7 +237,7 @@ class EngineInstance:
             job = pooled_request(request.inputs, self.engine.info, self._id_of(request))
             with (
                 self.adapters.held(adapter_name(request)) as adapter,
-                counted(Answer(job, streaming=False), job, self.config.name) as ended,
+                counted(ResponseBuilder(job, streaming=False), job, self.config.name) as ended,
             ):
 
                 def note(usage: Usage) -> None:
@@ -322,7 +322,7 @@ class EngineInstance:
 
 
 async def _sent(
-    stream: AsyncGenerator[GeneratedEvent, None], answer: Answer, active: ActiveRequest, trace: Trace | None
+    stream: AsyncGenerator[GeneratedEvent, None], answer: ResponseBuilder, active: ActiveRequest, trace: Trace | None
 ) -> AsyncGenerator[Sequence[GeneratedEvent], None]:
     """The events to send, those of one response; when the request is stopped from outside, the last ones say so."""
     async with aclosing(stream):

@@ -64,7 +64,7 @@ class ModelParameters:
             for key, entry in config.parameters.items()
             if key != RULES and not key.startswith(PREFIX)  # what we tell of it
         }
-        reader = _Reader({key: value for key, value in given.items() if value and not value.startswith("${")})
+        reader = _ParameterReader({key: value for key, value in given.items() if value and not value.startswith("${")})
         own = str(version_dir) if version_dir is not None and (version_dir / MANIFEST_FILE).is_file() else ""
         engine_dir = reader.take(ENGINE_PATH, own, str)
         if not engine_dir:
@@ -107,7 +107,7 @@ class ModelParameters:
         return cls(engine_path, tokenizer_path, engine, excludes_input, own_process, adapters, adapter_folder)
 
 
-def _gpu_settings(reader: _Reader, config: ModelConfig, model_dir: Path) -> GpuSettings:
+def _gpu_settings(reader: _ParameterReader, config: ModelConfig, model_dir: Path) -> GpuSettings:
     """Whether the engine honours them is known when it is opened; then it is reported."""
     return GpuSettings(
         max_beam_width=reader.take("max_beam_width", None, int),
@@ -132,7 +132,7 @@ def _gpu_settings(reader: _Reader, config: ModelConfig, model_dir: Path) -> GpuS
     )
 
 
-class _Reader:
+class _ParameterReader:
     """Takes parameters out one by one; what nobody took has no effect."""
 
     def __init__(self, given: Mapping[str, str]) -> None:

@@ -54,7 +54,7 @@ class TensorRequest:
 
 def is_stop(inputs: Mapping[str, Tensor]) -> bool:
     """Whether the request asks to end another one, the one with its own id."""
-    return _Reader(inputs).flag("stop")
+    return _RequestReader(inputs).flag("stop")
 
 
 def read_request(
@@ -62,7 +62,7 @@ def read_request(
 ) -> TensorRequest:
     """Raise `Unsupported` when all that is wrong is what this engine cannot do, else `InvalidArgument`; of too long a
     prompt, `PromptTooLong`."""
-    reader = _Reader(inputs)
+    reader = _RequestReader(inputs)
     names = UNSUPPORTED_INPUTS + (DECODER_INPUTS if reader.size("decoder_input_ids") > 1 else ())
     unsupported = [f"{name} is not supported by this engine" for name in names if reader.has(name)]
     request = TensorRequest(
@@ -103,7 +103,7 @@ def read_request(
     return request
 
 
-def _beam(reader: _Reader, max_beam_width: int) -> BeamSearch | None:
+def _beam(reader: _RequestReader, max_beam_width: int) -> BeamSearch | None:
     width = reader.integer(("beam_width",), 1)
     if not 1 <= width <= max_beam_width:
         allowed = (
@@ -122,7 +122,7 @@ def _beam(reader: _Reader, max_beam_width: int) -> BeamSearch | None:
     )
 
 
-def _guide(reader: _Reader) -> GuideText | None:
+def _guide(reader: _RequestReader) -> GuideText | None:
     kinds, texts = reader.strings("guided_decoding_guide_type"), reader.strings("guided_decoding_guide")
     if not kinds and not texts:
         return None
@@ -143,7 +143,7 @@ def top_k_meant(top_k: int, top_p: float, min_p: float) -> int:
     return 1 if top_k == 0 and top_p == 0 and min_p == 0 else top_k
 
 
-def _sampling(reader: _Reader) -> SamplingParams:
+def _sampling(reader: _RequestReader) -> SamplingParams:
     top_k, top_p = reader.integer(("runtime_top_k",), 0), reader.number(("runtime_top_p",), 0.0)
     min_p = reader.number(("min_p",), 0.0)
     sampling = SamplingParams(
@@ -165,7 +165,7 @@ def _sampling(reader: _Reader) -> SamplingParams:
     return sampling
 
 
-class _Reader:
+class _RequestReader:
     """Typed access to the inputs of one request, collecting problems. An empty tensor counts as absent."""
 
     def __init__(self, inputs: Mapping[str, Tensor]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from llmserve.backends.tensorrtllm.answer import Answer
+from llmserve.backends.tensorrtllm.answer import ResponseBuilder
 from llmserve.backends.tensorrtllm.answer_histograms import NS_PER_S
 from llmserve.core import GenerateRequest, Usage
 from llmserve.errors import LlmserveError
@@ -15,7 +15,7 @@ Ended: TypeAlias = Callable[[Usage], None]  # called with each answer that has e
 
 
 @contextmanager
-def counted(answer: Answer, request: GenerateRequest, model: str) -> Iterator[Ended]:
+def counted(answer: ResponseBuilder, request: GenerateRequest, model: str) -> Iterator[Ended]:
     """The tokens when the block ends, of what the client gave up too; nothing of a request that is refused."""
     if request.tenant.counters is None:
         yield lambda usage: None

@@ -35,7 +35,7 @@ from llmserve.evaluation.served.replies import (
     Asker,
     GrpcAsker,
     Question,
-    Reply,
+    ServedAnswer,
     V1Asker,
     counters,
     grpc_asker,
@@ -191,7 +191,7 @@ class Check:
     server: OwnServer | None = None
     results: list[ServedResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    reference: list[Reply] = field(default_factory=list)
+    reference: list[ServedAnswer] = field(default_factory=list)
 
     @property
     def questions(self) -> list[Question]:
@@ -200,7 +200,7 @@ class Check:
     def served(self, speed: Speed) -> Served:
         return Served(tuple(self.results), tuple(self.notes), speed)
 
-    def require_answers(self, replies: Sequence[Reply]) -> None:
+    def require_answers(self, replies: Sequence[ServedAnswer]) -> None:
         """`Unavailable` when the server is gone: then nothing that it has said counts."""
         gone = next((reply.record for reply in replies if reply.record.is_unreachable), None)
         if gone is None:
@@ -235,7 +235,7 @@ class Check:
     def beside_this_process(self) -> None:
         """With the answers of the engine in this process, which had others beside it, too."""
         inside = [
-            Reply(text=answer.text, token_ids=None if answer.token_ids is None else list(answer.token_ids))
+            ServedAnswer(text=answer.text, token_ids=None if answer.token_ids is None else list(answer.token_ids))
             for answer in self.asked.answers
         ]
         name = "as in this process"
@@ -248,7 +248,7 @@ class Check:
         note = f"{found:,} of {asked:,} prompt tokens were in the cache"
         self._add("prefix hits", replies, note, happened=found > 0)
 
-    async def in_flight(self, grpc: GrpcAsker) -> list[Reply]:
+    async def in_flight(self, grpc: GrpcAsker) -> list[ServedAnswer]:
         replies = await at_once(grpc, self.questions, len(self.questions), self.told)
         self._add_together("in flight", replies)
         return replies
@@ -331,24 +331,24 @@ class Check:
         if errors := [reply.record for reply in replies if reply.record.error]:
             self.notes.append(f"no text could be forced: {errors[0].message or errors[0].error}")
             return
-        expected = Reply(text=FORCED)
+        expected = ServedAnswer(text=FORCED)
         found = [
             difference(f"{'streamed' if each.streams else 'unary'} over {asker.name}", expected, reply)
             for (asker, each), reply in zip(ways, replies, strict=True)
         ]
         self.results.append(ServedResult("multi-byte", len(ways), tuple(each for each in found if each is not None)))
 
-    def _add_together(self, name: str, replies: Sequence[Reply]) -> None:
+    def _add_together(self, name: str, replies: Sequence[ServedAnswer]) -> None:
         most = most_at_once([reply.record for reply in replies])
         self._add(name, replies, f"up to {most} at the same time", happened=most > 1)
 
     def _add(
         self,
         name: str,
-        replies: Sequence[Reply],
+        replies: Sequence[ServedAnswer],
         note: str = "",
         *,
-        expected: Sequence[Reply] | None = None,
+        expected: Sequence[ServedAnswer] | None = None,
         happened: bool = True,
     ) -> None:
         """`happened`: false where the condition was not brought about: then equal answers show nothing."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmserve.evaluation.judging.gate import Verdict
 from llmserve.evaluation.judging.statistics import first_divergence
-from llmserve.evaluation.served.replies import Question, Reply
+from llmserve.evaluation.served.replies import Question, ServedAnswer
 
 GROUP = "as served"
 MAX_NAMED = 3  # samples in a reason
@@ -84,8 +84,8 @@ class ServedResult:
 def compared(
     name: str,
     questions: Sequence[Question],
-    expected: Sequence[Reply],
-    actual: Sequence[Reply],
+    expected: Sequence[ServedAnswer],
+    actual: Sequence[ServedAnswer],
     *,
     is_judged: bool,
     notes: Sequence[str] = (),
@@ -97,7 +97,7 @@ def compared(
     return ServedResult(name, len(questions), differences, is_judged, notes=tuple(notes))
 
 
-def difference(sample_id: str, expected: Reply, actual: Reply) -> Difference | None:
+def difference(sample_id: str, expected: ServedAnswer, actual: ServedAnswer) -> Difference | None:
     """None between replies that are the same. What has failed differs from everything."""
     for reply in (actual, expected):
         if reply.record.error:

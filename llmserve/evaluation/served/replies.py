@@ -45,7 +45,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class Reply:
+class ServedAnswer:
     """What failed has an error in its record."""
 
     record: Record = field(default_factory=Record)
@@ -61,7 +61,7 @@ class Asker(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def ask(self, question: Question) -> Reply: ...
+    async def ask(self, question: Question) -> ServedAnswer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class GrpcAsker:
     inputs: frozenset[str]  # of its model
     name: str = OVER_GRPC
 
-    async def ask(self, question: Question) -> Reply:
-        reply = Reply()
+    async def ask(self, question: Question) -> ServedAnswer:
+        reply = ServedAnswer()
         told = {name: True for name in (TOKENS, LOG_PROBS) if name in self.inputs}
         prompt = question.prompt if isinstance(question.prompt, str) else question.messages() or []
         reply.record.started = time.perf_counter()
@@ -125,8 +125,8 @@ class V1Asker:
     api_key: str = field(default="", repr=False)
     name: str = OVER_V1
 
-    async def ask(self, question: Question) -> Reply:
-        reply = Reply(log_probs=[] if question.wants_log_probs else None)
+    async def ask(self, question: Question) -> ServedAnswer:
+        reply = ServedAnswer(log_probs=[] if question.wants_log_probs else None)
         record, body = reply.record, bytearray()
         events = Events(record)
 
@@ -182,7 +182,7 @@ def _events(body: bytearray) -> list[Json]:
     return [json.loads(line) for line in lines if line != DONE]
 
 
-def _join(reply: Reply, documents: list[Json]) -> None:
+def _join(reply: ServedAnswer, documents: list[Json]) -> None:
     """Of a stream's events, or of the one document of an answer in one piece."""
     for document in documents:
         for choice in document.get("choices", ()):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llmserve.evaluation.served.comparison import Difference, ServedResult, compared
-from llmserve.evaluation.served.replies import Question, Reply
+from llmserve.evaluation.served.replies import Question, ServedAnswer
 
 NAME = "seeded"
 CHANCE = 1e-6  # of all being equal, from which on it is no chance
@@ -24,9 +24,9 @@ def seeded(questions: Sequence[Question], seed: int) -> list[Question]:
 
 def judge_seeds(
     questions: Sequence[Question],
-    alone: Sequence[Reply],
-    among_others: Sequence[Reply],
-    other_seed: Sequence[Reply],
+    alone: Sequence[ServedAnswer],
+    among_others: Sequence[ServedAnswer],
+    other_seed: Sequence[ServedAnswer],
     *,
     is_judged: bool,
 ) -> ServedResult:
@@ -52,11 +52,11 @@ def judge_seeds(
     return replace(result, differences=(same,))
 
 
-def _words(reply: Reply) -> object:
+def _words(reply: ServedAnswer) -> object:
     return reply.text if reply.token_ids is None else reply.token_ids
 
 
-def _chance(replies: Sequence[Reply]) -> float | None:
+def _chance(replies: Sequence[ServedAnswer]) -> float | None:
     """That a second draw of all answers is the first one; None where log-probs are not told."""
     if any(reply.log_probs is None for reply in replies):
         return None

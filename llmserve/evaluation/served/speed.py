@@ -12,7 +12,7 @@ from llmserve.engine.directory.gate_record import GateRecord
 from llmserve.engine.machine.description import machine_name
 from llmserve.evaluation.judging.gate import Verdict
 from llmserve.evaluation.served.measures import MEASURES
-from llmserve.evaluation.served.replies import Reply
+from llmserve.evaluation.served.replies import ServedAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class SpeedResult:
 
 
 def measured(
-    alone: Sequence[Reply], in_flight: Sequence[Reply], *,
+    alone: Sequence[ServedAnswer], in_flight: Sequence[ServedAnswer], *,
     memory: int | None = None, build_seconds: float | None = None, open_seconds: float | None = None,
 ) -> Speed:  # fmt: skip
     """What there is nothing of is left out."""

@@ -61,7 +61,7 @@ def given_rules(config: ModelConfig) -> Given | None:
 
 def make_rules(given: Given) -> RolloutRules:
     """Raises `InvalidArgument` that lists everything that is wrong."""
-    reader = _Reader(given)
+    reader = _RulesReader(given)
     defaults = RolloutRules()
     shadow, canary = reader.share("shadow", defaults.shadow), reader.shares("canary", defaults.canary)
     rules = RolloutRules(
@@ -111,7 +111,7 @@ def _contradictions(rules: RolloutRules) -> list[str]:
     return found
 
 
-class _Reader:
+class _RulesReader:
     """Takes rules out by name, collecting problems."""
 
     def __init__(self, given: Given) -> None:

@@ -258,7 +258,7 @@ async def test_too_many_sequences_are_refused_before_memory_is_taken_for_them(
 ) -> None:
     instance = instance_over(engine)
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "Answer", Mock(side_effect=AssertionError("too early")))
+        patch.setattr(backend, "ResponseBuilder", Mock(side_effect=AssertionError("too early")))
         error = await refusal(instance, num_return_sequences=count)
     assert error.code is Code.INVALID_ARGUMENT
     assert f"from 1 to 128, got {count}" in str(error)

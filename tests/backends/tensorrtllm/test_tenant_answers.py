@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from llmserve.backends.tensorrtllm.answer import Answer
+from llmserve.backends.tensorrtllm.answer import ResponseBuilder
 from llmserve.backends.tensorrtllm.tenant_answers import counted
 from llmserve.core import FinishReason, GenerateRequest, Tenant, TokenEvent, Usage
 from llmserve.errors import InternalError, RateLimited
@@ -29,7 +29,7 @@ def event(*token_ids: int, index: int = 0, end: FinishReason | None = None) -> G
 
 
 def test_answers_that_end() -> None:
-    answer = Answer(REQUEST, streaming=True)
+    answer = ResponseBuilder(REQUEST, streaming=True)
     with counted(answer, REQUEST, "m") as ended:
         for index in (0, 1):
             answer.add(event(5, index=index))
@@ -39,7 +39,7 @@ def test_answers_that_end() -> None:
 
 
 def test_times_that_are_not_known_and_clocks_that_are_set() -> None:
-    with counted(Answer(REQUEST, streaming=True), REQUEST, "m") as ended:
+    with counted(ResponseBuilder(REQUEST, streaming=True), REQUEST, "m") as ended:
         ended(Usage(3, 0, 0, 0, 0, 0, 0))
         ended(Usage(3, 0, 0, BEGIN, BEGIN - 5, 0, 0))
     assert COUNTERS.answers == {"m": AnswerCounters(3, 0, num_queued=1, queue_s=0.0)}
@@ -57,7 +57,7 @@ def test_times_that_are_not_known_and_clocks_that_are_set() -> None:
 def test_what_was_given_up_counts_and_what_was_refused_does_not(
     error: BaseException, has_begun: bool, expected: tuple[int, int]
 ) -> None:
-    answer = Answer(REQUEST, streaming=False)
+    answer = ResponseBuilder(REQUEST, streaming=False)
     with suppress(type(error)), counted(answer, REQUEST, "m"):
         if has_begun:
             answer.add(event(5, 6))
@@ -68,6 +68,6 @@ def test_what_was_given_up_counts_and_what_was_refused_does_not(
 
 def test_nobody_is_not_counted() -> None:
     request = GenerateRequest("r", (1, 2, 3))
-    with counted(Answer(request, streaming=True), request, "m") as ended:
+    with counted(ResponseBuilder(request, streaming=True), request, "m") as ended:
         ended(Usage(3, 0, 3, 0, 0, 0, 0))
     assert not COUNTERS.answers

@@ -6,18 +6,18 @@ from llmserve.benchmark.records import Record
 from llmserve.evaluation.judging.gate import Verdict
 from llmserve.evaluation.served.comparison import ServedResult, compared, difference
 from llmserve.evaluation.served.conditions import most_at_once
-from llmserve.evaluation.served.replies import Question, Reply
+from llmserve.evaluation.served.replies import Question, ServedAnswer
 from llmserve.evaluation.served.seeds import judge_seeds
 
 QUESTIONS = [Question(f"row-{i}", "text", 4) for i in range(4)]
 
 
-def reply(text: str = "abcd", ids: list[int] | None = None, log_probs: list[float] | None = None) -> Reply:
-    return Reply(Record(arrived=[1.0]), text, ids, log_probs)
+def reply(text: str = "abcd", ids: list[int] | None = None, log_probs: list[float] | None = None) -> ServedAnswer:
+    return ServedAnswer(Record(arrived=[1.0]), text, ids, log_probs)
 
 
-def failed(kind: str = "INTERNAL", message: str = "no") -> Reply:
-    found = Reply()
+def failed(kind: str = "INTERNAL", message: str = "no") -> ServedAnswer:
+    found = ServedAnswer()
     found.record.fail(kind, message)
     return found
 
@@ -34,7 +34,7 @@ def failed(kind: str = "INTERNAL", message: str = "no") -> Reply:
         (failed(), reply(), "error INTERNAL", -1),
     ],
 )
-def test_the_first_difference_is_named(expected: Reply, actual: Reply, what: str, position: int) -> None:
+def test_the_first_difference_is_named(expected: ServedAnswer, actual: ServedAnswer, what: str, position: int) -> None:
     found = difference("row-0", expected, actual)
     assert found is not None
     assert (found.sample_id, found.what, found.position) == ("row-0", what, position)
@@ -58,7 +58,7 @@ def test_a_result_names_three_and_counts_the_others() -> None:
     assert ServedResult("all", 0, doubt="it was left out").verdict is Verdict.INCONCLUSIVE
 
 
-def draws(*ids: int, log_prob: float = -3.0) -> list[Reply]:
+def draws(*ids: int, log_prob: float = -3.0) -> list[ServedAnswer]:
     return [reply(ids=[token, token], log_probs=[log_prob, log_prob]) for token in ids]
 
 

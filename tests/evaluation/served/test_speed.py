@@ -5,7 +5,7 @@ from dataclasses import replace
 from llmserve.benchmark.records import Record
 from llmserve.engine.directory.gate_record import GateRecord
 from llmserve.evaluation.judging.gate import Verdict
-from llmserve.evaluation.served.replies import Reply
+from llmserve.evaluation.served.replies import ServedAnswer
 from llmserve.evaluation.served.speed import Speed, compare_speed, measured
 from llmserve.sealed_log import Line
 from tests.gate_records import content_of
@@ -40,8 +40,8 @@ def test_another_machine_is_named_and_not_compared() -> None:
 
 
 def test_times_are_medians_alone_and_the_throughput_is_of_all_together() -> None:
-    def reply(started: float, *arrived: float) -> Reply:
-        return Reply(Record(started=started, arrived=list(arrived), completion_tokens=len(arrived)))
+    def reply(started: float, *arrived: float) -> ServedAnswer:
+        return ServedAnswer(Record(started=started, arrived=list(arrived), completion_tokens=len(arrived)))
 
     alone = [reply(0, 0.1, 0.2, 0.3), reply(1, 1.3, 1.5), reply(2, 2.2, 2.3)]
     together = [reply(0, 1, 2), reply(0, 1, 4)]

@@ -16,7 +16,7 @@ from llmserve.backends.python.errors import TritonModelException
 from llmserve.backends.python.host import ModelHost
 from llmserve.backends.python.process.channel import Channel
 from llmserve.backends.python.process.messages import (
-    Answer,
+    Answered,
     Ask,
     Call,
     CallResponse,
@@ -116,7 +116,7 @@ class Guest:
                 with self._lock:
                     receive = self._calls[call] if response is not None else self._calls.pop(call)
                 receive(response)
-            case Answer(question, value, error):
+            case Answered(question, value, error):
                 with self._lock:
                     answer = self._questions.pop(question)
                 if error is None:

@@ -47,7 +47,7 @@ class CallResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answered:
     question: int
     value: Any
     error: Exception | None

@@ -57,4 +57,4 @@ class ServerCalls:
         except Exception as problem:  # border: whatever goes wrong is the answer
             error = InternalError(f"{type(problem).__name__}: {problem}")
         if asked.question:
-            self._send(m.Answer(asked.question, value, error))
+            self._send(m.Answered(asked.question, value, error))
