@@ -39,6 +39,7 @@ class Job:
     passes: int = 2  # over all cells
     max_seconds: float = 4.0  # of a decode cell
     seed: int = 0
+    adapter: str = ""  # a LoRA adapter as PEFT saves one, in a folder of `folder`, for all sequences; empty: none
 
     @property
     def shape(self) -> Shape:

@@ -58,6 +58,26 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
     writer.close()
 
 
+def write_adapter_gguf(folder: Path, path: Path) -> None:
+    """`folder`: a LoRA adapter as PEFT saves one, of one rank, for a network of Llama's form."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    network = json.loads(Path(config["base_model_name_or_path"], "config.json").read_text())
+    writer = gguf.GGUFWriter(path, network["model_type"])
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(config["lora_alpha"]))
+    with safe_open(folder / "adapter_model.safetensors", framework="numpy") as file:
+        for name in file.keys():  # noqa: SIM118
+            matrix, _, which = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
+            values = file.get_tensor(name)
+            converted = values if which == "lora_A" else _converted(f"{matrix}.weight", values, network)
+            writer.add_tensor(f"{gguf_name(f'{matrix}.weight')}.{which.lower()}", converted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def gguf_name(name: str) -> str:
     """model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight"""
     if name in OUTSIDE:

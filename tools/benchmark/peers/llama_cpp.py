@@ -6,13 +6,14 @@ import ctypes
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import gguf
 import llama_cpp as llama
 import numpy as np
 
 from tools.benchmark.job import Job, Prepared
-from tools.benchmark.peers.gguf_file import write_gguf
+from tools.benchmark.peers.gguf_file import write_adapter_gguf, write_gguf
 
 # What llama.cpp's users would take; its quantizer keeps the output matrix of Q4_0 in Q6_K.
 FILE_TYPES = {
@@ -68,6 +69,7 @@ class LlamaCppModel:
         self.weight_bytes = read_by_one_token(path)
         self.kv_bytes_per_token = float(KV_BYTES * job.shape.kv_elements_per_token)
         self.versions = {"llama-cpp-python": version("llama-cpp-python")}
+        self._adapter = self._opened_adapter(job.folder / job.adapter) if job.adapter else None
         self._threads = job.threads
         self._vocab = job.shape.vocab
         self._batch = llama.llama_batch_init(MAX_BATCH_TOKENS, 0, 1)
@@ -85,6 +87,10 @@ class LlamaCppModel:
         if not self._context:
             raise RuntimeError(f"llama.cpp could not make a context for {batch} sequences of {max_tokens} tokens")
         self._length = 0
+        if self._adapter:
+            adapters, scales = (type(self._adapter) * 1)(self._adapter), (ctypes.c_float * 1)(1.0)
+            if llama.llama_set_adapters_lora(self._context, adapters, 1, scales):
+                raise RuntimeError("llama.cpp could not use the adapter")
 
     def start(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         return self._advance(prompts)
@@ -95,6 +101,14 @@ class LlamaCppModel:
     def release(self) -> None:
         llama.llama_free(self._context)
         self._context = None
+
+    def _opened_adapter(self, folder: Path) -> Any:
+        path = folder / "adapter.gguf"
+        write_adapter_gguf(folder, path)
+        adapter = llama.llama_adapter_lora_init(self._model, str(path).encode())
+        if not adapter:
+            raise RuntimeError(f"llama.cpp could not open {path}")
+        return adapter
 
     def _advance(self, new_ids: Sequence[Sequence[int]]) -> list[int]:
         """Tokens of one sequence after another, as many in a call as the context takes."""

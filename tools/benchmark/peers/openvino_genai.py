@@ -15,6 +15,7 @@ import numpy as np
 import openvino
 import openvino_genai as genai
 
+from tools.benchmark.cells import FIRST_ID
 from tools.benchmark.environment import last_lines
 from tools.benchmark.job import Job, Prepared
 
@@ -71,7 +72,10 @@ class GenaiModel:
         scheduler.cache_size = CACHE_GIB
         scheduler.max_num_batched_tokens = MAX_BATCH_TOKENS
         scheduler.enable_prefix_caching = False
-        options = {"INFERENCE_NUM_THREADS": job.threads, "PERFORMANCE_HINT": "LATENCY"}
+        options: dict[str, Any] = {"INFERENCE_NUM_THREADS": job.threads, "PERFORMANCE_HINT": "LATENCY"}
+        if job.adapter:
+            adapter = genai.Adapter(str(job.folder / job.adapter / "adapter_model.safetensors"))
+            options["adapters"] = genai.AdapterConfig(adapter)
         self._pipeline = genai.ContinuousBatchingPipeline(str(directory), scheduler, "CPU", options)
         embedding_bytes = job.shape.head_products * (2 if job.precision == "float16" else 1)
         self.weight_bytes = (directory / WEIGHTS).stat().st_size - embedding_bytes
@@ -80,6 +84,9 @@ class GenaiModel:
         self._config = genai.GenerationConfig()
         self._handles: list[Any] = []
         self._num_requests = 0
+        if job.adapter:  # only `generate` hands it to the network, which keeps it
+            once = genai.GenerationConfig(max_new_tokens=1, adapters=options["adapters"])
+            self._pipeline.generate([openvino.Tensor(np.array([[FIRST_ID]], np.int64))], [once])
 
     def prepare(self, batch: int, max_tokens: int) -> None:
         self._config = genai.GenerationConfig(max_new_tokens=max_tokens, ignore_eos=True, do_sample=False)
