@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,12 @@ MAX_BLOCK = 1 << 16
 MAX_TAPS, MAX_KEY_DIM = 32, 4096  # as `kernels/format.h`
 
 
+@cache
+def _read_bytes_per_s() -> float:
+    """Measured once: that takes two seconds, and the machine stays the same."""
+    return measure_limit(Limit.READ)
+
+
 class CpuTarget:
     """Engines for `llmserve.engine.cpu`; one file serves every instruction set."""
 
@@ -95,7 +101,7 @@ class CpuTarget:
         return available_memory_bytes()
 
     def read_bytes_per_s(self) -> float:
-        return measure_limit(Limit.READ)
+        return _read_bytes_per_s()
 
     def compile(self, job: CompileJob, directory: Path) -> Mapping[str, Any]:
         lowered, metadata = self._plan(Network(job.program, job.params, job.options), job.quantized)
