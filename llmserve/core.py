@@ -126,8 +126,8 @@ class Matcher(Protocol):
         """One that stands here too and goes on by itself, for an answer that may go on otherwise."""
         ...
 
-    def forced(self) -> Sequence[int]:
-        """The text that has to follow, as the tokenizer writes it. No token but the first has to follow."""
+    def likely(self) -> Sequence[int]:
+        """Tokens that will probably follow. Of a matcher and its forks, only the one that goes on is asked."""
         ...
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:

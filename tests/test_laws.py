@@ -71,7 +71,7 @@ LAZY = {
     "tensorrt": {"engine/tensorrt_llm/library.py"},
     "transformers": {"evaluation/baseline/hf.py", "evaluation/baseline/baichuan_torch.py"},
     "datasets": {"evaluation/data.py"},
-    "llguidance": {"stages/guide_vocabulary.py", "stages/guides.py", "stages/token_guide.py"},
+    "llguidance": {f"stages/{name}.py" for name in ("guide_vocabulary", "guides", "likely_text", "token_guide")},
     "opentelemetry": {"frontends/shared/span_export.py"},
     "pynvml": {"serving/observe/gpu.py"},
     "triton": {

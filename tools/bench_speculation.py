@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import TypeAlias
 
 from llmserve.core import GenerateRequest, Guide, SamplingParams
 from llmserve.engine.base import Engine
@@ -30,6 +31,7 @@ from llmserve.stages.guides import GuideCompiler, GuideKind, GuideText
 from llmserve.stages.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
+Prompts: TypeAlias = Sequence[Sequence[int]]
 FUNCTIONS: Sequence[Callable[..., object]] = (
     textwrap.shorten, textwrap.indent, statistics.median_low, statistics.median_high, statistics.quantiles,
     statistics.fmean, inspect.unwrap, inspect.getmodulename, inspect.indentsize, inspect.cleandoc,
@@ -81,7 +83,7 @@ SCHEMA = {
 
 
 async def answers(
-    engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int, guide: Guide | None
+    engine: Engine, prompts: Prompts, num_tokens: int, guide: Guide | None
 ) -> tuple[list[list[int]], float]:
     """Their tokens, and the seconds from the last first token to the end."""
     firsts: list[float] = []
@@ -102,10 +104,11 @@ async def answers(
 
 
 def measure(
-    arguments: argparse.Namespace, prompts: Sequence[Sequence[int]], speculation: Speculation, guide: Guide | None
+    arguments: argparse.Namespace, groups: Sequence[Prompts], speculation: Speculation, guide: Guide | None
 ) -> str:
-    """A row: tokens a second without and with it, their ratio, and how many drafts were accepted."""
-    engine_dir, num_tokens, num_rounds = arguments.engine, arguments.tokens, arguments.rounds
+    """A row: tokens a second without and with it, their ratio, and how many drafts were accepted. The prompts of a
+    group are answered together."""
+    engine_dir, num_tokens = arguments.engine, arguments.tokens
     modes = (Speculation.OFF, speculation)
     settings = {
         mode: EngineSettings(
@@ -118,10 +121,11 @@ def measure(
     seconds: dict[Speculation, list[float]] = {mode: [] for mode in modes}
     told: dict[Speculation, list[list[int]]] = {}
     try:
-        for _ in range(num_rounds):
+        for _ in range(arguments.rounds):
             for mode in modes:
-                told[mode], elapsed = asyncio.run(answers(engines[mode], prompts, num_tokens, guide))
-                seconds[mode].append(elapsed)
+                found = [asyncio.run(answers(engines[mode], group, num_tokens, guide)) for group in groups]
+                told[mode] = [tokens for answered, _ in found for tokens in answered]
+                seconds[mode].append(sum(elapsed for _, elapsed in found))
         assert told[modes[0]] == told[modes[1]], "speculation changed an answer"
         stats = engines[modes[1]].stats()
     finally:
@@ -147,6 +151,7 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--groups", type=int, default=4, help="most groups of prompts, one after another")
     parser.add_argument("--draft-engine", default="", help="a smaller engine, which drafts")
     parser.add_argument("--speculation", default="", help="drafters; without it all, and with a guide only grammar")
     arguments = parser.parse_args()
@@ -160,7 +165,8 @@ def main() -> None:
         if arguments.speculation:
             speculation = Speculation.read(arguments.speculation)
         for batch in map(int, arguments.batches.split(",")):
-            row = measure(arguments, prompts[:batch], speculation, guide)
+            starts = range(0, len(prompts), batch)[: arguments.groups]
+            row = measure(arguments, [prompts[start : start + batch] for start in starts], speculation, guide)
             print(f"| {kind} | {batch} | {row} |", flush=True)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,9 @@ class Vocabulary:
         num_bits = 32 * -(-(vocab_size + 1) // 32)
         self.nothing = bytes(num_bits // 8)
         self.only_end = (1 << vocab_size).to_bytes(num_bits // 8, "little")
-        self.library = _library_tokenizer(tokenizer, known)
+        self.tokenizer = tokenizer
+        self.spellings = _Spellings(tokenizer, known)
+        self.library = library_tokenizer(self.spellings)
         self.first_twins = _first_twins(tokenizer, known)
         self.known = known
 
@@ -49,15 +51,21 @@ def unpacked(bits: bytes) -> NDArray[np.uint8]:
     return np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
 
 
+class Spellings(Protocol):
+    """What llguidance asks a tokenizer."""
+
+    tokens: list[bytes]
+
+
 class _Spellings:
-    """What llguidance asks a tokenizer. Where a guide leaves one text only, it is cut into these tokens."""
+    """The engine's own. Where a guide leaves one text only, it is cut into these tokens."""
 
     bos_token_id: int | None = None
 
     def __init__(self, tokenizer: Tokenizer, known: Sequence[bytes | None]) -> None:
         self.eos_token_id = end = len(known)
         self.special_token_ids = [*(token for token, written in enumerate(known) if not written), end]
-        self.tokens = [written or _name(tokenizer, token) for token, written in enumerate(known)] + [b"<|end|>"]
+        self.tokens = [written or name_of(tokenizer, token) for token, written in enumerate(known)] + [b"<|end|>"]
         self._tokenizer = tokenizer
         self._tokens = {written: token for token, written in enumerate(known) if written}
         self._longest = max(map(len, self._tokens), default=0)
@@ -81,16 +89,16 @@ class _Spellings:
         return ids
 
 
-def _name(tokenizer: Tokenizer, token: int) -> bytes:
+def name_of(tokenizer: Tokenizer, token: int) -> bytes:
     """By which grammars name a token that writes nothing."""
     spelling = tokenizer.token_bytes(token).decode(errors="replace") if token < tokenizer.vocab_size else ""
     return special_name(spelling).encode() if spelling else b"<|%d|>" % token
 
 
-def _library_tokenizer(tokenizer: Tokenizer, known: Sequence[bytes | None]) -> LLTokenizer:
+def library_tokenizer(spellings: Spellings) -> LLTokenizer:
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    return LLTokenizer(TokenizerWrapper(_Spellings(tokenizer, known)), n_vocab=len(known) + 1)
+    return LLTokenizer(TokenizerWrapper(spellings), n_vocab=len(spellings.tokens))
 
 
 def _first_twins(tokenizer: Tokenizer, known: Sequence[bytes | None]) -> dict[int, int]:

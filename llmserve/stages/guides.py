@@ -27,6 +27,7 @@ import numpy as np
 from llmserve.core import Guide, GuideState
 from llmserve.errors import InvalidArgument, ResourceExhausted
 from llmserve.stages.guide_vocabulary import Vocabulary, unpacked
+from llmserve.stages.likely_text import ByteVocabulary, LikelyTexts
 from llmserve.stages.token_guide import TokenGuide
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from llmserve.stages.tool_formats.grammars import WHITE_SPACE
@@ -124,11 +125,13 @@ class GuideCompiler:
         except (ValueError, RecursionError) as error:
             raise _invalid(text, str(error)) from error
         with self._vocabulary_lock:  # the first guide makes it
-            vocabulary = self._vocabulary
+            vocabulary, byte_vocabulary = self._vocabulary, self._byte_vocabulary
         matcher = LLMatcher(vocabulary.library, grammar, limits=_limits(), log_level=0)
         if matcher.is_error():
             raise _invalid(text, matcher.get_error())
-        guide = TokenGuide(matcher, vocabulary, (text.kind.value, text.text))
+        over_bytes = LLMatcher(byte_vocabulary.library, grammar, limits=_limits(), log_level=0)
+        texts = None if over_bytes.is_error() else LikelyTexts(over_bytes, byte_vocabulary)
+        guide = TokenGuide(matcher, vocabulary, texts, (text.kind.value, text.text))
         if guide.state is GuideState.STUCK:
             raise _invalid(text, "no answer of this model can follow it")
         if guide.state is GuideState.COMPLETE:
@@ -143,6 +146,10 @@ class GuideCompiler:
     @cached_property
     def _vocabulary(self) -> Vocabulary:
         return Vocabulary(self._tokenizer, self._vocab_size)
+
+    @cached_property
+    def _byte_vocabulary(self) -> ByteVocabulary:
+        return ByteVocabulary(self._vocabulary)
 
 
 class GuidesOfDirectory:

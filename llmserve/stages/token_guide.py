@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from llmserve.core import GuideState
 from llmserve.stages.guide_vocabulary import Vocabulary, first_bits
+from llmserve.stages.likely_text import LikelyText, LikelyTexts
 from llmserve.stages.unique_names import UsedNames
 
 if TYPE_CHECKING:
@@ -19,9 +20,13 @@ JSON_KINDS = ("json", "json_schema")
 class TokenGuide:
     """A compiled guide: the matcher of an answer that has not begun."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, source: tuple[str, str]) -> None:
-        """`source`: its kind and text, for an engine in another process."""
+    def __init__(
+        self, matcher: LLMatcher, vocabulary: Vocabulary, texts: LikelyTexts | None, source: tuple[str, str]
+    ) -> None:
+        """`texts`: None where only what is forced is known. `source`: its kind and text, for an engine in another
+        process."""
         self.source = source
+        self._texts = texts
         self._matcher = matcher
         self._vocabulary = vocabulary
         bits = matcher.compute_bitmask()
@@ -30,20 +35,30 @@ class TokenGuide:
 
     def start(self) -> TokenMatcher:
         names = UsedNames() if self.source[0] in JSON_KINDS else None
-        return TokenMatcher(self._matcher.deep_copy(), self._vocabulary, self._bits, names)
+        text = self._texts.start() if self._texts else None
+        return TokenMatcher(self._matcher.deep_copy(), self._vocabulary, self._bits, names, text)
 
 
 class TokenMatcher:
     """One answer under a guide."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, bits: bytes, names: UsedNames | None) -> None:
-        """`names`: of JSON."""
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocabulary: Vocabulary,
+        bits: bytes,
+        names: UsedNames | None,
+        text: LikelyText | None,
+    ) -> None:
+        """`names`: of JSON. `text`: shared with forks, of which one goes on at most."""
         self._matcher = matcher
         self._names = names
         self._vocabulary = vocabulary
         self._bits: bytes | None = bits  # what may come next, the end included; None: not looked at yet
         self._taken: int | None = None  # and not told the library yet
         self._is_first = True
+        self._text = text
+        self._unread: list[int] = []  # taken, and not told `text` yet
         self.state = GuideState.OPEN
         self.reason = ""  # why it is stuck, where the library says so
 
@@ -61,6 +76,7 @@ class TokenMatcher:
         self._consume()
         self._taken = self._vocabulary.first_twins.get(token, token) if self._is_first else token
         self._is_first = False
+        self._unread.append(self._taken)
         self._bits = None
 
     def is_complete(self) -> bool:
@@ -69,14 +85,19 @@ class TokenMatcher:
 
     def fork(self) -> TokenMatcher:
         bits = self._look()
-        copy = TokenMatcher(self._matcher.deep_copy(), self._vocabulary, bits, self._names and self._names.copy())
+        names = self._names and self._names.copy()
+        copy = TokenMatcher(self._matcher.deep_copy(), self._vocabulary, bits, names, self._text)
         copy.state, copy.reason, copy._is_first = self.state, self.reason, self._is_first
+        copy._unread = self._unread.copy()
         return copy
 
-    def forced(self) -> Sequence[int]:
-        """Without what could be the beginning of a longer token."""
+    def likely(self) -> Sequence[int]:
         if self._is_first and self._vocabulary.first_twins:
             return ()
+        if self._text is not None:
+            self._text.take(self._unread)
+            self._unread.clear()
+            return self._text.next_tokens()
         self._consume()
         size = self._vocabulary.vocab_size
         return list(itertools.takewhile(lambda token: token < size, self._matcher.compute_ff_tokens()))

@@ -40,7 +40,7 @@ class Evens:
     def fork(self) -> Evens:
         return Evens(self._vocab_size, self._num_left)
 
-    def forced(self) -> Sequence[int]:
+    def likely(self) -> Sequence[int]:
         return ()
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:

@@ -55,7 +55,7 @@ class SlotMatcher:
     def fork(self) -> SlotMatcher:
         return SlotMatcher(self._guide, self._num_taken)
 
-    def forced(self) -> Sequence[int]:
+    def likely(self) -> Sequence[int]:
         left = self._guide.slots[self._num_taken :]
         single = itertools.takewhile(lambda slot: len(slot.allowed) == 1 and not slot.may_end, left)
         return [token for slot in single for token in slot.allowed]

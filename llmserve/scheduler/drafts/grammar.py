@@ -1,4 +1,4 @@
-"""The text that a guide leaves no choice of: its tokens need a row each, and no step of their own."""
+"""What a guide leaves no choice of, or only how much white space: its tokens need a row each, no step of their own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Draftable
 
+PRIOR_ACCEPTED = 8.0  # tokens: it is not given up for one draft that was wrong
+
 
 class GrammarDrafter(Acceptance):
-    """Right, but for banned words and texts that an answer writes in other tokens than the tokenizer."""
+    """Wrong where an answer writes other white space than before, or other tokens than the tokenizer."""
 
     def __init__(self) -> None:
-        super().__init__(num_rejected=0.0)
+        super().__init__(num_rejected=0.0, num_accepted=PRIOR_ACCEPTED)
 
     def propose(self, sequence: Draftable) -> Sequence[int]:
-        return () if sequence.matcher is None else sequence.matcher.forced()[:MAX_DRAFTED]
+        return () if sequence.matcher is None else sequence.matcher.likely()[:MAX_DRAFTED]
