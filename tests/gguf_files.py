@@ -56,6 +56,8 @@ ARCHITECTURES = {
     "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "llama4_text": gguf.MODEL_ARCH.LLAMA4,
+    "phimoe": gguf.MODEL_ARCH.PHIMOE,
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
 }
@@ -184,6 +186,11 @@ def with_parted_experts(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArra
                 found[f"{layer}.block_sparse_moe.experts.{part}.weight"] = rows
         elif rest == "output_linear.weight":
             found[f"{layer}.block_sparse_moe.experts.w2.weight"] = tensor
+        elif ".feed_forward.experts." in name and name.endswith(("gate_up_proj", "down_proj")):  # of Llama 4
+            outputs, stem = tensor.swapaxes(1, 2), name.rpartition(".")[0]
+            halves = zip(("gate", "up"), np.split(outputs, 2, axis=1), strict=True)
+            parts = dict(halves) if name.endswith("gate_up_proj") else {"down": outputs}
+            found |= {f"{stem}.{part}_proj.weight": rows for part, rows in parts.items()}
         elif rest.startswith(("gate_up_proj", "down_proj")) and not rest.endswith("weight"):  # of gpt-oss
             outputs, kind = (tensor, "bias") if rest.endswith("_bias") else (tensor.swapaxes(1, 2), "weight")
             parts = {"gate": outputs[:, ::2], "up": outputs[:, 1::2]} if "gate_up" in rest else {"down": outputs}
@@ -291,17 +298,19 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
         entries["attention.sliding_window"] = config["sliding_window"]
         every, count = config.get("sliding_window_pattern", 4), config["num_hidden_layers"]
         entries["attention.sliding_window_pattern"] = [(layer + 1) % every != 0 for layer in range(count)]
-    if config["model_type"] == "phi3":
+    if config["model_type"] in ("phi3", "phimoe"):
         part = config.get("partial_rotary_factor", 1.0)
+        original = scaling.get("original_max_position_embeddings") or config.get(
+            "original_max_position_embeddings", 4096
+        )
         entries |= {
-            "rope.scaling.original_context_length": config["original_max_position_embeddings"],
+            "rope.scaling.original_context_length": original,
             "rope.dimension_count": int(part * head_dim),
             "attention.sliding_window": config["sliding_window"] or 0,
         }
         if scaling:
-            stretch = config["max_position_embeddings"] / config["original_max_position_embeddings"]
-            trained = config["original_max_position_embeddings"]
-            entries["rope.scaling.attn_factor"] = float(np.sqrt(1 + np.log(stretch) / np.log(trained)))
+            stretch = config["max_position_embeddings"] / original
+            entries["rope.scaling.attn_factor"] = float(np.sqrt(1 + np.log(stretch) / np.log(original)))
     if config["model_type"] == "gemma4_text":
         entries |= {key: value for key, value in hybrid_metadata(config).items() if "length" in key}
     return {f"{name}.{key}": value for key, value in entries.items()}
@@ -363,6 +372,13 @@ def own_metadata(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
             "expert_feed_forward_length": config["moe_intermediate_size"],
             "leading_dense_block_count": config["num_dense_layers"],
             "expert_gating_func": 2,
+        }
+    if kind == "llama4_text":
+        return {
+            "feed_forward_length": config["intermediate_size_mlp"],
+            "expert_feed_forward_length": config["intermediate_size"],
+            "interleave_moe_layer_step": config["interleave_moe_layer_step"],
+            "rope.dimension_count": head_dim,
         }
     if kind == "minimax_m2":
         own = {"expert_feed_forward_length": config["intermediate_size"], "expert_gating_func": 2}

@@ -120,7 +120,7 @@ def _gemma3(file: Described, config: Config) -> Config:
     return own | {"sliding_window": window, "sliding_window_pattern": pattern}
 
 
-def _phi3(file: Described, config: Config) -> Config:
+def phi3(file: Described, config: Config) -> Config:
     trained = file.reader.integer("{}.rope.scaling.original_context_length", config["max_position_embeddings"])
     window = file.reader.integer("{}.attention.sliding_window", 0, minimum=0)
     turned = file.reader.integer("{}.rope.dimension_count", config["head_dim"])
@@ -271,7 +271,7 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "qwen3": _qwen3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
-    "phi3": _phi3,
+    "phi3": phi3,
     "olmo2": _olmo2,
     "exaone4": _exaone4,
     "granite": granite,

@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from llmserve.checkpoint.gguf.described import Config, Described
-from llmserve.checkpoint.gguf.families import biased, granite, lfm2, part_of_heads, qwen2, require_whole_heads
+from llmserve.checkpoint.gguf.families import (
+    WINDOWS,
+    biased,
+    granite,
+    lfm2,
+    part_of_heads,
+    phi3,
+    qwen2,
+    require_whole_heads,
+)
 from llmserve.checkpoint.gguf.tensor_names import CORRECTION
+
+CHUNK, UNTURNED_INTERVAL, EXPERTS_OF_MAVERICK = 8192, 4, 128  # of Llama 4
+PHIMOE_SCALE = 1.243163121016122
 
 
 def _experts(file: Described, config: Config, *, renormalize: bool = False) -> Config:
@@ -130,6 +142,44 @@ def _gpt_oss(file: Described, config: Config) -> Config:
     }
 
 
+def _llama4(file: Described, config: Config) -> Config:
+    """What llama.cpp takes for granted, as in the published models: stretches, layers that are not turned, and how
+    queries grow. Of 128 experts, heads are not normed (Maverick)."""
+    reader = file.reader
+    for key, known in (("{}.attention.sliding_window", CHUNK), (WINDOWS, UNTURNED_INTERVAL)):
+        if reader.integer(key, known, minimum=0) != known:
+            reader.problems.append(f"{reader.key(key)} must be {known}")
+    num_experts = reader.integer("{}.expert_count")
+    return biased(file, config) | {
+        "num_local_experts": num_experts,
+        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        "intermediate_size": reader.integer("{}.expert_feed_forward_length"),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "interleave_moe_layer_step": reader.integer("{}.interleave_moe_layer_step"),
+        "no_rope_layer_interval": UNTURNED_INTERVAL,
+        "attention_chunk_size": CHUNK,
+        "use_qk_norm": num_experts != EXPERTS_OF_MAVERICK,
+    }
+
+
+def _phimoe(file: Described, config: Config) -> Config:
+    """What cosines and sines are multiplied with is that of Phi-3.5-MoE: a converter writes the factor of Phi-3."""
+    reader = file.reader
+    own = phi3(file, config)
+    if "rope_scaling" in own:
+        own["rope_scaling"] = {
+            **{key: value for key, value in own["rope_scaling"].items() if key != "attention_factor"},
+            "short_mscale": PHIMOE_SCALE,
+            "long_mscale": PHIMOE_SCALE,
+        }
+    return own | {
+        "num_local_experts": reader.integer("{}.expert_count"),
+        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        "attention_bias": file.has_bias("attn_q"),
+        "lm_head_bias": "output.bias" in file.shapes,
+    }
+
+
 def _lfm2_moe(file: Described, config: Config) -> Config:
     """llama.cpp always renormalizes the weights, and has no factor of them."""
     reader = file.reader
@@ -157,5 +207,7 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "hunyuan-moe": _hunyuan_moe,
     "granitemoe": _granite_moe,
     "gpt-oss": _gpt_oss,
+    "llama4": _llama4,
+    "phimoe": _phimoe,
     "lfm2moe": _lfm2_moe,
 }

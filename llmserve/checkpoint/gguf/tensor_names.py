@@ -63,6 +63,11 @@ SHARED_EXPERT = {f"ffn_{name}_shexp": f"mlp.shared_expert.{name}_proj" for name 
 
 SHARED_EXPERTS = {f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
 SHARED_MLP = {f"ffn_{name}_shexp": f"mlp.shared_mlp.{name}_proj" for name in ("gate", "up", "down")}
+LLAMA4 = {
+    "ffn_gate_inp": "feed_forward.router",
+    **{f"ffn_{name}": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")},
+    **{f"ffn_{name}_shexp": f"feed_forward.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+}
 CORRECTION, CORRECTED = "exp_probs_b.bias", "e_score_correction_bias"
 DRAFTING = {f"nextn.{name}": name for name in ("eh_proj", "embed_tokens", "enorm", "hnorm")} | {
     f"nextn.shared_head_{name}": f"shared_head.{name}" for name in ("head", "norm")

@@ -37,7 +37,15 @@ def overrides(kind: str) -> dict[str, Any]:
         return {"sliding_window": None}  # which llama.cpp leaves out
     if kind == "dots1-moe":
         return {"sliding_window": None, "moe_intermediate_size": 64}  # llama.cpp has no windows
-    if kind in ("minimax-m2", "hunyuan-moe", "granite-moe", "gpt-oss"):
+    if kind == "llama4-moe":  # all but the sizes is taken for granted by llama.cpp
+        sizes = {"num_hidden_layers": 4, "intermediate_size": 64, "intermediate_size_mlp": 96}
+        return sizes | {
+            "no_rope_layer_interval": 4,
+            "attention_chunk_size": 8192,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+        }
+    if kind in ("minimax-m2", "hunyuan-moe", "granite-moe", "gpt-oss", "phimoe"):
         return {"intermediate_size": 64}
     if kind == "lfm2-moe":
         # llama.cpp has neither a factor nor a head
@@ -175,6 +183,27 @@ def test_other_mixtures_of_experts_are_refused(metadata: dict[str, Any], problem
     path = make_gguf(tmp_path / "m.gguf", "qwen3-moe", metadata=metadata, **EXPERTS)
     with pytest.raises((CheckpointError, Unsupported), match=problem):
         Checkpoint.open(path)
+
+
+def test_heads_of_llama_4_are_not_normed_of_128_experts(tmp_path: Path) -> None:
+    for count, head_norm in ((16, True), (128, False)):
+        path = make_gguf(tmp_path / "m.gguf", "llama4-moe", **overrides("llama4-moe") | {"num_local_experts": count})
+        with Checkpoint.open(path) as found:
+            assert found.config["use_qk_norm"] is head_norm
+    metadata = {"llama4.attention.sliding_window": 0, "llama4.attention.sliding_window_pattern": 5}
+    problems = problems_of(make_gguf(tmp_path / "m.gguf", "llama4-moe", metadata=metadata))
+    assert "llama4.attention.sliding_window must be 8192" in problems
+    assert "llama4.attention.sliding_window_pattern must be 4" in problems
+
+
+def test_phi_3_5_moe_scales_cosines_as_published(tmp_path: Path) -> None:
+    """A converter writes another factor: that of Phi-3."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [1.5 + 0.25 * i for i in range(8)]}
+    scale = dict.fromkeys(("short_mscale", "long_mscale"), 1.243163121016122)
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 64, **factors, **scale}
+    with Checkpoint.open(make_gguf(tmp_path / "m.gguf", "phimoe", rope_scaling=rope)) as found:
+        wanted = asdict(spec_of(KINDS["phimoe"] | {"rope_scaling": rope}))
+        assert asdict(spec_of(found.config)) == wanted
 
 
 def test_layers_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
