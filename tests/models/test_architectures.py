@@ -241,6 +241,8 @@ def test_the_page_of_models_has_a_row_for_each_family() -> None:
     in_gguf = {(each.model_type, each.name) for each in (*gguf.ALL, gguf.MIXTRAL) if each.name not in others} | {
         ("qwen3_next", "qwen3next"),
         ("mistral", "llama"),
+        ("roberta", "bert"),
+        ("xlm-roberta", "bert"),
         ("internlm2", "internlm2"),
         ("olmo3", "olmo2"),
     }

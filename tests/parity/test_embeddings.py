@@ -25,6 +25,7 @@ from tests.embedders import (
     wanted_embedding,
     wanted_score,
 )
+from tests.gguf_encoders import convert_encoder
 
 NUM_BLOCKS = 32
 PROMPTS = ((5, 17, 200, 31, 9), tuple(range(3, 60)), (250,), tuple(range(300, 236, -1)))
@@ -32,8 +33,9 @@ PROMPTS = ((5, 17, 200, 31, 9), tuple(range(3, 60)), (250,), tuple(range(300, 23
 
 def built(checkpoint: Path, dtype: str = "float32", quantization: str = "") -> EngineDirectory:
     options = BuildOptions(dtype=dtype, quantization=quantization, tokens_per_block=16)
-    build_engine(checkpoint, checkpoint / "engine", options)
-    return EngineDirectory.open(checkpoint / "engine")
+    path = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "engine"
+    build_engine(checkpoint, path, options)
+    return EngineDirectory.open(path)
 
 
 def pooled(engine: EngineDirectory, *texts: Sequence[int], second_segment: int = 0) -> list[NDArray[np.float32]]:
@@ -74,6 +76,21 @@ def test_scores_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
         found = pooled(engine, *PROMPTS, second_segment=second_segment)
         for ids, score in zip(PROMPTS, found, strict=True):
             assert score == pytest.approx([wanted_score(model, ids, second_segment)], rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "pooling"), [("bert", "mean"), ("bert-one-layer", "cls"), ("xlm-r-odd", "mean")])
+def test_embeddings_of_a_gguf_file_are_those_of_transformers(kind: str, pooling: str, tmp_path: Path) -> None:
+    model = make_embedder(tmp_path, kind)
+    found = pooled(built(convert_encoder(tmp_path / "m.gguf", tmp_path, pooling)), *PROMPTS)
+    for ids, vector in zip(PROMPTS, found, strict=True):
+        assert relative_error(vector, wanted_embedding(model, ids, pooling, normalize=True)) < 1e-4
+
+
+def test_scores_of_a_gguf_file_are_those_of_transformers(tmp_path: Path) -> None:
+    model = make_reranker(tmp_path, "xlm-r")
+    found = pooled(built(convert_encoder(tmp_path / "m.gguf", tmp_path, "rank")), *PROMPTS)
+    for ids, score in zip(PROMPTS, found, strict=True):
+        assert score == pytest.approx([wanted_score(model, ids, 0)], rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), [("float32", ""), ("bfloat16", ""), ("float16", "int8")])

@@ -13,6 +13,7 @@ from llmserve.checkpoint.gguf.tensor_names import (
     GATE,
     LAYER,
     LAYER_NAME,
+    LAYERS,
     OUTSIDE,
 )
 
@@ -56,6 +57,7 @@ class GgufArchitecture:
     own_keys: tuple[str, ...] = ()  # of those that make another network of others
     by_layer: bool = False  # there are numbers of KV heads, or widths of MLPs, for each layer, which the family reads
     outside: Mapping[str, str] = field(default_factory=lambda: OUTSIDE)  # modules that are in no block
+    layers: str = LAYERS  # what a layer's name begins with in Hugging Face's checkpoints
     tiled_heads: bool = False  # value heads of delta nets: the first of every key head, then the second of each
     drops_drafting: bool = False  # the last blocks draft tokens, and are left out
 
@@ -69,7 +71,7 @@ class GgufArchitecture:
         found = BLOCK_NAME.fullmatch(name)
         if found is None or found[2] not in self.block:
             return name
-        return f"model.layers.{found[1]}.{self.block[found[2]]}.{found[3]}"
+        return f"{self.layers}.{found[1]}.{self.block[found[2]]}.{found[3]}"
 
     def joined_of(self, name: str) -> tuple[Joined, list[str]] | None:
         """How a tensor of Hugging Face's is made of several, and their names."""
@@ -98,6 +100,8 @@ class GgufArchitecture:
         tensors = {hf: gguf for gguf, hf in self.tensors.items()}
         if (found := LAYER.fullmatch(name)) and found[2] in tensors:
             return f"blk.{found[1]}.{tensors[found[2]]}"
+        if self.layers != LAYERS:
+            name = name.replace(self.layers, LAYERS, 1)
         both = GATE.sub("ba", name) if BOTH_GATES in self.block else name
         found = LAYER_NAME.fullmatch(EXPERT.sub("*", both))
         modules = {hf: gguf for gguf, hf in self.block.items()}

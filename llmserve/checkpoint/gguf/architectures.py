@@ -13,6 +13,9 @@ from dataclasses import replace
 from llmserve.checkpoint.gguf.architecture import GgufArchitecture, Joined, joined
 from llmserve.checkpoint.gguf.tensor_names import (
     ATTENTION,
+    BERT,
+    BERT_LAYERS,
+    BERT_OUTSIDE,
     C_MLP,
     CORRECTED,
     CORRECTION,
@@ -326,6 +329,16 @@ ALL = (
         {CORRECTION: "feed_forward.expert_bias"},
         own_keys=ROUTER_KEYS,
         by_layer=True,
+    ),
+    GgufArchitecture(
+        "bert",
+        "BertModel",
+        "bert",
+        BERT,
+        layer_norm="layer_norm_eps",
+        own_keys=("{}.attention.causal",),
+        outside=BERT_OUTSIDE,
+        layers=BERT_LAYERS,
     ),
     GgufArchitecture("gemma2", "Gemma2ForCausalLM", "gemma2", FOUR_NORMS | ATTENTION | MLP, norm_shift=-1.0),
     GgufArchitecture(

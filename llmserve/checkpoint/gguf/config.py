@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from llmserve.checkpoint.gguf import families, hybrids, mixtures
+from llmserve.checkpoint.gguf import encoders, families, hybrids, mixtures
 from llmserve.checkpoint.gguf.described import Config, Described
 from llmserve.checkpoint.gguf.families import DEFAULT_THETA, KV_HEADS, MLP_SIZE
 from llmserve.checkpoint.gguf.metadata import MetadataReader
 from llmserve.errors import Unsupported, raise_problems
 
 RMS_EPSILON = "{}.attention.layer_norm_rms_epsilon"
-OWN = {**families.OWN, **mixtures.OWN, **hybrids.OWN}
+OWN = {**families.OWN, **mixtures.OWN, **hybrids.OWN, **encoders.OWN}
 # What makes another network of one that we know, and the value that does not.
 NEUTRAL: Mapping[str, object] = {
     "{}.expert_count": 0,  # of the architectures that have none

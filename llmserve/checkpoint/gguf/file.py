@@ -15,6 +15,7 @@ import numpy as np
 from llmserve.checkpoint.gguf.architectures import gguf_architecture
 from llmserve.checkpoint.gguf.config import config_of
 from llmserve.checkpoint.gguf.described import Described
+from llmserve.checkpoint.gguf.encoders import pooling_files
 from llmserve.checkpoint.gguf.header import Header, StoredBlocks, read_header
 from llmserve.checkpoint.gguf.metadata import MetadataReader
 from llmserve.checkpoint.gguf.rows import ExpandedRows, JoinedMatrices, JoinedRows
@@ -51,6 +52,7 @@ class GgufFile:
             self.config: dict[str, Any] = self._read_config(reader)
             self._tensors = {hf: self._info(name) for name in self._wanted() for hf in self._hf_names(name)}
             texts = text_files(reader, self.config["vocab_size"]) if with_tokenizer else {}
+            texts |= pooling_files(reader)
             if header.metadata.get("split.count", 1) != 1:
                 reader.problems.append("it is one part of several; join them with `llama-gguf-split --merge`")
             raise_problems(CheckpointError, path.name, reader.problems)

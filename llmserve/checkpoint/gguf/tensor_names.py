@@ -134,6 +134,25 @@ GEMMA4_OUTSIDE = {
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 
+BERT_LAYERS = "bert.encoder.layer"
+BERT = {
+    **{f"attn_{name[0]}": f"attention.self.{name}" for name in ("query", "key", "value")},
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+BERT_OUTSIDE = {
+    "token_embd": "bert.embeddings.word_embeddings",
+    "position_embd": "bert.embeddings.position_embeddings",
+    "token_types": "bert.embeddings.token_type_embeddings",
+    "token_embd_norm": "bert.embeddings.LayerNorm",
+    "cls": "bert.pooler.dense",
+    "cls.output": "classifier",
+}
+
+LAYERS = "model.layers"
 BLOCK_NAME = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)")
 BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+)")
 LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.*]+)\.(weight|bias)")

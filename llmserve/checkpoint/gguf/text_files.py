@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmserve.checkpoint.gguf.byte_level import tokenizer_json, word_rule
+from llmserve.checkpoint.gguf.encoder_tokenizers import UNIGRAM, WORD_PIECES, encoder_tokenizer_json
 from llmserve.checkpoint.gguf.metadata import MetadataReader
 from llmserve.checkpoint.gguf.pieces import tokenizer_model
 from llmserve.checkpoint.gguf.vocabulary import MODEL_KEY, TokenType, Vocabulary, read_vocabulary
 
+ENCODERS = (WORD_PIECES, UNIGRAM)
 BYTE_LEVEL, PIECES, NONE = "gpt2", "llama", ("none", "no_vocab")
 TEMPLATE_KEY = "tokenizer.chat_template"
 PIECES_CLASS = "LlamaTokenizer"
@@ -31,9 +33,14 @@ def text_files(reader: MetadataReader, num_rows: int) -> dict[str, bytes]:
     if kind == PIECES:
         vocabulary = read_vocabulary(reader, num_rows, adds_bos=True)
         return {"tokenizer.model": tokenizer_model(reader, vocabulary)} | _settings(reader, vocabulary, PIECES_CLASS)
+    if kind in ENCODERS:
+        vocabulary = read_vocabulary(reader, num_rows, adds_bos=False)
+        files = {"tokenizer.json": _encoded(encoder_tokenizer_json(reader, vocabulary, kind), indent=None)}
+        return files | _settings(reader, vocabulary, "PreTrainedTokenizerFast")
     reader.problems.append(
-        f"metadata {MODEL_KEY}: tokenizers of kind {kind!r} are not supported; supported: {BYTE_LEVEL}, {PIECES}. Or "
-        "put the model's own tokenizer files beside the file, and build from the folder"
+        f"metadata {MODEL_KEY}: tokenizers of kind {kind!r} are not supported; supported: "
+        f"{', '.join((BYTE_LEVEL, PIECES, *ENCODERS))}. Or put the model's own tokenizer files beside the file, and "
+        "build from the folder"
     )
     return {}
 

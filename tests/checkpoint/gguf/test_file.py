@@ -259,7 +259,7 @@ def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
         (
             {"general.architecture": 7},
             Unsupported,
-            "supported: cohere2, dots1, ernie4_5, ernie4_5-moe, exaone4, falcon-h1, gemma, gemma2, gemma3, gemma4, ",
+            "supported: bert, cohere2, dots1, ernie4_5, ernie4_5-moe, exaone4, falcon-h1, gemma, gemma2, gemma3, ",
         ),
         ({"llama.expert_count": 8}, CheckpointError, "llama.expert_used_count must be an integer from 1"),
         ({"llama.expert_count": [8, 8]}, Unsupported, "llama.expert_count"),
@@ -299,9 +299,9 @@ def test_layers_that_are_refused(metadata: dict[str, Any], problem: str, tmp_pat
 
 
 def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
-    metadata = {"llama.block_count": None, "llama.context_length": None, "tokenizer.ggml.model": "t5"}
+    metadata = {"llama.block_count": None, "llama.context_length": None, "tokenizer.ggml.model": "plamo2"}
     message = problems_of(make_gguf(tmp_path / "m.gguf", metadata=metadata))
-    for part in ("3 problems", "llama.block_count", "llama.context_length", "'t5'"):
+    for part in ("3 problems", "llama.block_count", "llama.context_length", "'plamo2'"):
         assert part in message
 
 
@@ -371,14 +371,14 @@ def test_a_folder_with_several_files(tmp_path: Path) -> None:
 
 def test_a_folders_own_tokenizer_is_taken_first(tmp_path: Path) -> None:
     """Then the file's may be one that we cannot make. A file that is named alone has nothing beside it."""
-    path = make_gguf(tmp_path / "m.gguf", metadata={"tokenizer.ggml.model": "t5"})
+    path = make_gguf(tmp_path / "m.gguf", metadata={"tokenizer.ggml.model": "plamo2"})
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "config.json").write_text('{"model_type": "another"}')
     with Checkpoint.open(tmp_path) as found:
         assert found.text_file("tokenizer.json") == b"{}"
         assert found.config["model_type"] == "llama"
         assert b"LlamaForCausalLM" in (found.text_file("config.json") or b"")
-    assert "'t5'" in problems_of(path)
+    assert "'plamo2'" in problems_of(path)
 
 
 def test_what_was_rounded_is_said(tmp_path: Path) -> None:
