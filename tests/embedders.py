@@ -45,6 +45,8 @@ RERANKERS: dict[str, dict[str, Any]] = {
     "bert-identity": BERT | {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
     "xlm-r": ROBERTA,
     "xlm-r-odd": ROBERTA | ODD,
+    "qwen3": QWEN | {"pad_token_id": 0},
+    "qwen3-untied": QWEN | {"pad_token_id": 0, "tie_word_embeddings": False, "num_key_value_heads": 4},
 }
 POOLINGS = ("cls", "lasttoken", "mean", "max")
 WORDS = [
@@ -139,6 +141,14 @@ def write_sentence_transformers(path: Path, pooling: str, *, normalize: bool) ->
     write_json(path / "1_Pooling" / "config.json", config | {"word_embedding_dimension": 0})
 
 
+def write_answers(path: Path, *, yes: int, no: int) -> None:
+    """sentence-transformers' files of a language model whose answers score a pair of texts."""
+    modules = [{"path": "", "type": "a.Transformer"}, {"path": "1_LogitScore", "type": "a.LogitScore"}]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_LogitScore").mkdir()
+    write_json(path / "1_LogitScore" / "config.json", {"true_token_id": yes, "false_token_id": no})
+
+
 def wanted_embedding(model: Any, ids: Sequence[int], pooling: str, *, normalize: bool) -> NDArray[np.float32]:
     """As sentence-transformers pools what transformers computes."""
     import torch
@@ -157,5 +167,6 @@ def wanted_score(model: Any, ids: Sequence[int], second_segment: int) -> float:
     import torch
 
     types = [int(bool(second_segment) and place >= second_segment) for place in range(len(ids))]
+    own = {} if model.config.model_type == "qwen3" else {"token_type_ids": torch.tensor([types])}
     with torch.no_grad():
-        return float(model(torch.tensor([list(ids)]), token_type_ids=torch.tensor([types])).logits[0, 0])
+        return float(model(torch.tensor([list(ids)]), **own).logits[0, 0])

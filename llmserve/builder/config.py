@@ -74,7 +74,8 @@ def _pooled(spec: DecoderSpec, program: Program) -> dict[str, Any]:
     """What comes out instead of tokens; our own key."""
     if spec.pooling is None:
         return {}
-    return {"pooling": {**asdict(spec.pooling), "width": program.output_width}}
+    said = {key: value for key, value in asdict(spec.pooling).items() if key != "answers" or value}
+    return {"pooling": {**said, "width": program.output_width}}
 
 
 def _computation(program: Program, options: BuildOptions) -> dict[str, Any]:

@@ -390,7 +390,7 @@ def stored_names(params: Sequence[Param], quantized: Collection[str]) -> Mapping
     first one's name, if all or none of them are quantized.
     """
     first: dict[object, str] = {}
-    origins = {param.name: (param.sources, param.combine, param.name in quantized) for param in params}
+    origins = {p.name: (p.sources, p.combine, p.difference, p.name in quantized) for p in params}
     return {name: first.setdefault(origin, name) for name, origin in origins.items()}
 
 

@@ -15,7 +15,7 @@ from llmserve.checkpoint.blocks import BlockRows, blocks
 from llmserve.checkpoint.floats import is_finite
 from llmserve.checkpoint.integers import Integers, integers
 from llmserve.checkpoint.reader import MAX_LISTED, Checkpoint
-from llmserve.checkpoint.rearranged import ReorderedRows, ScaledRows, StackedRows, row_order
+from llmserve.checkpoint.rearranged import ReorderedRows, RowDifference, ScaledRows, StackedRows, row_order
 from llmserve.checkpoint.stored_tensor import DTYPES, FLOAT_DTYPES, Rows, Tensor
 from llmserve.errors import CheckpointError, raise_problems
 from llmserve.models.spec import Combine, Param
@@ -141,6 +141,8 @@ class WeightPlan:
             rows, height = self._checkpoint.rows(source), math.prod(shape) // math.prod(param.shape[1:])
             if len(shape) != len(param.shape):
                 rows = StackedRows(rows, height // shape[0], param.is_transposed)
+            if param.difference:
+                rows, height, dtype_stored = RowDifference(rows, param.difference), 1, "float32"
             if order is not None:
                 rows = ReorderedRows(rows, row_order(height, order))
             if param.factors:

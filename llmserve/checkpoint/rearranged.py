@@ -85,6 +85,19 @@ class ScaledRows:
         return found and replace(found, row_scale=found.row_scale * self.factors[rows])
 
 
+@dataclass(frozen=True, slots=True)
+class RowDifference:
+    """One row: that of the first number minus that of the second, in float32."""
+
+    source: Rows
+    rows: tuple[int, ...]
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        first, second = (self.source[row : row + 1].astype(np.float32) for row in self.rows)
+        found: Tensor = (first - second)[rows]
+        return found
+
+
 def row_order(num_rows: int, stored: RowOrder) -> NDArray[np.intp]:
     """Where the rows of a parameter are that is stored in another order."""
     if isinstance(stored, Pairs):

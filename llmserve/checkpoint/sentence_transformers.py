@@ -9,13 +9,17 @@ from typing import Any
 
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.errors import CheckpointError, raise_problems
-from llmserve.models.bert import is_sigmoid
+from llmserve.models.bert import TASK, is_sigmoid, read_scores
+from llmserve.models.config import ConfigReader
 from llmserve.models.spec import Pooling
 
 MODULES_FILE = "modules.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
 TEXT_FILE = "sentence_bert_config.json"
-TRANSFORMER, POOLING, NORMALIZE = "Transformer", "Pooling", "Normalize"  # all that we have, in this order
+TRANSFORMER, POOLING, NORMALIZE = "Transformer", "Pooling", "Normalize"
+ANSWERS = "LogitScore"  # two answers of a language model
+KNOWN = ([TRANSFORMER, POOLING], [TRANSFORMER, POOLING, NORMALIZE], [TRANSFORMER, ANSWERS])
+ANSWER_KEYS = ("true_token_id", "false_token_id")
 MODES = {"cls": "first", "lasttoken": "last", "mean": "mean", "max": "max"}
 FLAGS = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean", "lasttoken": "lasttoken"}  # of older files
 FLAG = "pooling_mode_"
@@ -23,6 +27,10 @@ FLAG = "pooling_mode_"
 
 def read_pooling(checkpoint: Checkpoint, usual: Pooling | None) -> Pooling | None:
     """`usual` where a folder has no such files. Raises one CheckpointError listing every problem."""
+    if usual is None and str(next(iter(checkpoint.config.get("architectures") or ()), "")).endswith(TASK):
+        reader = ConfigReader(checkpoint.config)
+        usual = read_scores(reader, "last")
+        reader.finish()
     if usual is not None and usual.scores:
         return _read_scores(checkpoint, usual)
     if checkpoint.text_file(MODULES_FILE) is None:
@@ -30,6 +38,10 @@ def read_pooling(checkpoint: Checkpoint, usual: Pooling | None) -> Pooling | Non
     modules = _read(checkpoint, MODULES_FILE)
     problems: list[str] = []
     places = _places(modules, problems)
+    if not problems and ANSWERS in places:
+        answers = _answers(checkpoint, places[ANSWERS], problems)
+        raise_problems(CheckpointError, f"{MODULES_FILE} of {checkpoint.path}", problems)
+        return _read_scores(checkpoint, Pooling("last", scores=True, sigmoid=True, answers=answers))
     mode = _mode(checkpoint, places.get(POOLING, ""), problems) if not problems else ""
     text = _read(checkpoint, TEXT_FILE)
     if isinstance(text, dict) and text.get("do_lower_case"):
@@ -58,11 +70,8 @@ def _places(modules: Any, problems: list[str]) -> dict[str, str]:
             return {}
         found[kind.rpartition(".")[2]] = path
     kinds = list(found)
-    if kinds not in ([TRANSFORMER, POOLING], [TRANSFORMER, POOLING, NORMALIZE]) or len(modules) != len(kinds):
-        problems.append(
-            f"modules {', '.join(kinds)} are not supported; supported: {TRANSFORMER}, {POOLING} and, behind them, "
-            f"{NORMALIZE}"
-        )
+    if kinds not in KNOWN or len(modules) != len(kinds):
+        problems.append(f"modules {', '.join(kinds)} are not supported; supported: {'; '.join(map(', '.join, KNOWN))}")
     return found
 
 
@@ -79,6 +88,17 @@ def _mode(checkpoint: Checkpoint, folder: str, problems: list[str]) -> str:
         problems.append(f"{name} pools with {named!r}; supported: one of {', '.join(MODES)}")
         return ""
     return str(modes[0])
+
+
+def _answers(checkpoint: Checkpoint, folder: str, problems: list[str]) -> tuple[int, ...]:
+    config, name = _read(checkpoint, f"{folder}/config.json"), f"{folder}/config.json"
+    vocab_size = checkpoint.config.get("vocab_size")
+    given = [config.get(key) for key in ANSWER_KEYS] if isinstance(config, dict) else []
+    ids = tuple(each for each in given if type(each) is int and type(vocab_size) is int and 0 <= each < vocab_size)
+    if len(ids) != len(ANSWER_KEYS):
+        problems.append(f"{name} must have {' and '.join(ANSWER_KEYS)}, tokens of the vocabulary")
+        return ()
+    return ids
 
 
 def _read(checkpoint: Checkpoint, name: str) -> Any:

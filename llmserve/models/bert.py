@@ -43,16 +43,19 @@ def read_encoder(config: HfConfig, module: str, head: tuple[str, str], *, pads_p
     for key, usual in (("position_embedding_type", "absolute"), ("is_decoder", False), ("add_cross_attention", False)):
         reader.expect(key, usual)
     num_segments = reader.integer("type_vocab_size", maximum=MAX_COUNT)
-    scores = spec.architecture.endswith(TASK)
-    if scores and (num_labels := _num_labels(reader)) != 1:
-        reader.problems.append(f"it has {num_labels} labels; networks that score a pair of texts have one")
-    sigmoid = scores and _scores_with_sigmoid(reader)
+    scores = read_scores(reader, "first") if spec.architecture.endswith(TASK) else None
     reader.finish()
     return EncoderSpec.extending(
         spec, module=module, activation=known[str(reader.get("hidden_act"))], num_segments=num_segments,
-        first_position=first, head=head, pooling=Pooling("first", scores=True, sigmoid=sigmoid) if scores else
-        Pooling("mean"),
+        first_position=first, head=head, pooling=scores or Pooling("mean"),
     )  # fmt: skip
+
+
+def read_scores(reader: ConfigReader, mode: str) -> Pooling:
+    """Of a network for one class."""
+    if (num_labels := _num_labels(reader)) != 1:
+        reader.problems.append(f"it has {num_labels} labels; networks that score a pair of texts have one")
+    return Pooling(mode, scores=True, sigmoid=_scores_with_sigmoid(reader))
 
 
 def _architecture(config: HfConfig) -> str:

@@ -154,9 +154,10 @@ def params(spec: FamilySpec) -> list[Param]:
             found += [*norm("mlp.norm", norms.mlp), *_mlp_params(spec, i), *norm("mlp.post_norm", norms.after_mlp)]
         return found
 
-    return weights.decoder(
+    found = weights.decoder(
         spec, layer, normalized_head=spec.normalized_head, head_bias=spec.head_bias, norm_bias=spec.norm_bias
     )
+    return [*found, weights.score(spec)] if spec.pooling and spec.pooling.scores else found
 
 
 def forward(g: Graph, spec: FamilySpec) -> None:

@@ -76,6 +76,7 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "xlm_roberta",
 )
 WITHOUT_HEAD = "Model"  # ends the names of networks that are saved without their head, to make embeddings
+TASK = "ForSequenceClassification"  # that of those that score texts by a row in place of the head
 ALL: tuple[AnyArchitecture, ...] = tuple(import_module(f"{__package__}.{name}").ARCHITECTURE for name in FILES)
 ARCHITECTURES: Mapping[str, AnyArchitecture] = {name: each for each in ALL for name in each.names}
 MODEL_TYPES: Mapping[str, AnyArchitecture] = {each.model_type: each for each in ALL}
@@ -90,8 +91,9 @@ def architecture_for(config: HfConfig) -> AnyArchitecture:
     name = names[0] if isinstance(names, list) and names else None
     model_type = config.get("model_type")
     found = ARCHITECTURES.get(str(name)) if name is not None else MODEL_TYPES.get(str(model_type))
-    if found is None and (base := str(name)).endswith(WITHOUT_HEAD):
-        found = ARCHITECTURES.get(f"{base.removesuffix(WITHOUT_HEAD)}ForCausalLM")
+    for ending in (WITHOUT_HEAD, TASK):
+        if found is None and (base := str(name)).endswith(ending):
+            found = ARCHITECTURES.get(f"{base.removesuffix(ending)}ForCausalLM")
     if found is None or (model_type is not None and str(model_type) not in MODEL_TYPES):
         given = f"architecture {name!r}" if found is None and name is not None else f"model type {model_type!r}"
         raise Unsupported(f"{given} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}")

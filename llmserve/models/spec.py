@@ -12,6 +12,8 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from llmserve.models.graph import CacheShape, Graph, Op, OpKind, Program, Value
 
+SCORE = "score"  # the parameter of a network that scores
+
 HfConfig: TypeAlias = Mapping[str, Any]
 
 
@@ -80,6 +82,7 @@ class Param:
     shard: Shard = Shard.NONE
     quantizable: bool = False
     is_exact: bool = False  # in float32, whatever the engine's dtype
+    difference: tuple[int, ...] = ()  # two rows of the source: the parameter is the first minus the second
     is_transposed: bool = False  # the source has the columns of each expert's matrix as rows
     orders: tuple[RowOrder | None, ...] = ()  # of each source's rows, where it is another one; empty: of none
     factors: tuple[tuple[int, float], ...] = ()  # of rows: so many are multiplied with this; empty: none are
@@ -120,6 +123,7 @@ class Pooling:
     normalize: bool = False  # to a length of one
     scores: bool = False
     sigmoid: bool = False  # of scores
+    answers: tuple[int, ...] = ()  # two tokens: the score is the logit of the first minus that of the second
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +233,8 @@ class Architecture(Generic[Spec]):
         program, pooling = graph.program(), spec.pooling
         if pooling is None or program.pools:
             return program
-        return without_head(program, pooling)
+        pooled = without_head(program, pooling)
+        return with_score(pooled) if pooling.scores else pooled
 
 
 def without_head(program: Program, pooling: Pooling) -> Program:
@@ -242,3 +247,10 @@ def without_head(program: Program, pooling: Pooling) -> Program:
     )
     own = {"mode": pooling.mode} | ({"normalize": True} if pooling.normalize else {})
     return replace(program, ops=(*ops, Op(OpKind.POOL, head.inputs, head.output, ops[-1].width, attrs=own)))
+
+
+def with_score(program: Program) -> Program:
+    """Of what it pools, by one row."""
+    last = program.ops[-1]
+    score = Op(OpKind.LOGITS, (last.output,), SCORE, 1, (SCORE,), {})
+    return replace(program, ops=(*program.ops, score))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from llmserve.models.spec import Combine, DecoderSpec, Pairs, Param, Shard, Shares
+from llmserve.models.spec import SCORE, Combine, DecoderSpec, Pairs, Param, Shard, Shares
 
 EMBED_SOURCE = "model.embed_tokens.weight"
 HEAD_SOURCE = "lm_head.weight"
@@ -30,6 +30,15 @@ def decoder(
         listed += layer(i)
     listed += [*norm(spec, "norm", "model.norm", bias=norm_bias), _head(spec, normalized=normalized_head)]
     return [*listed, copied("head.bias", HEAD_BIAS, (spec.vocab_size,))] if head_bias else listed
+
+
+def score(spec: DecoderSpec) -> Param:
+    """Of a text, from its last token: as transformers has it, or what the head says of two answers."""
+    shape = (1, spec.hidden_size)
+    if spec.pooling is None or not spec.pooling.answers:
+        return copied(SCORE, f"{SCORE}.weight", shape)
+    head, stored = EMBED_SOURCE if spec.tied_embeddings else HEAD_SOURCE, (spec.vocab_size, spec.hidden_size)
+    return Param(SCORE, shape, (head,), (stored,), difference=spec.pooling.answers)
 
 
 def layer_source(layer: int) -> str:

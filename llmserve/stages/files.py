@@ -4,6 +4,7 @@ Read by the stages, all of them optional but a tokenizer:
     tokenizer.model | tokenizer.json         the vocabulary
     tokenizer_config.json                    class, special tokens, add_bos_token, chat_template
     special_tokens_map.json                  special tokens that tokenizer_config.json leaves out
+    pair_template.txt                        what a query and a document become, for networks that score pairs
     chat_template.jinja                      a chat template in a file of its own (wins over the one in the config)
     generation_config.json                   end, padding and role token ids
     hf_config.json (engine directory), config.json (checkpoint)    the same ids, and the position limit
@@ -22,6 +23,15 @@ from llmserve.errors import CheckpointError, NotFound
 from llmserve.models.registry import position_limit
 
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+PAIR_TEMPLATE = "pair_template.txt"
+# That of Qwen3-Reranker's model card
+QWEN3_PAIR = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
+    "<Query>: {query}\n<Document>: {document}"
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
 SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -36,6 +46,7 @@ class TextFiles:
     hf_config: Mapping[str, Any]
     engine_config: Mapping[str, Any]
     chat_template_file: str
+    pair_template_file: str = ""
 
     @classmethod
     def read(cls, path: Path) -> TextFiles:
@@ -54,6 +65,7 @@ class TextFiles:
             hf_config=read_json(path / "hf_config.json") if is_engine else config,
             engine_config=config if is_engine else {},
             chat_template_file=read_text(path / "chat_template.jinja"),
+            pair_template_file=read_text(path / PAIR_TEMPLATE),
         )
 
     @property
@@ -72,6 +84,12 @@ class TextFiles:
             "additional_special_tokens"
         )
         return [_content(token) for token in listed or ()]
+
+    @property
+    def pair_template(self) -> str:
+        """Of a query and a document, for networks that score them by two answers; empty for others without the file."""
+        pooling = self.engine_config.get("pretrained_config", {}).get("pooling") or {}
+        return self.pair_template_file or (QWEN3_PAIR if pooling.get("answers") else "")
 
     @property
     def chat_template(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +27,12 @@ class WholeTexts:
 
     tokenizer: Tokenizer
     max_seq_len: int | None  # the engine's, where it is known
+    pair_template: str = ""  # of pairs, with {query} and {document}; empty: the tokenizer puts them together
 
     @classmethod
     def open(cls, path: Path) -> Self:
         files = TextFiles.read(path)
-        return cls(tokenizer_of(files), files.max_seq_len)
+        return cls(tokenizer_of(files), files.max_seq_len, files.pair_template)
 
     def ids(self, text: str, second: str | None) -> tuple[list[int], int]:
         """With the special tokens that the tokenizer adds; and where the tokens of the second text begin, or 0."""
@@ -40,6 +42,10 @@ class WholeTexts:
             check_length(each, self.tokenizer, self.max_seq_len)
         if second is None:
             return self.tokenizer.encode(text, add_special_tokens=True), 0
+        if self.pair_template:
+            given = {"{query}": text, "{document}": second}
+            whole = re.sub(r"\{query\}|\{document\}", lambda found: given[found[0]], self.pair_template)
+            return self.tokenizer.encode(whole), 0
         if not isinstance(self.tokenizer, JsonTokenizer):
             raise Unsupported("pairs of texts need a tokenizer.json, and the engine directory has none")
         return self.tokenizer.encode_pair(text, second)

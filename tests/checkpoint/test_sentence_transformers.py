@@ -13,7 +13,7 @@ from llmserve.checkpoint.sentence_transformers import read_pooling
 from llmserve.errors import CheckpointError
 from llmserve.models.spec import Pooling
 from tests.checkpoints import make_checkpoint, write_json
-from tests.embedders import write_sentence_transformers
+from tests.embedders import write_answers, write_sentence_transformers
 
 
 @pytest.fixture
@@ -112,3 +112,20 @@ def test_damaged_lists_are_refused(folder: Path, content: str) -> None:
 def test_a_pooling_without_its_file_is_refused(folder: Path) -> None:
     modules(folder, ("", "Transformer"), ("1_Pooling", "Pooling"))
     assert "1_Pooling/config.json is missing" in problems_of(folder)
+
+
+def test_two_answers_must_be_tokens(folder: Path) -> None:
+    write_answers(folder, yes=5, no=9)
+    assert pooling_of(folder) == Pooling("last", scores=True, sigmoid=True, answers=(5, 9))
+    for wrong in (-1, 320, True, "yes", None):
+        write_json(folder / "1_LogitScore" / "config.json", {"true_token_id": 5, "false_token_id": wrong})
+        assert "must have true_token_id and false_token_id, tokens of the vocabulary" in problems_of(folder)
+
+
+def test_a_decoder_for_one_class_scores_texts(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["LlamaForSequenceClassification"]}
+    write_json(folder / "config.json", config | {"id2label": {"0": "LABEL_0"}})
+    assert pooling_of(folder) == Pooling("last", scores=True, sigmoid=True)
+    write_json(folder / "config.json", config)
+    with pytest.raises(CheckpointError, match="it has 2 labels"):
+        pooling_of(folder)

@@ -20,10 +20,19 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tritonclient.utils import InferenceServerException
 
+from llmserve.stages.files import QWEN3_PAIR
 from tests.checkpoints import make_checkpoint, write_json
 from tests.e2e.conftest import ServerProcess, llmserve, start_server
-from tests.embedders import make_embedder, make_reranker, wanted_embedding, wanted_score, write_word_pieces
+from tests.embedders import (
+    make_embedder,
+    make_reranker,
+    wanted_embedding,
+    wanted_score,
+    write_answers,
+    write_word_pieces,
+)
 from tests.frontends.server import wait_until
+from tests.oracle import load_oracle
 
 MODEL = "ensemble"
 TEXTS = ("The quick brown fox", "boats of the harbour city", "a", "fish " * 40, "winter lake, birds! price of fish?")
@@ -231,6 +240,27 @@ def test_a_reranker(kind: str, tmp_path: Path) -> None:
         with grpc_client.InferenceServerClient(server.grpc) as asking:
             found = asking.infer(MODEL, inputs_of(grpc_client, QUERY, second_text=documents[0]))
             assert found.as_numpy("score")[0, 0] == pytest.approx(scores[0], abs=1e-4)
+
+
+def test_a_language_model_that_answers_yes_or_no(tmp_path: Path) -> None:
+    """As Qwen3-Reranker is published, in sentence-transformers' form: the score is the share of yes."""
+    import torch
+
+    make_checkpoint(tmp_path, "qwen3", dtype="float32", max_position_embeddings=1024)
+    write_answers(tmp_path, yes=41, no=300)
+    tokenizer, model = Tokenizer.from_file(str(tmp_path / "tokenizer.json")), load_oracle(tmp_path)
+    documents = list(TEXTS)
+    prompts = [QWEN3_PAIR.replace("{query}", QUERY).replace("{document}", text) for text in documents]
+    with torch.no_grad():
+        rows = [model(torch.tensor([tokenizer.encode(prompt).ids])).logits[0, -1] for prompt in prompts]
+    scores = [float(torch.softmax(row[[300, 41]], dim=0)[1]) for row in rows]
+    with serving(tmp_path) as server:
+        answer = httpx.post(f"{server.http}/v1/rerank", json={"query": QUERY, "documents": documents}).json()
+        found = {each["index"]: each["relevance_score"] for each in answer["results"]}
+        assert [found[index] for index in range(len(documents))] == pytest.approx(scores, abs=1e-4)
+        with grpc_client.InferenceServerClient(server.grpc) as asking:
+            result = asking.infer(MODEL, inputs_of(grpc_client, QUERY, second_text=documents[0]))
+            assert result.as_numpy("score")[0, 0] == pytest.approx(scores[0], abs=1e-4)
 
 
 def test_a_decoder_that_makes_embeddings(tmp_path: Path) -> None:

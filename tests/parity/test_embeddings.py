@@ -16,6 +16,7 @@ from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.registry import runtime_for
 from llmserve.scheduler.plan import Chunk, StepPlan
+from tests.checkpoints import make_checkpoint
 from tests.embedders import (
     EMBEDDERS,
     POOLINGS,
@@ -24,8 +25,10 @@ from tests.embedders import (
     make_reranker,
     wanted_embedding,
     wanted_score,
+    write_answers,
 )
 from tests.gguf_encoders import convert_encoder
+from tests.oracle import load_oracle, oracle_logits
 
 NUM_BLOCKS = 32
 PROMPTS = ((5, 17, 200, 31, 9), tuple(range(3, 60)), (250,), tuple(range(300, 236, -1)))
@@ -84,6 +87,20 @@ def test_embeddings_of_a_gguf_file_are_those_of_transformers(kind: str, pooling:
     found = pooled(built(convert_encoder(tmp_path / "m.gguf", tmp_path, pooling)), *PROMPTS)
     for ids, vector in zip(PROMPTS, found, strict=True):
         assert relative_error(vector, wanted_embedding(model, ids, pooling, normalize=True)) < 1e-4
+
+
+@pytest.mark.parametrize(("tied", "quantization"), [(True, ""), (False, ""), (True, "int8")])
+def test_a_score_is_the_difference_of_two_answers(tied: bool, quantization: str, tmp_path: Path) -> None:
+    """Of Qwen3-Reranker: before the sigmoid, the logit of yes minus that of no."""
+    make_checkpoint(tmp_path, "qwen3", dtype="float32", tie_word_embeddings=tied)
+    write_answers(tmp_path, yes=41, no=300)
+    model = load_oracle(tmp_path)
+    engine = built(tmp_path, "float16" if quantization else "float32", quantization)
+    assert engine.info().scores_with_sigmoid
+    for ids, score in zip(PROMPTS, pooled(engine, *PROMPTS), strict=True):
+        logits = oracle_logits(model, ids)[-1]
+        near = 0.1 if quantization else 1e-4
+        assert score == pytest.approx([logits[41] - logits[300]], rel=near, abs=near)
 
 
 def test_scores_of_a_gguf_file_are_those_of_transformers(tmp_path: Path) -> None:
