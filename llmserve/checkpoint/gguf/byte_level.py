@@ -1,4 +1,4 @@
-"""`tokenizer.json` from a vocabulary of kind `gpt2`: byte-level BPE, whose merges the file has.
+"""`tokenizer.json` from a vocabulary of kind `gpt2`, byte-level BPE, or `gemma4`: the file has the merges.
 
 How a text is cut into words before the merges is not in the file, only a name for it (`tokenizer.ggml.pre`), which
 llama.cpp's converter gives after comparing the ids of a test text. The patterns are those of the models' own
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from llmserve.checkpoint.gguf.metadata import MetadataReader
+from llmserve.checkpoint.gguf.pieces import SPACE
 from llmserve.checkpoint.gguf.vocabulary import TokenType, Vocabulary
 
 Json: TypeAlias = dict[str, Any]
@@ -94,8 +95,36 @@ def word_rule(reader: MetadataReader) -> WordRule:
 
 def tokenizer_json(reader: MetadataReader, vocabulary: Vocabulary, rule: WordRule) -> Json:
     """What the `tokenizers` library reads. Problems go to `reader`."""
-    unused = vocabulary.of_type(TokenType.UNUSED)
-    ids = {text: i for i, text in enumerate(vocabulary.tokens) if i not in unused}
+    return {
+        **_common(vocabulary),
+        "normalizer": rule.normalizer,
+        "pre_tokenizer": _pre_tokenizer(rule),
+        "decoder": _byte_level(use_regex=True),
+        "model": _model(reader, vocabulary) | {"ignore_merges": rule.takes_whole_words},
+    }
+
+
+def gemma4_tokenizer_json(reader: MetadataReader, vocabulary: Vocabulary) -> Json:
+    """Of Gemma 4: merges of characters, with `▁` for spaces. What has no token is written in bytes. Lines are words."""
+    unknown = vocabulary.special.get("unk_token")
+    model = {"byte_fallback": True, "fuse_unk": True, "unk_token": vocabulary.tokens[unknown] if unknown else None}
+    return {
+        **_common(vocabulary),
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+        "pre_tokenizer": _split(r"[^\n]+|\n+"),
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+            ],
+        },
+        "model": _model(reader, vocabulary) | model,
+    }
+
+
+def _common(vocabulary: Vocabulary) -> Json:
     return {
         "version": "1.0",
         "truncation": None,
@@ -104,23 +133,29 @@ def tokenizer_json(reader: MetadataReader, vocabulary: Vocabulary, rule: WordRul
             _added_token(i, text, is_special=vocabulary.types[i] != TokenType.USER_DEFINED)
             for i, text in vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED).items()
         ],
-        "normalizer": rule.normalizer,
-        "pre_tokenizer": _pre_tokenizer(rule),
         "post_processor": _post_processor(vocabulary),
-        "decoder": _byte_level(use_regex=True),
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": rule.takes_whole_words,
-            "vocab": ids,
-            "merges": _merges(reader, ids),
-        },
     }
+
+
+def _model(reader: MetadataReader, vocabulary: Vocabulary) -> Json:
+    unused = vocabulary.of_type(TokenType.UNUSED)
+    ids = {text: i for i, text in enumerate(vocabulary.tokens) if i not in unused}
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": ids,
+        "merges": _merges(reader, ids),
+    }
+
+
+def _split(pattern: str) -> Json:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
 def _added_token(token: int, text: str, *, is_special: bool) -> Json:
@@ -133,10 +168,7 @@ def _byte_level(*, use_regex: bool) -> Json:
 
 
 def _pre_tokenizer(rule: WordRule) -> Json:
-    steps: list[Json] = [
-        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-        for pattern in rule.patterns
-    ]
+    steps = [_split(pattern) for pattern in rule.patterns]
     if rule.digits_apart:
         steps.append({"type": "Digits", "individual_digits": True})
     return {"type": "Sequence", "pretokenizers": [*steps, _byte_level(use_regex=rule.then_gpt2)]}

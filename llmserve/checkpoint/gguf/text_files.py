@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from llmserve.checkpoint.gguf.byte_level import tokenizer_json, word_rule
+from llmserve.checkpoint.gguf.byte_level import gemma4_tokenizer_json, tokenizer_json, word_rule
 from llmserve.checkpoint.gguf.encoder_tokenizers import UNIGRAM, WORD_PIECES, encoder_tokenizer_json
 from llmserve.checkpoint.gguf.metadata import MetadataReader
 from llmserve.checkpoint.gguf.pieces import tokenizer_model
 from llmserve.checkpoint.gguf.vocabulary import MODEL_KEY, TokenType, Vocabulary, read_vocabulary
 
 ENCODERS = (WORD_PIECES, UNIGRAM)
-BYTE_LEVEL, PIECES, NONE = "gpt2", "llama", ("none", "no_vocab")
+BYTE_LEVEL, PIECES, CHARACTERS, NONE = "gpt2", "llama", "gemma4", ("none", "no_vocab")
 TEMPLATE_KEY = "tokenizer.chat_template"
 PIECES_CLASS = "LlamaTokenizer"
 # Phi-3's special tokens take white space behind them along, but for these; a GGUF file does not say it
@@ -30,6 +30,10 @@ def text_files(reader: MetadataReader, num_rows: int) -> dict[str, bytes]:
         vocabulary = read_vocabulary(reader, num_rows, adds_bos=rule.adds_bos)
         files = {"tokenizer.json": _encoded(tokenizer_json(reader, vocabulary, rule), indent=None)}
         return files | _settings(reader, vocabulary, "PreTrainedTokenizerFast")
+    if kind == CHARACTERS:
+        vocabulary = read_vocabulary(reader, num_rows, adds_bos=True)
+        files = {"tokenizer.json": _encoded(gemma4_tokenizer_json(reader, vocabulary), indent=None)}
+        return files | _settings(reader, vocabulary, "PreTrainedTokenizerFast")
     if kind == PIECES:
         vocabulary = read_vocabulary(reader, num_rows, adds_bos=True)
         return {"tokenizer.model": tokenizer_model(reader, vocabulary)} | _settings(reader, vocabulary, PIECES_CLASS)
@@ -39,8 +43,8 @@ def text_files(reader: MetadataReader, num_rows: int) -> dict[str, bytes]:
         return files | _settings(reader, vocabulary, "PreTrainedTokenizerFast")
     reader.problems.append(
         f"metadata {MODEL_KEY}: tokenizers of kind {kind!r} are not supported; supported: "
-        f"{', '.join((BYTE_LEVEL, PIECES, *ENCODERS))}. Or put the model's own tokenizer files beside the file, and "
-        "build from the folder"
+        f"{', '.join((BYTE_LEVEL, PIECES, CHARACTERS, *ENCODERS))}. Or put the model's own tokenizer files beside the "
+        "file, and build from the folder"
     )
     return {}
 

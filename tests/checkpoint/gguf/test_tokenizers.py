@@ -18,7 +18,7 @@ from llmserve.stages.chat import Message
 from llmserve.stages.preprocess import Preprocessor, TextPrompt
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from tests.gguf_files import byte_level_metadata, make_gguf, pieces_metadata
-from tests.tiny_tokenizers import sentencepiece_model
+from tests.tiny_tokenizers import SENTENCES, sentencepiece_model
 
 TEXTS = [
     "", " ", "  ", "\t", "\n", "\n\n \n", "Hello world", " Hello  World!", "Hello,\nworld\r\n\r\n  and   more",
@@ -106,6 +106,46 @@ def test_default_words(tmp_path: Path) -> None:
         content = json.loads(checkpoint.text_file("tokenizer.json") or b"")
     words = tokenizers.Tokenizer.from_str(json.dumps(content)).pre_tokenizer.pre_tokenize_str("it's 12345, ok")
     assert [word for word, _ in words] == ["it", "'", "s", "Ġ", "123", "45", ",", "Ġok"]
+
+
+def gemma4_tokenizer() -> tokenizers.Tokenizer:
+    """In the form of Gemma's tokenizer.json, of this page's texts."""
+    from tokenizers import decoders, models, normalizers, trainers
+
+    made = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")  # finds none
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special[:5], show_progress=False)
+    made.train_from_iterator([*SENTENCES, "\n\n\n", "\n\n"], trainer)
+    model = json.loads(made.to_str())
+    vocab = model["model"]["vocab"]
+    model["model"]["vocab"] = vocab | {text: len(vocab) + i for i, text in enumerate(special[5:])}
+    return tokenizers.Tokenizer.from_str(json.dumps(model))
+
+
+def test_ids_of_gemma_4_are_those_of_the_original(tmp_path: Path) -> None:
+    original = gemma4_tokenizer()
+    model = json.loads(original.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] * 5 + [6 if text.startswith("<0x") else 1 for text in tokens[5:]],
+        "tokenizer.ggml.scores": [-1000.0] * len(tokens),
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in model["merges"]],
+        **{f"tokenizer.ggml.{name}_token_id": i for i, name in enumerate(("padding", "eos", "bos", "unknown"))},
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    found = ours(make_gguf(tmp_path / "m.gguf", metadata=metadata, vocab_size=len(tokens)), tmp_path / "ours")
+    for text in [*TEXTS, *SENTENCES, "a\n\n\n\n b", "<|turn>user\n<bos>"]:
+        ids = original.encode(text, add_special_tokens=False).ids
+        assert found.encode(text) == ids, text
+        assert found.encode(text, add_special_tokens=True) == [2, *ids]
+        assert found.decode(ids, False) == original.decode(ids, skip_special_tokens=False)
+    assert (found.bos_id, found.eos_id) == (2, 1)
 
 
 @pytest.mark.parametrize("add_dummy_prefix", [True, False])
