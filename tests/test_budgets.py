@@ -22,7 +22,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cluster": 1_506,
     "llmserve/engine": 12_930,
     "llmserve/evaluation": 6_634,
-    "llmserve/frontends": 15_776,
+    "llmserve/frontends": 15_799,
     "llmserve/models": 5_320,
     "llmserve/scheduler": 2_215,
     "llmserve/serving": 9_494,

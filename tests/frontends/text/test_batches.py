@@ -87,7 +87,7 @@ def create(client: openai.OpenAI, content: bytes, endpoint: Any = CHAT) -> Any:
 
 
 def ended(client: openai.OpenAI, batch_id: str) -> Any:
-    wait_until(lambda: client.batches.retrieve(batch_id).status in ("completed", "failed", "cancelled"))
+    wait_until(lambda: client.batches.retrieve(batch_id).status in ("completed", "failed", "cancelled", "expired"))
     return client.batches.retrieve(batch_id)
 
 
@@ -272,6 +272,24 @@ def test_a_batch_whose_outputs_were_being_written_is_finished(text_dir: Path, tm
         again = ended(client, batch.id)
         assert again.output_file_id == batch.output_file_id
         assert client.files.content(again.output_file_id).content == lines
+
+
+def test_a_batch_that_expires_says_so_of_each_request_left(text_dir: Path, tmp_path: Path) -> None:
+    engine = GatedEngine([[300]], free=5)
+    with batching(text_dir, tmp_path, engine) as server, open_client(server) as client:
+        made = create(client, lines_of([BODY] * 40))
+        assert made.expires_at == made.created_at + 24 * 60 * 60
+        wait_until(lambda: num_answered(client, made.id) == 5 and len(engine.held) >= AT_ONCE)
+        engine.give_up(server)
+    path = tmp_path / "batches" / f"{made.id}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "expires_at": made.created_at}))
+    with batching(text_dir, tmp_path, GatedEngine([[300]], free=0)) as server, open_client(server) as client:
+        batch = ended(client, made.id)
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("expired", 5, 35)
+        assert batch.expired_at is not None
+        done, left = results(client, batch.output_file_id), results(client, batch.error_file_id)
+        assert [line["custom_id"] for line in done + left] == [f"r{number}" for number in range(40)]
+        assert {(line["response"], line["error"]["code"]) for line in left} == {(None, "batch_expired")}
 
 
 def test_keys_see_their_own(text_dir: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 They stand behind live requests: their tenant has a small part of its key's weight, so the scheduler starts them where
 nobody else waits, and takes their place when somebody does. Results are written in the order of the requests; after a
-restart a batch goes on behind the last one.
+restart a batch goes on behind the last one. What is not answered when a batch expires has an error for its result.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ NUM_RUNNING = 4  # batches at a time
 PART = 0.001  # of its key's weight
 TOO_MANY, UNAVAILABLE = 429, 503  # after which a request is asked again
 IN_PROGRESS, CANCELLING, FINALIZING = "in_progress", "cancelling", "finalizing"
+EXPIRED = {"code": "batch_expired", "message": "This request could not be executed before the batch expired."}
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +100,7 @@ class Jobs:
         try:
             if job.document["status"] == IN_PROGRESS:
                 job.is_working = True
-                async with self._turn:
-                    await self._work(job)
+                await self._work_in_time(job)
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if job.document["status"] != CANCELLING or current is None:
@@ -115,6 +115,25 @@ class Jobs:
             del self._jobs[job.id]
             return
         await self._finish(job)
+
+    async def _work_in_time(self, job: Job) -> None:
+        ends = job.document["expires_at"]
+        limit = asyncio.timeout(None if ends is None else max(0.0, ends - time.time()))
+        try:
+            async with limit, self._turn:
+                await self._work(job)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            job.is_working = False
+            job.document["expired_at"] = int(time.time())
+            await asyncio.to_thread(self._give_up, job.document, await self._recount(job))
+
+    def _give_up(self, document: Document, num_done: int) -> None:
+        with self.store.results(document["id"]).open("ab") as file:
+            for asked in asked_lines(self.store.content(document["input_file_id"]), after=num_done):
+                result = {"id": new_id("batch_req_"), "custom_id": asked.custom_id, "response": None, "error": EXPIRED}
+                file.write(json.dumps(result).encode("utf-8", "replace") + b"\n")
 
     async def _work(self, job: Job) -> None:
         document, results = job.document, self.store.results(job.id)
@@ -185,7 +204,8 @@ class Jobs:
     async def _finish(self, job: Job) -> None:
         """May be done again from any point of it."""
         document = job.document
-        is_cancelled = document.get(f"{CANCELLING}_at") is not None
+        how_it_ends = {f"{CANCELLING}_at": "cancelled", "expired_at": "expired"}
+        end = next((end for moment, end in how_it_ends.items() if document.get(moment)), "completed")
         if document["status"] != FINALIZING:
             await self._recount(job)
             counts = document["request_counts"]
@@ -194,7 +214,7 @@ class Jobs:
             job.turns(FINALIZING)
             await asyncio.to_thread(self.store.write, BATCHES, document)
         await asyncio.to_thread(self._write_outputs, document)
-        job.turns("cancelled" if is_cancelled else "completed")
+        job.turns(end)
         await asyncio.to_thread(self.store.write, BATCHES, document)
         self.store.results(job.id).unlink(missing_ok=True)
         del self._jobs[job.id]

@@ -24,6 +24,7 @@ from llmserve.frontends.text.state import ApiState
 
 Kept = TypeVar("Kept")
 PURPOSE = "batch"
+WINDOW_S = 24 * 60 * 60
 MOST_LISTED = 100
 DISABLED = "this server keeps no files and batches; start it with --batch-dir DIR"
 
@@ -144,6 +145,7 @@ def _new_batch(body: BatchRequest, owner: str, count: int, problems: Sequence[Ma
         "in_progress_at": None,
         **{f"{moment}_at": None for moment in moments},
         f"{status}_at": now,
+        "expires_at": now + WINDOW_S,
         "request_counts": {"total": 0 if problems else count, "completed": 0, "failed": 0},
         "metadata": body.metadata,
         OWNER: owner,
