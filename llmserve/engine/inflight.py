@@ -101,7 +101,7 @@ class InflightEngine:
         self._keeper: KvKeeper | None = None
         keeps_blocks = not limits.needs_whole and self._pipelined is None
         if files is not None and keeps_blocks and isinstance(runner, BlockRunner):
-            self._keeper = KvKeeper(files, runner, self._scheduler, self._come_back)
+            self._keeper = KvKeeper(files, runner, self._scheduler, self._come_back, self._post)
         if prefixes is not None and isinstance(runner, BlockRunner):
             prefixes.fill(self._scheduler, runner)
         self._stats = self._snapshot(StepPlan(()))

@@ -59,6 +59,15 @@ class BlockPool:
     def num_used(self) -> int:
         return len(self._ref_counts)
 
+    @property
+    def has_blank(self) -> bool:
+        """Whether there is a free block that nothing can be found in."""
+        return bool(self._free) and next(iter(self._free)) not in self._hash_of
+
+    @property
+    def has_listener(self) -> bool:
+        return self._listener is not None
+
     def known_hashes(self) -> Set[bytes]:
         """Of blocks that can be found."""
         return self._block_of.keys()

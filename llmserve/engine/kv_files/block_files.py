@@ -62,13 +62,13 @@ class BlockFiles:
         """The block's content; None when it is not here, or damaged."""
         path = self._path(block_hash)
         try:
-            data = path.read_bytes()
+            with path.open("rb", buffering=0) as file:
+                head, content = file.read(len(MAGIC) + CHECKSUM_BYTES), file.read()
         except FileNotFoundError:
             return None
         except OSError as error:
             self._tell("a block cannot be read", error)
             return None
-        head, content = data[: len(MAGIC) + CHECKSUM_BYTES], data[len(MAGIC) + CHECKSUM_BYTES :]
         if len(content) != self.block_bytes or head != MAGIC + _checksum(block_hash, content):
             self._tell("a block is damaged, and is computed again", path)
             with suppress(OSError):
@@ -77,6 +77,11 @@ class BlockFiles:
         with suppress(OSError):  # of a folder that is only readable
             os.utime(path)
         return content
+
+    def latest(self, num_blocks: int) -> list[bytes]:
+        """Hashes of this engine's most recently used blocks, the least recently used of them first."""
+        found = sorted(_found_in(self._folder, "??/*"), key=lambda one: one.used_ns)
+        return [bytes.fromhex(one.path.name) for one in found[max(0, len(found) - num_blocks) :]]
 
     def write(self, block_hash: bytes, content: bytes) -> bool:
         """Whether the block is here now. The least recently used blocks make room for it."""
@@ -117,7 +122,7 @@ class BlockFiles:
 
     def _trim(self, num_bytes: int) -> int:
         """Other servers write here, too, so files are counted anew. Returns how many bytes are left."""
-        found = sorted(self._found(), key=lambda one: one.used_ns)
+        found = sorted(_found_in(self._root, "*/??/*"), key=lambda one: one.used_ns)
         total = sum(one.num_bytes for one in found)
         if total + num_bytes <= self._max_bytes:
             return total
@@ -131,16 +136,6 @@ class BlockFiles:
             total -= one.num_bytes
         return max(0, total)
 
-    def _found(self) -> list[_Found]:
-        """Blocks of all engines; other files are nobody's business."""
-        found = []
-        for path in self._root.glob("*/??/*"):
-            with suppress(FileNotFoundError):
-                if BLOCK_NAME.fullmatch(path.name):
-                    status = path.stat()
-                    found.append(_Found(status.st_mtime_ns, status.st_size, path))
-        return found
-
     def _path(self, block_hash: bytes) -> Path:
         name = block_hash.hex()
         return self._folder / name[:2] / name
@@ -150,6 +145,17 @@ class BlockFiles:
         if problem not in self._told:
             self._told.add(problem)
             logger.warning("KV cache in %s: %s: %s", self._root, problem, why)
+
+
+def _found_in(folder: Path, pattern: str) -> list[_Found]:
+    """Blocks; other files are nobody's business."""
+    found = []
+    for path in folder.glob(pattern):
+        with suppress(FileNotFoundError):
+            if BLOCK_NAME.fullmatch(path.name):
+                status = path.stat()
+                found.append(_Found(status.st_mtime_ns, status.st_size, path))
+    return found
 
 
 def read_blocks(folder: Path, hashes: Sequence[bytes]) -> list[bytes] | None:
