@@ -30,7 +30,7 @@ from tools.benchmark.process import ROOT
 from tools.benchmark.report import json_report, markdown_report
 from tools.benchmark.rounds import Findings
 from tools.benchmark.serving import serve
-from tools.benchmark.shapes import SHAPES, OlmoeShape
+from tools.benchmark.shapes import SHAPES, Lfm2Shape, OlmoeShape, Shape
 from tools.benchmark.statistics import Spread, quantile
 from tools.benchmark.table import ratios_at_no_greater_loss, ratios_of, rows_of
 from tools.benchmark.workload import Task, arriving, ideal_gain, mixed_tasks, static_batches
@@ -319,9 +319,20 @@ class TinyMoe(OlmoeShape):
     num_experts, num_chosen = 6, 2
 
 
-def test_a_mixture_of_experts_and_its_gguf_file_are_one_network(tmp_path: Path) -> None:
+class TinyLfm2(Lfm2Shape):
+    attention = (1,)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        TinyMoe("tiny-moe", hidden=64, intermediate=32, layers=2, heads=4, kv_heads=4, vocab=320),
+        TinyLfm2("tiny-lfm2", hidden=64, intermediate=96, layers=3, heads=4, kv_heads=2, vocab=320),
+    ],
+    ids=lambda shape: shape.name,
+)
+def test_a_network_and_its_gguf_file_are_one(shape: Shape, tmp_path: Path) -> None:
     """What llama.cpp is measured with is what we are measured with: equal parameters, by their digests."""
-    shape = TinyMoe("tiny-moe", hidden=64, intermediate=32, layers=2, heads=4, kv_heads=4, vocab=320)
     checkpoint = make_checkpoint(tmp_path / "checkpoint", shape)
     tensors = load_file(checkpoint / "model.safetensors")
     assert sum(tensor.size for tensor in tensors.values()) == shape.num_parameters

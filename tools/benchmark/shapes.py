@@ -1,5 +1,5 @@
-"""The networks that are measured: Llama-shaped, and a mixture of experts. How fast they are does not depend on what
-their weights say, but for the experts that a token chooses; random routers choose all alike.
+"""The networks that are measured: Llama-shaped, a mixture of experts, and a hybrid with states. How fast they are does
+not depend on what their weights say, but for the experts that a token chooses; random routers choose all alike.
 """
 
 from __future__ import annotations
@@ -163,6 +163,65 @@ class OlmoeShape(Shape):
                     yield f"{layer}.mlp.experts.{expert}.down_proj.weight", (self.hidden, self.intermediate)
 
 
+class Lfm2Shape(Shape):
+    """LFM2's: short convolutions, and attention with normed heads in some layers; tied embeddings."""
+
+    attention: tuple[int, ...] = (2, 5, 8, 10, 12, 14)  # layers
+    taps = 3  # of a convolution
+
+    @property
+    def layer_products(self) -> int:
+        convolution = self.hidden * (4 * self.hidden + self.taps)
+        attention = 2 * self.hidden * (self.hidden + self.kv_heads * self.head_dim)
+        mlps = self.layers * 3 * self.hidden * self.intermediate
+        return mlps + len(self.attention) * attention + (self.layers - len(self.attention)) * convolution
+
+    @property
+    def num_parameters(self) -> int:
+        norms = (2 * self.layers + 1) * self.hidden + 2 * len(self.attention) * self.head_dim
+        return self.layer_products + self.head_products + norms
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        return 2 * len(self.attention) * self.kv_heads * self.head_dim
+
+    def config(self) -> dict[str, Any]:
+        own = {
+            "architectures": ["Lfm2ForCausalLM"],
+            "model_type": "lfm2",
+            "layer_types": ["full_attention" if i in self.attention else "conv" for i in range(self.layers)],
+            "conv_L_cache": self.taps,
+            "conv_bias": False,
+            "norm_eps": 1e-5,
+            "block_auto_adjust_ff_dim": False,
+            "rope_theta": 1000000.0,
+            "tie_word_embeddings": True,
+        }
+        return super().config() | own
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        hidden, kv_width = self.hidden, self.kv_heads * self.head_dim
+        yield "model.embed_tokens.weight", (self.vocab, hidden)
+        for i in range(self.layers):
+            layer = f"model.layers.{i}"
+            yield f"{layer}.operator_norm.weight", (hidden,)
+            if i in self.attention:
+                for name, width in (("q", hidden), ("k", kv_width), ("v", kv_width)):
+                    yield f"{layer}.self_attn.{name}_proj.weight", (width, hidden)
+                yield f"{layer}.self_attn.out_proj.weight", (hidden, hidden)
+                yield f"{layer}.self_attn.q_layernorm.weight", (self.head_dim,)
+                yield f"{layer}.self_attn.k_layernorm.weight", (self.head_dim,)
+            else:
+                yield f"{layer}.conv.conv.weight", (hidden, 1, self.taps)
+                yield f"{layer}.conv.in_proj.weight", (3 * hidden, hidden)
+                yield f"{layer}.conv.out_proj.weight", (hidden, hidden)
+            yield f"{layer}.ffn_norm.weight", (hidden,)
+            yield f"{layer}.feed_forward.w1.weight", (self.intermediate, hidden)
+            yield f"{layer}.feed_forward.w3.weight", (self.intermediate, hidden)
+            yield f"{layer}.feed_forward.w2.weight", (hidden, self.intermediate)
+        yield "model.embedding_norm.weight", (hidden,)
+
+
 SHAPES = {
     shape.name: shape
     for shape in (
@@ -171,6 +230,7 @@ SHAPES = {
         BaichuanShape("7b", 4096, 11008, layers=32, heads=32, kv_heads=32, vocab=125696, max_positions=4096),
         BaichuanShape("7b-layers", 4096, 11008, layers=2, heads=32, kv_heads=32, max_positions=4096),  # some of it
         OlmoeShape("olmoe-layers", 2048, 1024, layers=4, heads=16, kv_heads=16),  # a quarter of OLMoE-1B-7B
+        Lfm2Shape("lfm2-1.2b", 2048, 8192, layers=16, heads=32, kv_heads=8, vocab=65536),
         Shape("tiny", hidden=64, intermediate=176, layers=2, heads=4, kv_heads=2, vocab=320),  # for tests
     )
 }

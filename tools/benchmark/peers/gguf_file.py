@@ -1,5 +1,5 @@
-"""A checkpoint (Llama's form, or OLMoE's) as a GGUF file, its numbers as they are; llama.cpp's own quantizer makes the
-others from it."""
+"""A checkpoint (Llama's form, OLMoE's, LFM2's) as a GGUF file, its numbers as they are; llama.cpp's own quantizer makes
+the others from it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ OUTSIDE = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
+    "model.embedding_norm.weight": "token_embd_norm.weight",
 }
 INSIDE = {
     "input_layernorm": "attn_norm",
@@ -35,6 +36,17 @@ INSIDE = {
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
 }
 EXPERT = re.compile(r"(\.experts\.)(\d+)\.")
 
@@ -93,7 +105,8 @@ def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    kv_heads, types = config["num_key_value_heads"], config.get("layer_types")
+    writer.add_head_count_kv([kv_heads if each == "full_attention" else 0 for each in types] if types else kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
@@ -104,11 +117,15 @@ def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
     if "num_experts" in config:
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "conv_L_cache" in config:
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
 
 
 def _converted(name: str, values: NDArray[Any], config: Mapping[str, Any]) -> NDArray[Any]:
     if values.ndim == 1 or name.endswith("mlp.gate.weight"):
         return values.astype(np.float32)
+    if name.endswith("conv.conv.weight"):
+        return values[:, 0].astype(np.float32)
     if config["model_type"] != "llama":  # turned by halves there, too
         return values
     if name.endswith("q_proj.weight"):

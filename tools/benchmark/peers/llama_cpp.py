@@ -45,11 +45,13 @@ def prepare(job: Prepared) -> None:
 
 
 def read_by_one_token(path: Path) -> int:
-    """Bytes: all weights, and of experts those that are chosen; of the embedding only a row."""
+    """Bytes: all weights, and of experts those that are chosen; of an embedding that is not the head only a row."""
     file = gguf.GGUFReader(path)
     fields = {name.rpartition(".")[2]: field.contents() for name, field in file.fields.items()}
     share = fields.get("expert_used_count", 1) / fields.get("expert_count", 1)
-    sizes = {tensor.name: int(tensor.n_bytes) for tensor in file.tensors if tensor.name != "token_embd.weight"}
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in file.tensors}
+    if "output.weight" in sizes:
+        del sizes["token_embd.weight"]
     return round(sum(size * (share if "_exps." in name else 1) for name, size in sizes.items()))
 
 
