@@ -24,7 +24,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/evaluation": 6_634,
     "llmserve/frontends": 15_799,
     "llmserve/models": 5_320,
-    "llmserve/scheduler": 2_240,
+    "llmserve/scheduler": 2_260,
     "llmserve/serving": 9_494,
     "llmserve/stages": 4_627,
     "llmserve/wire": 3_490,

@@ -9,7 +9,7 @@ from llmserve.engine.base import Runner, RunnerInfo
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.vocabulary import tokenizer_digests
 from llmserve.errors import InvalidArgument, raise_problems
-from llmserve.scheduler.drafts.model import DraftModel
+from llmserve.scheduler.drafts.model import DraftModel, TokenIds
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.settings import SchedulerSettings
 
@@ -24,7 +24,10 @@ class DraftEngine:
         self._runner = runner
         self._has_failed = False
         cost = runner.info.weight_bytes / max(1, beside.weight_bytes)  # reading them limits a step of few rows
-        self.model = DraftModel(runner.info.scheduler_config(SchedulerSettings()), self._step, prior_cost=cost)
+        token_ids = TokenIds(runner.info.vocab_size, beside.vocab_size)
+        self.model = DraftModel(
+            runner.info.scheduler_config(SchedulerSettings()), self._step, token_ids, prior_cost=cost
+        )
 
     @property
     def promised_bytes(self) -> int:
@@ -56,15 +59,15 @@ def _problems(draft: EngineDirectory, directory: EngineDirectory) -> Iterator[st
     if draft.info().pooling:
         yield "it makes no tokens"
     sizes = draft.info().vocab_size, directory.info().vocab_size
-    if sizes[0] != sizes[1]:
-        yield f"its vocabulary has {sizes[0]} tokens, and the engine's {sizes[1]}"
     theirs, ours = tokenizer_digests(draft), tokenizer_digests(directory)
     names = theirs.keys() & ours.keys()
+    differing = sorted(name for name in names if theirs[name] != ours[name])
+    if sizes[0] != sizes[1] and (differing or not names):  # with one tokenizer, one of them is padded further
+        yield f"its vocabulary has {sizes[0]} tokens, and the engine's {sizes[1]}"
     if not names and (theirs or ours):
         yield f"its tokenizer is in {_listed(theirs)}, and the engine's in {_listed(ours)}"
-    for name in sorted(names):
-        if theirs[name] != ours[name]:
-            yield f"its tokenizer is another: its {name} has the digest {theirs[name]}, the engine's {ours[name]}"
+    for name in differing:
+        yield f"its tokenizer is another: its {name} has the digest {theirs[name]}, the engine's {ours[name]}"
 
 
 def _listed(digests: dict[str, str]) -> str:

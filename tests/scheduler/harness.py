@@ -12,7 +12,7 @@ from llmserve.engine.base import PendingStep, Runner, RunnerInfo, StepResult
 from llmserve.engine.fake import FakeRunner, fake_prompt_log_prob, fold
 from llmserve.scheduler.blocks import hash_block
 from llmserve.scheduler.drafts.drafter import Speculation
-from llmserve.scheduler.drafts.model import DraftModel
+from llmserve.scheduler.drafts.model import DraftModel, TokenIds
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.sequence import Sequence, sequences_for
@@ -74,7 +74,8 @@ class Bench:
         if draft_runner is not None:
             draft_config = draft_runner.info.scheduler_config(SchedulerSettings())
             step = lambda plan: self._checked(draft_runner, plan)  # noqa: E731
-            self.scheduler.speculator.model = DraftModel(draft_config, step, prior_cost=0.0)
+            token_ids = TokenIds(draft_runner.info.vocab_size, info.vocab_size)
+            self.scheduler.speculator.model = DraftModel(draft_config, step, token_ids, prior_cost=0.0)
         self.ids = itertools.count()
         self.sequences: dict[int, Sequence] = {}
         self.answers: dict[int, list[int]] = defaultdict(list)

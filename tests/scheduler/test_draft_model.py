@@ -11,13 +11,15 @@ from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.draft_engine import DraftEngine
 from llmserve.engine.fake import FAKE_RUNNER_INFO, FakeRunner, fake_answer
 from llmserve.scheduler.drafts.drafter import Speculation
-from llmserve.scheduler.drafts.model import CAUGHT_UP_AT_ONCE, DraftModel
+from llmserve.scheduler.drafts.model import CAUGHT_UP_AT_ONCE, DraftModel, TokenIds
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from llmserve.scheduler.step_costs import StepCosts
-from tests.scheduler.harness import GREEDY, INFO, Bench
+from tests.scheduler.harness import GREEDY, INFO, PLAIN, Bench
+from tests.scheduler.slots import Slot, Slots
 
 DRAFTING = SchedulerSettings(speculation=Speculation.DRAFT)
+IDS = TokenIds(INFO.vocab_size, INFO.vocab_size)
 PROMPTS = ((1, 2, 3), (4, 5, 6, 1, 2), (3, 3), (6,))
 
 
@@ -89,6 +91,33 @@ def test_drafts_draw_as_the_engine_does() -> None:
     assert bench.scheduler.speculator.num_accepted == bench.scheduler.speculator.num_drafted > 0
 
 
+def test_what_a_guide_forbids_is_not_drafted() -> None:
+    runner = Recorder()
+    bench = Bench(INFO, DRAFTING, draft_runner=runner)
+    guide = Slots(tuple(Slot(frozenset({place % 7, (place + 3) % 7})) for place in range(24)))
+    for prompt in PROMPTS:
+        bench.add(prompt, replace(GREEDY, max_tokens=24), guide=guide)
+    bench.run()
+    bench.assert_answers()
+    assert bench.scheduler.speculator.num_accepted == bench.scheduler.speculator.num_drafted
+    assert bench.num_steps < 12, "drafts are cut where the guide forbids them"
+
+
+@pytest.mark.parametrize("vocab_size", [5, 9])
+def test_vocabularies_may_be_padded_differently(vocab_size: int) -> None:
+    runner, guide = Recorder(replace(INFO, vocab_size=vocab_size)), Slots((Slot(frozenset({1, 6})),) * 24)
+    bench, plain = bench_of(runner), bench_of(Recorder(), PLAIN)
+    for each in (bench, plain):
+        each.add((1, 2), replace(GREEDY, max_tokens=20), embedding_bias=((3, 5.0), (6, 4.0)))
+        each.add((1, 2), replace(GREEDY, max_tokens=20), guide=guide)
+        each.run()
+    assert bench.answers == plain.answers
+    assert bench.scheduler.speculator.num_accepted > 0
+    for chunk in (chunk for plan in runner.plans for chunk in plan.chunks):
+        assert max(chunk.token_ids) < min(vocab_size, INFO.vocab_size)
+        assert all(token < vocab_size for token, _ in (chunk.sample.bias if chunk.sample else ()))
+
+
 def test_a_long_prompt_is_caught_up_on_over_several_steps() -> None:
     info = replace(FAKE_RUNNER_INFO, max_num_tokens=2048, max_seq_len=2048, num_blocks=1024)
     runner = Recorder(info)
@@ -138,7 +167,7 @@ def test_a_request_that_wants_no_drafts_costs_no_step() -> None:
 
 
 def test_a_step_of_the_model_counts_among_the_costs() -> None:
-    model = DraftModel(INFO.scheduler_config(DRAFTING), lambda plan: None, prior_cost=0.5)
+    model = DraftModel(INFO.scheduler_config(DRAFTING), lambda plan: None, IDS, prior_cost=0.5)
     costs = StepCosts()
     assert model.cost(1, 0.0) == 0.5
     assert model.cost(4, 0.0) == 0.125  # shared
@@ -146,7 +175,7 @@ def test_a_step_of_the_model_counts_among_the_costs() -> None:
 
 
 def test_what_the_model_was_worth_to_others_is_known_to_the_next_sequence() -> None:
-    model = DraftModel(INFO.scheduler_config(DRAFTING), lambda plan: None, prior_cost=0.1)
+    model = DraftModel(INFO.scheduler_config(DRAFTING), lambda plan: None, IDS, prior_cost=0.1)
     first, threshold = model.drafter(), 0.3
     assert model.drafter().num_likely(threshold) > 0
     for _ in range(5):
@@ -160,7 +189,7 @@ def test_the_time_of_a_step_is_measured() -> None:
     bench = Bench(INFO, DRAFTING)
     runner = Recorder()
     model = DraftModel(
-        INFO.scheduler_config(DRAFTING), lambda plan: runner.step(plan).tokens, prior_cost=0.1, clock=ticks
+        INFO.scheduler_config(DRAFTING), lambda plan: runner.step(plan).tokens, IDS, prior_cost=0.1, clock=ticks
     )
     bench.scheduler.speculator.model = model
     bench.add((1,), replace(GREEDY, max_tokens=3))

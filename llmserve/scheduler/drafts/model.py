@@ -4,7 +4,8 @@ Its cache is its own. Of a sequence it holds tokens that are known, and behind t
 of them that were drawn, and writes over the others. So it is behind only where something else drafted meanwhile, and
 after a prompt. What it misses is computed with the next draft, at most `CAUGHT_UP_AT_ONCE` tokens beside a step.
 
-A sequence for which there is no block, no place in the step or no room before `max_seq_len` is not drafted for.
+A sequence for which there is no block, no place in the step or no room before `max_seq_len` is not drafted for; nor one
+with a token that the smaller network does not have. What is drafted under a guide is drawn under its masks.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from array import array
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
+from llmserve.core import Matcher
 from llmserve.scheduler.blocks import ROOT_HASH, BlockPool, hash_block
 from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import Draftable
@@ -28,6 +31,23 @@ FORGETTING = 0.9  # what the time of an older step weighs beside the next one
 MAX_OUTLIER = 3.0  # times the usual: a step that took longer was interrupted
 
 Step: TypeAlias = Callable[[StepPlan], Seq[int] | None]  # a token for each sample; None: it never drafts again
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """How many a model has, and the one that it drafts for: of one tokenizer, and padded as it may be."""
+
+    of_model: int
+    drafted_for: int
+
+    @property
+    def num_common(self) -> int:
+        return min(self.of_model, self.drafted_for)
+
+    def fitted(self, mask: Callable[[], bytes]) -> bytes:
+        """A mask for the model."""
+        num_bytes = -(-self.of_model // 32) * 4
+        return mask()[:num_bytes].ljust(num_bytes, b"\0")
 
 
 class ModelDrafter(Acceptance):
@@ -72,6 +92,7 @@ class DraftModel:
         self,
         config: SchedulerConfig,
         step: Step,
+        token_ids: TokenIds,
         *,
         prior_cost: float,
         clock: Callable[[], float] = time.perf_counter,
@@ -79,11 +100,13 @@ class DraftModel:
         """`prior_cost`: of its step, as a part of one of the engine that it drafts for, until both were measured."""
         self._config = config
         self._step = step
+        self._token_ids = token_ids
         self._prior_cost = prior_cost
         self._clock = clock
         self._seconds = 0.0  # of a step that drafts, of late; 0: not known yet
         self._acceptance = Acceptance(num_rejected=1.0)  # of all sequences
         self._cached: dict[int, _Cached] = {}  # by sequence id
+        self._guided: dict[int, Matcher] = {}  # likewise: guides that have seen what is drafted
         self.pool = BlockPool(config.num_blocks)
 
     def drafter(self) -> ModelDrafter:
@@ -98,6 +121,7 @@ class DraftModel:
         """Its drafters propose what comes of it."""
         chunks: list[Chunk] = []
         open_wishes: list[Wish] = []
+        self._guided.clear()
         num_left = min(self._config.max_num_tokens, CAUGHT_UP_AT_ONCE)
         for wish in self._fitting(wishes):
             if len(chunks) < self._config.max_batch_size and (chunk := self._first_chunk(wish, num_left)) is not None:
@@ -132,7 +156,8 @@ class DraftModel:
         cached = self._settled(sequence)
         start = cached.num_computed
         end = min(len(token_ids), start + num_left)
-        if end == start or not self._grow(cached, end + wish.num_tokens - 1):
+        is_known = max(token_ids[start:end], default=0) < self._token_ids.num_common
+        if end == start or not is_known or not self._grow(cached, end + wish.num_tokens - 1):
             return None
         sample = self._sample(wish) if end == len(token_ids) else None
         return Chunk(sequence.id, token_ids[start:end], start, cached.block_table[:], sample)
@@ -167,9 +192,14 @@ class DraftModel:
         chunks, open_wishes = [], []
         for wish, token in zip(wishes, tokens, strict=True):
             sequence, drafted = wish.sequence, wish.drafter.drafted
+            if token >= self._token_ids.num_common:
+                continue
             drafted.append(token)
             if len(drafted) == wish.num_tokens or token in sequence.stop_words.single_ids:
                 continue
+            if (matcher := self._guided.get(sequence.id, sequence.matcher)) is not None:
+                self._guided[sequence.id] = matcher = matcher.fork()
+                matcher.advance(token)
             cached = self._cached[sequence.id]
             cached.ahead.append(token)
             place = cached.num_computed + len(cached.ahead) - 1
@@ -177,19 +207,21 @@ class DraftModel:
             open_wishes.append(wish)
         return chunks, open_wishes
 
-    @staticmethod
-    def _sample(wish: Wish) -> SampleRequest:
+    def _sample(self, wish: Wish) -> SampleRequest:
         """As the engine itself will draw: with the same draw, two networks that agree draw the same token."""
         sequence, request = wish.sequence, wish.sequence.request
         ahead = wish.drafter.drafted
         needs_history = request.sampling.has_penalties
+        matcher, num_ids = self._guided.get(sequence.id, sequence.matcher), self._token_ids.num_common
+        mask = None if matcher is None else partial(matcher.mask, sequence.stop_words.single_ids)
         return SampleRequest(
             params=request.sampling,
             stream=sequence.index,
             position=sequence.num_tokens + len(ahead),
             history=sequence.token_ids + ahead if needs_history else (),
             num_prompt=sequence.num_prompt if needs_history else 0,
-            bias=request.embedding_bias,
+            bias=[(token, bias) for token, bias in request.embedding_bias if token < num_ids],
+            mask=None if mask is None else partial(self._token_ids.fitted, mask),
         )
 
     def _tokens(self, chunks: Seq[Chunk]) -> Seq[int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -217,6 +218,23 @@ def test_drafts_of_an_engine_that_agrees_save_steps(engine_dir: Path, monkeypatc
     found, stats = answers(engine_dir, Speculation.DRAFT, requests, engine_dir)
     assert found == plain
     assert stats.iteration < without.iteration / 2
+
+
+@pytest.mark.parametrize("engine_dir", ["float32"], indirect=True)
+def test_an_engine_that_is_padded_further_drafts(
+    engine_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same tokenizer, 32 rows more; guides have masks of another size there."""
+    monkeypatch.setattr(Acceptance, "num_likely", lambda drafter, threshold: 4)
+    make_checkpoint(tmp_path / "checkpoint", "llama", seed=7, num_hidden_layers=1, vocab_size=VOCAB_SIZE + 32)
+    shutil.copy(engine_dir / "tokenizer.model", tmp_path / "checkpoint" / "tokenizer.model")
+    options = BuildOptions(dtype="float32", tokens_per_block=16, max_num_tokens=48, max_batch_size=8)
+    build_engine(tmp_path / "checkpoint", tmp_path / "engine", options)
+    for requests in (lookup_requests(), guided_requests(engine_dir)):
+        plain, _ = answers(engine_dir, Speculation.OFF, requests)
+        found, stats = answers(engine_dir, Speculation.DRAFT, requests, tmp_path / "engine")
+        assert found == plain
+        assert stats.total_drafted_tokens
 
 
 @pytest.mark.parametrize("engine_dir", ["float32"], indirect=True)
