@@ -96,6 +96,7 @@ class Changes:
     fused_experts: bool = False  # gate and up of all experts are one tensor
     renamed: Mapping[str, str] = field(default_factory=dict)
     negated: Sequence[str] = ()
+    added: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def make_gguf(
@@ -140,7 +141,7 @@ def make_gguf(
         assert gguf_name is not None, name
         numbers = -numbers if gguf_name in changes.negated else numbers
         writer.add_tensor(changes.renamed.get(gguf_name, gguf_name), numbers, raw_dtype=stored_type)
-    for name, tensor in (rope_factors(config) | hybrid_extras(config)).items():
+    for name, tensor in (rope_factors(config) | hybrid_extras(config) | dict(changes.added)).items():
         writer.add_tensor(changes.renamed.get(name, name), tensor)
     finish(writer)
     return path

@@ -16,7 +16,8 @@ from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.registry import runtime_for
 from llmserve.scheduler.plan import Chunk, StepPlan
-from tests.checkpoints import make_checkpoint
+from llmserve.stages.files import TextFiles
+from tests.checkpoints import KINDS, make_checkpoint, random_tensors
 from tests.embedders import (
     EMBEDDERS,
     POOLINGS,
@@ -28,7 +29,8 @@ from tests.embedders import (
     write_answers,
 )
 from tests.gguf_encoders import convert_encoder
-from tests.oracle import load_oracle, oracle_logits
+from tests.gguf_files import Changes, make_gguf
+from tests.oracle import load_oracle, oracle_logits, reference_logits
 
 NUM_BLOCKS = 32
 PROMPTS = ((5, 17, 200, 31, 9), tuple(range(3, 60)), (250,), tuple(range(300, 236, -1)))
@@ -101,6 +103,21 @@ def test_a_score_is_the_difference_of_two_answers(tied: bool, quantization: str,
         logits = oracle_logits(model, ids)[-1]
         near = 0.1 if quantization else 1e-4
         assert score == pytest.approx([logits[41] - logits[300]], rel=near, abs=near)
+
+
+def test_two_answers_of_a_gguf_file(tmp_path: Path) -> None:
+    """As llama.cpp converts Qwen3-Reranker: the file has the head's rows of yes and no, and the prompt of a pair."""
+    logits = reference_logits(make_gguf(tmp_path / "plain.gguf", "qwen3", tokenizer="bpe"))
+    head = random_tensors(KINDS["qwen3"], dtype="float32", seed=0)["lm_head.weight"]
+    metadata = {"qwen3.pooling_type": 4, "tokenizer.chat_template.rerank": "q {query} d {document}"}
+    changes = Changes(added={"cls.output.weight": head[[41, 300]]})
+    path = make_gguf(tmp_path / "m.gguf", "qwen3", tokenizer="bpe", metadata=metadata, changes=changes)
+    engine = built(path)
+    assert engine.info().scores_with_sigmoid
+    assert TextFiles.read(engine.path).pair_template == "q {query} d {document}"
+    for ids, score in zip(PROMPTS, pooled(engine, *PROMPTS), strict=True):
+        row = logits(ids)[-1]
+        assert score == pytest.approx([row[41] - row[300]], rel=1e-4, abs=1e-4)
 
 
 def test_scores_of_a_gguf_file_are_those_of_transformers(tmp_path: Path) -> None:

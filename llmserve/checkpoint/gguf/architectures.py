@@ -83,7 +83,14 @@ ALL = (
         factors=(ROPE_FREQS,),
     ),
     GgufArchitecture("qwen2", "Qwen2ForCausalLM", "qwen2", NORMS | ATTENTION | MLP, factors=(ROPE_FREQS,)),
-    GgufArchitecture("qwen3", "Qwen3ForCausalLM", "qwen3", NORMS | ATTENTION | HEAD_NORMS | MLP, factors=(ROPE_FREQS,)),
+    GgufArchitecture(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        "qwen3",
+        NORMS | ATTENTION | HEAD_NORMS | MLP,
+        factors=(ROPE_FREQS,),
+        outside=OUTSIDE | {"cls.output": "score"},
+    ),
     GgufArchitecture(
         "qwen2moe",
         "Qwen2MoeForCausalLM",

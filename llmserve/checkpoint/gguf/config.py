@@ -59,7 +59,7 @@ def config_of(file: Described) -> Config:
     }
     if (scaling := _rope_scaling(reader)) is not None:
         config["rope_scaling"] = scaling
-    return config | OWN[file.architecture.name](file, config)
+    return config | OWN[file.architecture.name](file, config) | encoders.scored(file)
 
 
 def _epsilon(file: Described) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from llmserve.checkpoint.gguf.described import Config, Described
 from llmserve.checkpoint.gguf.metadata import MetadataReader
@@ -11,6 +11,8 @@ from llmserve.checkpoint.gguf.metadata import MetadataReader
 POOLING_KEY, CAUSAL = "{}.pooling_type", "{}.attention.causal"
 MODES = {1: "mean", 2: "cls", 3: "lasttoken"}  # sentence-transformers' names
 NO_POOLING, RANK = 0, 4
+PAIR_KEY, PAIR_TEMPLATE = "tokenizer.chat_template.rerank", "pair_template.txt"
+TASK = "ForSequenceClassification"
 SCORER = ("cls.weight", "cls.output.weight")
 
 
@@ -31,14 +33,23 @@ def _bert(file: Described, config: Config) -> Config:
             f"{reader.key(POOLING_KEY)} says that it scores pairs of texts, but it has no tensor "
             f"{' and '.join(missing)}: converters leave out the pooler of BERT; build from the original folder"
         )
-    return own | {"architectures": ["BertForSequenceClassification"], "num_labels": shapes.get(SCORER[1], (1,))[0]}
+    return own | {"architectures": [f"Bert{TASK}"], "num_labels": shapes.get(SCORER[1], (1,))[0]}
 
 
-def pooling_files(reader: MetadataReader) -> dict[str, bytes]:
+def scored(file: Described) -> Config:
+    """Of a language model that scores pairs by two answers: as Qwen3-Reranker is converted."""
+    if file.reader.integer(POOLING_KEY, NO_POOLING, minimum=0) != RANK or file.reader.architecture in OWN:
+        return {}
+    return {"architectures": [file.architecture.hf_name.replace("ForCausalLM", TASK)], "num_labels": 1}
+
+
+def pooling_files(reader: MetadataReader, tensors: Collection[str]) -> dict[str, bytes]:
     """sentence-transformers' files, by llama.cpp's rules: embeddings have a length of one."""
     kind = reader.integer(POOLING_KEY, NO_POOLING, minimum=0)
     if kind == NO_POOLING or (kind == RANK and reader.architecture in OWN):
         return {}
+    if kind == RANK and SCORER[1] in tensors:
+        return {PAIR_TEMPLATE: reader.text(PAIR_KEY).encode()} if reader.has(PAIR_KEY) else {}
     if kind not in MODES:
         reader.problems.append(
             f"metadata {reader.key(POOLING_KEY)} {kind} is not supported; supported: "

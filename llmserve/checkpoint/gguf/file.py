@@ -23,13 +23,14 @@ from llmserve.checkpoint.gguf.states import CONVOLUTIONS, DECAY, FLAT, restored
 from llmserve.checkpoint.gguf.tensor_names import BLOCK_TENSOR, BOTH_GATES, EXPERT, SHARED_GATE
 from llmserve.checkpoint.gguf.text_files import text_files
 from llmserve.checkpoint.gguf.vocabulary import SPECIAL_KEYS
-from llmserve.checkpoint.rearranged import ReorderedRows, pair_order
+from llmserve.checkpoint.rearranged import ReorderedRows, RowDifference, pair_order
 from llmserve.checkpoint.stored_tensor import DTYPES, Rows, Tensor, TensorInfo
 from llmserve.errors import CheckpointError, Unsupported, raise_problems
 
 SUFFIX = ".gguf"
 MAX_FACTORS = 1 << 16
 MAX_EXPERTS = 10_000
+SCORE, YES_AND_NO = "score.weight", (0, 1)  # of two answers
 ROW = "moe_statics.e_score_correction_bias"
 ID_KEYS = {f"{name}_id": SPECIAL_KEYS[name] for name in ("bos_token", "eos_token", "pad_token")}
 
@@ -52,7 +53,7 @@ class GgufFile:
             self.config: dict[str, Any] = self._read_config(reader)
             self._tensors = {hf: self._info(name) for name in self._wanted() for hf in self._hf_names(name)}
             texts = text_files(reader, self.config["vocab_size"]) if with_tokenizer else {}
-            texts |= pooling_files(reader)
+            texts |= pooling_files(reader, self._stored)
             if header.metadata.get("split.count", 1) != 1:
                 reader.problems.append("it is one part of several; join them with `llama-gguf-split --merge`")
             raise_problems(CheckpointError, path.name, reader.problems)
@@ -81,6 +82,8 @@ class GgufFile:
         packed = self._packed(stored)
         if expert := EXPERT.search(name):
             packed = packed.reshape(stored.shape[0], -1)[int(expert[0])]
+        if name == SCORE:
+            return RowDifference(ExpandedRows(packed, stored.kind, stored.shape), YES_AND_NO)
         rows = ExpandedRows(packed, stored.kind, self._shape(stored_name), self._shift(stored_name))
         if not self._architecture.is_interleaved(name):
             return restored(self._architecture, name, rows, self.config)
@@ -170,6 +173,8 @@ class GgufFile:
         shape, name_of_hf = self._stored[stored_name].shape, self._architecture.to_hf(stored_name)
         if self._has_experts(stored_name):
             return shape[1:]
+        if name_of_hf == SCORE and len(shape) == len(YES_AND_NO) == shape[0]:
+            return (1, *shape[1:])
         if len(shape) == 2 and name_of_hf.endswith(CONVOLUTIONS):
             return (shape[0], 1, shape[1])
         if stored_name.endswith(FLAT):
@@ -190,8 +195,8 @@ class GgufFile:
         stored, shape = self._stored[stored_name], self._shape(stored_name)
         if f".{BOTH_GATES}." in stored_name:
             shape = (shape[0] // 2, *shape[1:])
-        is_decay = self._architecture.to_hf(stored_name).endswith(DECAY)
-        is_plain = stored.kind.expand is None and not self._shift(stored_name) and not is_decay
+        is_computed = self._architecture.to_hf(stored_name).endswith((DECAY, SCORE))
+        is_plain = stored.kind.expand is None and not self._shift(stored_name) and not is_computed
         layouts = {layout: name for name, layout in DTYPES.items()}
         dtype = layouts[stored.kind.layout] if is_plain else "float32"
         return TensorInfo(dtype, shape, math.prod(shape) * DTYPES[dtype].itemsize)
