@@ -118,14 +118,18 @@ class OlmoeShape(Shape):
     @property
     def layer_products(self) -> int:
         """Of a token: the experts that it chooses, and its router."""
-        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_heads * self.head_dim
+        attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
         return self.layers * (attention + self.num_chosen * self._expert + self.num_experts * self.hidden)
 
     @property
     def num_parameters(self) -> int:
         idle = self.layers * (self.num_experts - self.num_chosen) * self._expert
-        norms = self.layers * (self.hidden + self.kv_heads * self.head_dim)
-        return super().num_parameters + idle + norms
+        return super().num_parameters + idle + self.layers * sum(self.head_norms)
+
+    @property
+    def head_norms(self) -> tuple[int, int]:
+        """Sizes of the norms of queries and keys."""
+        return self.hidden, self.kv_heads * self.head_dim
 
     @property
     def _expert(self) -> int:
@@ -154,13 +158,47 @@ class OlmoeShape(Shape):
                 yield name, dimensions
             elif name.endswith("gate_proj.weight"):
                 layer = name.removesuffix(".mlp.gate_proj.weight")
-                yield f"{layer}.self_attn.q_norm.weight", (self.hidden,)
-                yield f"{layer}.self_attn.k_norm.weight", (self.kv_heads * self.head_dim,)
+                yield f"{layer}.self_attn.q_norm.weight", self.head_norms[:1]
+                yield f"{layer}.self_attn.k_norm.weight", self.head_norms[1:]
                 yield f"{layer}.mlp.gate.weight", (self.num_experts, self.hidden)
                 for expert in range(self.num_experts):
                     for part in ("gate", "up"):
                         yield f"{layer}.mlp.experts.{expert}.{part}_proj.weight", (self.intermediate, self.hidden)
                     yield f"{layer}.mlp.experts.{expert}.down_proj.weight", (self.hidden, self.intermediate)
+
+
+class Qwen3MoeShape(OlmoeShape):
+    """Qwen3's mixtures: 128 experts, 8 for each token; wide heads, each with a norm."""
+
+    num_experts, num_chosen = 128, 8
+
+    @property
+    def head_dim(self) -> int:
+        return 2 * self.hidden // self.heads
+
+    @property
+    def head_norms(self) -> tuple[int, int]:
+        return self.head_dim, self.head_dim
+
+    def config(self) -> dict[str, Any]:
+        own = {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "moe_intermediate_size": self.intermediate,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+        return super().config() | own
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for name, (rows, *columns) in super().tensors():
+            if name.endswith("q_proj.weight"):
+                yield name, (self.heads * self.head_dim, *columns)
+            elif name.endswith("o_proj.weight"):
+                yield name, (rows, self.heads * self.head_dim)
+            else:
+                yield name, (rows, *columns)
 
 
 class Lfm2Shape(Shape):
@@ -230,6 +268,7 @@ SHAPES = {
         BaichuanShape("7b", 4096, 11008, layers=32, heads=32, kv_heads=32, vocab=125696, max_positions=4096),
         BaichuanShape("7b-layers", 4096, 11008, layers=2, heads=32, kv_heads=32, max_positions=4096),  # some of it
         OlmoeShape("olmoe-layers", 2048, 1024, layers=4, heads=16, kv_heads=16),  # a quarter of OLMoE-1B-7B
+        Qwen3MoeShape("qwen3-30b-layers", 2048, 768, layers=3, heads=32, kv_heads=4),  # of 48
         Lfm2Shape("lfm2-1.2b", 2048, 8192, layers=16, heads=32, kv_heads=8, vocab=65536),
         Shape("tiny", hidden=64, intermediate=176, layers=2, heads=4, kv_heads=2, vocab=320),  # for tests
     )

@@ -48,13 +48,14 @@ INSIDE = {
     "feed_forward.w3": "ffn_up",
     "feed_forward.w2": "ffn_down",
 }
+NAMES = {"qwen3_moe": "qwen3moe"}  # where they differ
 EXPERT = re.compile(r"(\.experts\.)(\d+)\.")
 
 
 def write_gguf(checkpoint: Path, path: Path) -> None:
     """`checkpoint`: a Hugging Face folder with one file of weights, in float16 or float32."""
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, config["model_type"])
+    writer = gguf.GGUFWriter(path, NAMES.get(config["model_type"], config["model_type"]))
     _add_config(writer, config)
     with safe_open(checkpoint / "model.safetensors", framework="numpy") as file:
         for name in file.keys():  # noqa: SIM118
@@ -109,7 +110,9 @@ def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_head_count_kv([kv_heads if each == "full_attention" else 0 for each in types] if types else kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
     is_float32 = config["torch_dtype"] == "float32"
     writer.add_file_type(gguf.LlamaFileType.ALL_F32 if is_float32 else gguf.LlamaFileType.MOSTLY_F16)
@@ -117,6 +120,8 @@ def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
     if "num_experts" in config:
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if "conv_L_cache" in config:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
 
