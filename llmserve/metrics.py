@@ -107,6 +107,7 @@ _LLM = (
     Metric("llmserve_accepted_tokens_total", "counter", "Drafted tokens that were accepted"),
     Metric("llmserve_stored_kv_blocks_total", "counter", "KV blocks written to the folder of --kv-cache-dir"),
     Metric("llmserve_restored_kv_blocks_total", "counter", "KV blocks read from there"),
+    Metric("llmserve_sequence_states", "gauge", "Slots for states, of networks that have them", (*MODEL, "state_type")),
 )
 _ANSWERS = (
     Metric(

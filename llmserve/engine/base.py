@@ -183,6 +183,8 @@ class EngineStats:
     total_accepted_tokens: int | None = None  # of these, drawn
     total_stored_blocks: int | None = None  # KV blocks written to files since the start; None: there are none
     total_restored_blocks: int | None = None  # and read from there
+    max_num_states: int = 0  # slots for states of sequences, where the network has states
+    free_num_states: int = 0  # that no running sequence has
     promised_bytes: int = 0  # of the host's memory, that look free and are not: weights, and blocks not in use
     total_preemptions: int | None = None  # since the start; None: unknown
     num_failed_replicas: int = 0  # of an engine on several devices

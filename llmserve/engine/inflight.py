@@ -361,11 +361,7 @@ class InflightEngine:
 
     def _snapshot(self, plan: StepPlan) -> EngineStats:
         scheduler, pool = self._scheduler, self._scheduler.pool
-        context = [
-            chunk
-            for chunk in plan.chunks
-            if chunk.start == 0 or chunk.sample is None or len(chunk.token_ids) > chunk.num_samples
-        ]
+        context = [chunk for chunk in plan.chunks if chunk.is_context]
         num_ctx_tokens = sum(len(chunk.token_ids) for chunk in context)
         self._num_ctx_tokens += num_ctx_tokens
         return EngineStats(
@@ -392,6 +388,8 @@ class InflightEngine:
             total_accepted_tokens=scheduler.speculator.num_accepted,
             total_stored_blocks=self._keeper.num_stored if self._keeper else None,
             total_restored_blocks=self._keeper.num_restored if self._keeper else None,
+            max_num_states=scheduler.config.num_states,
+            free_num_states=scheduler.states.num_free,
             promised_bytes=self._limits.weight_bytes
             + pool.num_free * self._limits.block_bytes
             + scheduler.states.num_free * self._limits.state_bytes

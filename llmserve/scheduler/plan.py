@@ -101,6 +101,11 @@ class Chunk:
         return self.start + len(self.token_ids)
 
     @property
+    def is_context(self) -> bool:
+        """Whether it computes tokens of a prompt, or of what was preempted."""
+        return self.start == 0 or self.sample is None or len(self.token_ids) > self.num_samples
+
+    @property
     def drafted(self) -> Sequence[int]:
         """The tokens at its end that nobody has drawn yet: each is one if the sample before it says so."""
         return self.token_ids[len(self.token_ids) - self.num_samples + 1 :] if self.num_samples > 1 else ()

@@ -87,13 +87,16 @@ async def test_memory_that_looks_free_and_is_promised_is_told() -> None:
             self.gate.clear()
             return result
 
-    runner = OneStepAGate(replace(FAKE_RUNNER_INFO, num_blocks=24, block_size=4, weight_bytes=1000, block_bytes=10))
+    info = replace(FAKE_RUNNER_INFO, num_blocks=24, block_size=4, weight_bytes=1000, block_bytes=10)
+    runner = OneStepAGate(replace(info, num_states=9, state_bytes=7))
     with opened(runner) as engine:
-        assert engine.stats().promised_bytes == 1000 + 24 * 10
+        assert engine.stats().promised_bytes == 1000 + 24 * 10 + 9 * 7
         stream = engine.submit(request(1, 2, 3, max_tokens=80))
         await anext(stream)
         stats = engine.stats()
-        assert stats.promised_bytes == 1000 + stats.free_num_blocks * 10 < 1240
+        assert stats.promised_bytes == 1000 + stats.free_num_blocks * 10 + stats.free_num_states * 7
+        assert (stats.max_num_states, stats.free_num_states) == (9, 8)
+        assert stats.free_num_blocks < 24
         await stream.aclose()
         runner.gate.set()
 

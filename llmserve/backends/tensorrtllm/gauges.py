@@ -45,6 +45,12 @@ def engine_gauges(stats: EngineStats) -> Sequence[GaugeSample]:
             "iteration_counter": stats.iteration,
         },
     }
+    if stats.max_num_states:
+        families["llmserve_sequence_states", "state_type"] = {
+            "max": stats.max_num_states,
+            "free": stats.free_num_states,
+            "used": stats.max_num_states - stats.free_num_states,
+        }
     return [
         (family, {label: kind}, float(value))
         for (family, label), values in families.items()

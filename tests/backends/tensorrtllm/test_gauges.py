@@ -9,7 +9,7 @@ import pytest
 
 from llmserve.backends.tensorrtllm import TensorrtLlmBackend
 from llmserve.backends.tensorrtllm.backend import EngineInstance
-from llmserve.backends.tensorrtllm.gauges import engine_facts
+from llmserve.backends.tensorrtllm.gauges import engine_facts, engine_gauges
 from llmserve.engine.base import EngineStats, StepResult
 from llmserve.engine.directory.artifact import ENGINE_FILE
 from llmserve.engine.fake import fake_engine
@@ -85,3 +85,12 @@ async def test_an_engine_whose_file_was_changed_is_not_ready(tmp_path: Path) -> 
     assert not instance.healthy()
     assert (INTACT, {}, 0.0) in model.gauges()
     await instance.close()
+
+
+def test_slots_for_states_are_told_where_there_are_some() -> None:
+    def told(stats: EngineStats) -> dict[str, float]:
+        family = "llmserve_sequence_states"
+        return {labels["state_type"]: value for name, labels, value in engine_gauges(stats) if name == family}
+
+    assert told(EngineStats(max_num_states=9, free_num_states=7)) == {"max": 9, "free": 7, "used": 2}
+    assert told(EngineStats()) == {}
