@@ -11,7 +11,7 @@ import llmserve
 from llmserve.errors import NotFound
 
 ENGINE_BACKEND = "tensorrtllm"
-ALLOW_TEMPLATE = "allow_chat_template"  # a parameter of a model's config
+ALLOW_TEMPLATE, TEMPLATE = "allow_chat_template", "chat_template"  # parameters of a model's config
 ENGINE_PATH, TOKENIZER_PATH = "gpt_model_path", "tokenizer_dir"  # parameters of a model's config
 
 
@@ -29,12 +29,20 @@ def packaged_repository(*, pools: bool = False) -> Path:
 
 
 def engine_parameters(
-    engine: Path | None, limits: Mapping[str, str], config: ModelConfig, *, allows_templates: bool = False
+    engine: Path | None,
+    limits: Mapping[str, str],
+    config: ModelConfig,
+    *,
+    allows_templates: bool = False,
+    template: Path | None = None,
 ) -> dict[str, str]:
     """What makes a model of a repository use `engine` (its tokenizer, too) with these limits. `allows_templates`: of
-    requests."""
+    requests; `template`: the file of another than the checkpoint's."""
     path = "" if engine is None else str(engine.absolute())
     if config.backend == ENGINE_BACKEND:
         return {**limits, ENGINE_PATH: path, TOKENIZER_PATH: path} if path else dict(limits)
-    allowed = {ALLOW_TEMPLATE: "true"} if allows_templates and ALLOW_TEMPLATE in config.parameters else {}
-    return {**allowed, **({TOKENIZER_PATH: path} if path and TOKENIZER_PATH in config.parameters else {})}
+    wanted = {ALLOW_TEMPLATE: "true"} if allows_templates else {}
+    if template is not None:
+        wanted[TEMPLATE] = str(template.absolute())
+    chosen = {key: value for key, value in wanted.items() if key in config.parameters}
+    return {**chosen, **({TOKENIZER_PATH: path} if path and TOKENIZER_PATH in config.parameters else {})}

@@ -197,7 +197,13 @@ def server_settings(options: ServeOptions) -> ServerSettings:
     given = {key: str(value) for key, value in limits.items() if value is not None}
     return ServerSettings(
         model_repositories=find_repositories(options.engine, options.model_repository or ()),
-        parameters_for=partial(engine_parameters, options.engine, given, allows_templates=options.allow_chat_template),
+        parameters_for=partial(
+            engine_parameters,
+            options.engine,
+            given,
+            allows_templates=options.allow_chat_template,
+            template=options.chat_template,
+        ),
         parameter_overrides=parse_parameters(options.parameter or ()),
         control_mode=options.model_control_mode,
         load_at_start=names,

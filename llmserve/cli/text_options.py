@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from llmserve.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from llmserve.frontends.shared.text_settings import TextSettings
@@ -38,6 +41,22 @@ class TextOptions:
             "--any-model-name", help="Accept every model name, if there is one LLM.", rich_help_panel=TEXT_APIS
         ),
     ] = False
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with a Jinja chat template to use in place of the checkpoint's.",
+            show_default="the checkpoint's",
+            rich_help_panel=TEXT_APIS,
+        ),
+    ] = None
+    default_chat_template_kwargs: Annotated[
+        str | None,
+        typer.Option(
+            help='JSON object of further names for the chat template, such as {"enable_thinking": false}.',
+            show_default="none",
+            rich_help_panel=TEXT_APIS,
+        ),
+    ] = None
     allow_chat_template: Annotated[
         bool,
         typer.Option(
@@ -88,4 +107,15 @@ def text_settings(options: TextOptions) -> TextSettings:
         batch_dir=options.batch_dir,
         stored_responses=options.stored_responses,
         checkpoint_sampling=options.checkpoint_sampling,
+        template_values=_object(options.default_chat_template_kwargs or "{}", "--default-chat-template-kwargs"),
     )
+
+
+def _object(text: str, flag: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"{flag} must be a JSON object, got {text[:50]!r}")
+    return found

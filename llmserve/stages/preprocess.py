@@ -107,15 +107,18 @@ class Preprocessor:
         tool_format: str = AUTO,
         reasoning_format: str = AUTO,
         allows_templates: bool = False,
+        has_other_template: bool = False,
     ) -> None:
-        """`allows_templates`: of requests."""
+        """`allows_templates`: of requests. `has_other_template`: that of `files` replaces the checkpoint's format."""
         self.tokenizer = tokenizer
         self._allows_templates = allows_templates
         self._given_format = lru_cache(MAX_GIVEN)(self._make_format)
         self.max_seq_len = files.max_seq_len
         self._files = files
-        self._chat: ChatFormat | None = chat_format(
-            tokenizer, files, tool_format=tool_format, reasoning_format=reasoning_format
+        self._chat: ChatFormat | None = (
+            template_format(tokenizer, files, tool_format, reasoning_format)
+            if has_other_template
+            else chat_format(tokenizer, files, tool_format=tool_format, reasoning_format=reasoning_format)
         )
         self._add_special_tokens = add_special_tokens
         declared = files.token_ids("eos_token_id")
@@ -132,9 +135,13 @@ class Preprocessor:
         tool_format: str = AUTO,
         reasoning_format: str = AUTO,
         allows_templates: bool = False,
+        template_file: str = "",
     ) -> Preprocessor:
-        """`tool_format`, `reasoning_format`: see `ChatStyle`; `auto`: what the chat template says."""
+        """`tool_format`, `reasoning_format`: see `ChatStyle`; `auto`: what the chat template says. `template_file`: of
+        the template in place of the checkpoint's."""
         files = TextFiles.read(path)
+        if template_file:
+            files = replace(files, chat_template_file=_template(Path(template_file)))
         return cls(
             tokenizer_of(files),
             files,
@@ -142,6 +149,7 @@ class Preprocessor:
             tool_format=tool_format,
             reasoning_format=reasoning_format,
             allows_templates=allows_templates,
+            has_other_template=bool(template_file),
         )
 
     @property
@@ -236,3 +244,13 @@ class Preprocessor:
             for token in set(self.tokenizer.encode(word)):
                 total[token] = total.get(token, 0.0) + weight
         return tuple(sorted(total.items()))
+
+
+def _template(path: Path) -> str:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"the chat template {path} cannot be read: {error}") from error
+    if not text.strip():
+        raise CheckpointError(f"the chat template {path} is empty")
+    return text

@@ -334,6 +334,10 @@ def test_engine_and_limits_become_parameters_of_the_right_models() -> None:
     assert {name: found for name, found in allowed.items() if found} == {
         "preprocessing": {"allow_chat_template": "true"}
     }
+    chosen = {config.name: engine_parameters(None, {}, config, template=Path("a.jinja")) for config in configs}
+    assert {name: found for name, found in chosen.items() if found} == {
+        "preprocessing": {"chat_template": str(Path("a.jinja").absolute())}
+    }
 
 
 @pytest.mark.parametrize("following", [[], ["--threads", "2"], ["./engine"], ["engine"], ["any"], ["docs", "engine"]])

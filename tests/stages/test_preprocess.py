@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmserve.errors import InvalidArgument
+from llmserve.errors import CheckpointError, InvalidArgument
 from llmserve.stages.chat import Message
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import Preprocessor, TextPrompt
@@ -236,3 +236,17 @@ def test_tokens_are_told_on_request(baichuan: Preprocessor) -> None:
     assert out["TOKEN_IDS"].tolist() == [ids]
     assert b"".join(out["TOKEN_BYTES"][0]) == "é fox".encode()
     assert "TOKEN_IDS" not in text_arrays(stage, {**inputs, "RETURN_TOKENS": numbers(0, kind=np.bool_)})
+
+
+def test_a_template_file_replaces_the_checkpoints_format(tokenizer_dirs: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "chat.jinja"
+    for text, problem in ((None, "cannot be read"), (" \n", "is empty"), ("{% if %}", "cannot be compiled")):
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(CheckpointError, match=problem):
+            Preprocessor.open(tokenizer_dirs["baichuan"], template_file=str(path))
+    path.write_text("{{ messages[0].content }}!")
+    stage = Preprocessor.open(tokenizer_dirs["baichuan"], template_file=str(path))
+    prepared = stage.prepare(TextPrompt(messages=[Message("user", "Hello")]))
+    assert stage.tokenizer.decode(prepared.input_ids).strip() == "Hello!"
+    assert not stage.is_brief  # a program runs for it

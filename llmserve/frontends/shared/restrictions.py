@@ -63,7 +63,7 @@ CALLS: Mapping[Api, Calls] = {
         (
             *("/v2", *_of_model(""), "/openapi.json", "/tokenizer_info", "/v1/models", "/v1/models/{model}"),
             "/v1/models/{owner}/{name}",
-            *("/version", "/api/tags", "/api/ps", "/api/version", "/api/show"),
+            *("/version", "/props", "/api/tags", "/api/ps", "/api/version", "/api/show"),
         ),
     ),
     Api.INFERENCE: Calls(
@@ -71,6 +71,7 @@ CALLS: Mapping[Api, Calls] = {
         (
             *_of_model("/infer", "/generate", "/generate_stream"),
             *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"),
+            *("/completion", "/apply-template", "/v1/chat/completions/input_tokens", "/v1/responses/input_tokens"),
             *("/v1/responses/{response_id}", "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"),
             *("/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"),
             *("/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/v1/rerank"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,4 +15,5 @@ class TextSettings:
     takes_any_name: bool = False  # for the only model
     batch_dir: Path | None = None  # of files and batches; None: there are none
     stored_responses: int = 1000  # most of them; 0: none
+    template_values: Mapping[str, Any] = field(default_factory=dict)  # of chat templates, unless a request says others
     checkpoint_sampling: bool = True  # requests get the checkpoint's sampling where they do not say theirs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,6 +18,7 @@ from llmserve.frontends.text.anthropic.messages import Messages
 from llmserve.frontends.text.batches.jobs import Jobs
 from llmserve.frontends.text.batches.routes import Batches, Files
 from llmserve.frontends.text.batches.store import Store
+from llmserve.frontends.text.llama_cpp.routes import LlamaCpp
 from llmserve.frontends.text.ollama.routes import Ollama
 from llmserve.frontends.text.openai.adapters import LoraAdapters
 from llmserve.frontends.text.openai.chat import Chat
@@ -78,7 +79,7 @@ def make_application(core: Core, extensions: Extensions, store: Store | None = N
     state = ApiState(ensembles, extensions, Conversations(ensembles), TokenTexts(ensembles), embedders)
     app.state.jobs = None if store is None else Jobs(store, app, extensions)
     files, batches = Files(state, store), Batches(state, app.state.jobs)
-    models, ollama = Models(state), Ollama(state)
+    models, ollama, llama_cpp = Models(state), Ollama(state), LlamaCpp(state)
     responses = Responses(state, StoredResponses(extensions.text.stored_responses))
     get: tuple[tuple[str, Endpoint], ...] = (
         ("/v1/models", models.list),
@@ -91,6 +92,7 @@ def make_application(core: Core, extensions: Extensions, store: Store | None = N
         ("/v1/batches", batches.list),
         ("/v1/batches/{batch_id}", batches.retrieve),
         ("/tokenizer_info", models.tokenizer_info),
+        ("/props", llama_cpp.props),
         ("/api/tags", ollama.tags),
         ("/api/ps", ollama.running),
         ("/api/version", ollama.version),
@@ -110,6 +112,7 @@ def make_application(core: Core, extensions: Extensions, store: Store | None = N
         ("/v1/unload_lora_adapter", LoraAdapters(state).unload),
         ("/tokenize", models.tokenize),
         ("/detokenize", models.detokenize),
+        *_of_llama_cpp(llama_cpp, responses),
         ("/api/chat", ollama.chat),
         ("/api/generate", ollama.generate),
         ("/api/show", ollama.show),
@@ -120,7 +123,21 @@ def make_application(core: Core, extensions: Extensions, store: Store | None = N
         ("/v1/files/{file_id}", files.delete),
     )
     for method, routes in (("GET", get), ("POST", post), ("DELETE", delete)):
-        for path, endpoint in routes:
-            name = "_".join([*re.findall(r"\w+", path), *([] if method == "GET" else [method.lower()])])
-            app.add_api_route(path, endpoint, methods=[method], name=name, response_model=None)
+        _add_routes(app, method, routes)
     return app
+
+
+def _of_llama_cpp(llama_cpp: LlamaCpp, responses: Responses) -> tuple[tuple[str, Endpoint], ...]:
+    """llama.cpp's, and how many tokens a request has."""
+    return (
+        ("/v1/responses/input_tokens", responses.input_tokens),
+        ("/completion", llama_cpp.completion),
+        ("/apply-template", llama_cpp.apply_template),
+        ("/v1/chat/completions/input_tokens", llama_cpp.count_chat),
+    )
+
+
+def _add_routes(app: FastAPI, method: str, routes: Sequence[tuple[str, Endpoint]]) -> None:
+    for path, endpoint in routes:
+        name = "_".join([*re.findall(r"\w+", path), *([] if method == "GET" else [method.lower()])])
+        app.add_api_route(path, endpoint, methods=[method], name=name, response_model=None)

@@ -52,6 +52,11 @@ PATHS = (  # method, path; `restrictions.py` says which group each is of
     ("POST", "/v1/unload_lora_adapter"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("POST", "/completion"),
+    ("POST", "/apply-template"),
+    ("GET", "/props"),
+    ("POST", "/v1/chat/completions/input_tokens"),
+    ("POST", "/v1/responses/input_tokens"),
     ("GET", "/api/tags"),
     ("GET", "/api/ps"),
     ("GET", "/api/version"),
@@ -60,7 +65,10 @@ PATHS = (  # method, path; `restrictions.py` says which group each is of
     ("POST", "/api/show"),
     ("POST", "/api/embed"),
 )
-PREFIXES = ("/v1/", "/api/", "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json")
+PREFIXES = (
+    "/v1/", "/api/", "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json", "/completion", "/apply-template",
+    "/props",
+)  # fmt: skip
 
 
 ROOTS = frozenset(prefix.strip("/") for prefix in PREFIXES)

@@ -17,6 +17,7 @@ class TritonPythonModel:
             tool_format=text_parameter(args, "tool_format", "auto"),
             reasoning_format=text_parameter(args, "reasoning_format", "auto"),
             allows_templates=flag_parameter(args, "allow_chat_template", False),
+            template_file=text_parameter(args, "chat_template", ""),
         )
         # up to a prompt of a page, execute is a matter of microseconds
         self.llmserve_inline_bytes = 2048 if self.stage.is_brief else 0

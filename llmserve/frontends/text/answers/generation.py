@@ -264,16 +264,20 @@ def _piece(outputs: Arrays, *, wants_tokens: bool, hides_limit: bool) -> Piece:
 
 
 def _timings(times_ns: Sequence[int], usage: Usage) -> Json:
-    """As llama.cpp tells them."""
+    """As llama.cpp tells them. The first token comes with the prompt: the time after it is that of the others."""
     scheduled, first, last = times_ns
-    rows = (("prompt", usage.prompt - usage.cached, first - scheduled), ("predicted", usage.completion, last - first))
+    computed = usage.prompt - usage.cached
+    rows = (
+        ("prompt", computed, computed, first - scheduled),
+        ("predicted", usage.completion, max(0, usage.completion - 1), last - first),
+    )
     found: dict[str, Json] = {"cache_n": usage.cached}
-    for name, count, duration_ns in rows:
+    for name, count, timed, duration_ns in rows:
         found |= {
             f"{name}_n": count,
             f"{name}_ms": duration_ns / 1e6,
-            f"{name}_per_token_ms": duration_ns / 1e6 / count if count else None,
-            f"{name}_per_second": count * 1e9 / duration_ns if duration_ns else None,
+            f"{name}_per_token_ms": duration_ns / 1e6 / timed if timed else 0.0,
+            f"{name}_per_second": timed * 1e9 / duration_ns if duration_ns else 0.0,
         }
     return found
 

@@ -77,6 +77,13 @@ def _tops(arrays: Arrays, ids: str, log_probs: str, count: int) -> list[list[tup
     return [list(zip(*row, strict=True)) for row in rows]
 
 
+class TokenIds(dict[int, bytes]):
+    """In the place of texts: vLLM's names of tokens by their ids."""
+
+    def __missing__(self, token: int) -> bytes:
+        return f"token_id:{token}".encode()
+
+
 class TokenTexts:
     """What the tokens of the ensembles stand for, asked of their last step and kept."""
 
@@ -105,12 +112,13 @@ def token_text(content: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
-def chat_log_probs(tokens: Sequence[Scored], texts: TokenBytes) -> list[Json]:
-    return [
-        _chat_token(one.token, one.log_prob or 0.0, texts)
-        | {"top_logprobs": [_chat_token(token, log_prob, texts) for token, log_prob in one.top]}
-        for one in tokens
-    ]
+def chat_log_probs(tokens: Sequence[Scored], texts: TokenBytes, *, with_ids: bool = False) -> list[Json]:
+    """`with_ids`: as llama.cpp has them."""
+
+    def told(token: int, log_prob: float) -> dict[str, Json]:
+        return ({"id": token} if with_ids else {}) | _chat_token(token, log_prob, texts)
+
+    return [told(one.token, one.log_prob or 0.0) | {"top_logprobs": [told(*top) for top in one.top]} for one in tokens]
 
 
 def _chat_token(token: int, log_prob: float, texts: TokenBytes) -> dict[str, Json]:

@@ -14,6 +14,7 @@ from llmserve.frontends.text.answers.generation import Answer, Caller, Piece, Us
 from llmserve.frontends.text.answers.log_probs import (
     Scored,
     TokenBytes,
+    TokenIds,
     chat_log_probs,
     scored_output,
     token_ids,
@@ -117,6 +118,8 @@ class Chat:
 
     async def _log_probs(self, body: ChatRequest, ensemble: Ensemble, piece: Piece) -> Json:
         tokens = _scored(body, [piece])
+        if body.return_tokens_as_token_ids:
+            return _log_probs_document(tokens, TokenIds())
         return _log_probs_document(tokens, await self.state.token_texts.of(ensemble, tokens))
 
 
@@ -227,6 +230,7 @@ def _document(
         }
         for index, (answer, each) in enumerate(zip(found, said, strict=True))
     ]
+    texts = TokenIds() if body.return_tokens_as_token_ids else texts
     for choice, tokens in zip(choices, scored, strict=False):
         choice["logprobs"] = _log_probs_document(tokens, texts)
     document = {**head, "choices": choices, "usage": usage_document(total_usage([found]))}

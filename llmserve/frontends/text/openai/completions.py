@@ -17,6 +17,7 @@ from llmserve.frontends.text.answers.generation import Answer, Caller, Piece, Sa
 from llmserve.frontends.text.answers.log_probs import (
     Scored,
     TokenBytes,
+    TokenIds,
     completion_log_probs,
     log_prob_values,
     scored_output,
@@ -145,7 +146,7 @@ class Completions:
                 )
                 prompt.answers = await answers(pieces, sampling.num_answers)
 
-        await _first_failure([run(prompt) for prompt in prompts])
+        await first_failure([run(prompt) for prompt in prompts])
         return await self._reply(body, ensemble, caller, prompts)
 
     async def _reply(
@@ -252,7 +253,7 @@ class Completions:
         self, body: CompletionRequest, ensemble: Ensemble, tokens: Sequence[Scored], offsets: list[int], index: int
     ) -> Json:
         """Of the next tokens of the choice `index`, whose offset moves on."""
-        texts = await self.state.token_texts.of(ensemble, tokens)
+        texts = TokenIds() if body.return_tokens_as_token_ids else await self.state.token_texts.of(ensemble, tokens)
         tokens = with_top(tokens, body.logprobs)
         found = completion_log_probs(tokens, texts, offset=offsets[index], num_top=body.logprobs or 0)
         offsets[index] += text_length(tokens, texts)
@@ -287,6 +288,7 @@ def _document(
             choice = _choice(prompt.text + text, len(choices), _reason(body, answer.last.finish_reason))
             ids: Json = {"token_ids": token_ids(answer.pieces) if text else []} if body.return_token_ids else {}
             choices.append(choice | ending_fields(answer.last) | prompt.members | ids)
+    texts = TokenIds() if body.return_tokens_as_token_ids else texts
     for choice, tokens in zip(choices, scored, strict=False):
         choice["logprobs"] = completion_log_probs(tokens, texts, offset=0, num_top=body.logprobs or 0)
     usage = total_usage([prompt.answers for prompt in prompts])
@@ -319,7 +321,7 @@ def _log_prob_per_token(answer: Answer) -> float:
     return total / max(1, answer.last.usage.completion if answer.last.usage else 1)
 
 
-async def _first_failure(runs: Sequence[object]) -> None:
+async def first_failure(runs: Sequence[object]) -> None:
     """All of them; the first failure ends the others, and is raised by itself."""
     try:
         async with asyncio.TaskGroup() as group:

@@ -110,7 +110,9 @@ class Models:
         if body.messages is not None:
             listed = [one.listed() for one in body.messages]
             tools = tool_use([tool.function for tool in body.tools or ()], Choice(), several=True)
-            return await self.state.conversations.values(ensemble, listed, body.chat_template_kwargs, tools)
+            conversations = self.state.conversations
+            further = conversations.with_defaults(body.chat_template_kwargs)
+            return await conversations.values(ensemble, listed, further, tools)
         if body.content is not None:
             return {"text_input": [body.content], "add_special_tokens": [bool(body.add_special)]}
         values: Values = {"text_input": [body.prompt]}

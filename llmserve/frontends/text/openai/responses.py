@@ -208,9 +208,7 @@ class Responses:
         """The answer to a text or a conversation."""
         ensemble = self.state.ensembles.named(body)
         owner = self.state.owner(request)
-        before: Messages = ()
-        if body.previous_response_id is not None:
-            before = self._before(owner, body.previous_response_id)
+        before = self._before(owner, body.previous_response_id)
         if body.store and not self.stored.keeps and not note(NOT_STORED):
             raise Refused(NOT_STORED, "store")
         prepared = await self.state.conversations.prepared(ensemble, body.talk(before))
@@ -234,6 +232,14 @@ class Responses:
             reply.add(part)
         return json_answer(await self._whole(reply, ensemble, answer.last))
 
+    async def input_tokens(self, body: ResponseRequest, request: Request) -> Response:
+        """How many tokens a response would be asked with."""
+        ensemble = self.state.ensembles.named(body)
+        before = self._before(self.state.owner(request), body.previous_response_id)
+        prepared = await self.state.conversations.prepared(ensemble, body.talk(before))
+        ids = await self.state.ensembles.prompt_ids(ensemble, prepared.prompt)
+        return json_answer({"object": "response.input_tokens", "input_tokens": len(ids)})
+
     async def retrieve(self, response_id: str, request: Request) -> Response:
         """One that is stored."""
         return json_answer(dict(self._find(self.state.owner(request), response_id).document))
@@ -245,7 +251,9 @@ class Responses:
         self.stored.delete(owner, response_id)
         return json_answer({"id": response_id, "object": "response", "deleted": True})
 
-    def _before(self, owner: str, response_id: str) -> Messages:
+    def _before(self, owner: str, response_id: str | None) -> Messages:
+        if response_id is None:
+            return ()
         try:
             return self._find(owner, response_id).messages
         except ResponseNotFound as error:

@@ -171,6 +171,11 @@ class Ensembles:
             raise self._refusal(name, f"Known: {known}")
         return found
 
+    @property
+    def template_values(self) -> Mapping[str, Any]:
+        """Further names for chat templates, unless a request says others."""
+        return self._settings.template_values
+
     def adapters(self) -> dict[str, str]:
         """Names of adapters, and of the ensemble that each is for."""
         return {adapter: name for name in self.names() for adapter in self.core.adapters(name)}
@@ -272,9 +277,9 @@ class Ensembles:
         outputs = ("INPUT_ID", "OUT_END_ID", "OUT_PAD_ID")
         return await self._ask(InferRequest(ensemble.encoder, renamed, requested_outputs=outputs))
 
-    async def text_of(self, ensemble: Ensemble, ids: Sequence[int]) -> str:
+    async def text_of(self, ensemble: Ensemble, ids: Sequence[int], *, with_special: bool = False) -> str:
         """What the ensemble's last step makes of ids."""
-        texts = _values(await self._ask(_decoding(ensemble, ids, "OUTPUT")), "OUTPUT")
+        texts = _values(await self._ask(_decoding(ensemble, ids, "OUTPUT", with_special=with_special)), "OUTPUT")
         text: bytes = texts[0]
         return text.decode("utf-8", "replace")
 
@@ -296,13 +301,15 @@ class Ensembles:
         return {tensor.name: tensor for tensor in response.outputs}
 
 
-def _decoding(ensemble: Ensemble, ids: Sequence[int], output: str) -> InferRequest:
+def _decoding(ensemble: Ensemble, ids: Sequence[int], output: str, *, with_special: bool = False) -> InferRequest:
     tensors = [
         tensor_of("TOKENS_BATCH", "INT32", ids, (1, 1, len(ids))),
         tensor_of("SEQUENCE_LENGTH", "INT32", [len(ids)], (1, 1)),
     ]
     if output == "TOKEN_BYTES":
         tensors.append(tensor_of("RETURN_TOKENS", "BOOL", [True], (1, 1)))
+    if with_special:
+        tensors.append(tensor_of("SKIP_SPECIAL_TOKENS", "BOOL", [False], (1, 1)))
     return InferRequest(ensemble.decoder, {tensor.name: tensor for tensor in tensors}, requested_outputs=(output,))
 
 

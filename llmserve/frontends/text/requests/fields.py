@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_v
 from llmserve.frontends.text.answers.generation import NO_END, Sampling
 from llmserve.frontends.text.requests.ensembles import Values
 from llmserve.frontends.text.requests.formats import Formatted
-from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
+from llmserve.frontends.text.requests.validation import Strict, at_most, ignored
 
 MAX_STOPS = 32
 MAX_ANSWERS = 128  # to one prompt: the engine's limit
@@ -79,7 +79,7 @@ class Sampled(Formatted):
     skip_special_tokens: bool | None = Field(None, description="false: the answer spells them.")
     spaces_between_special_tokens: Annotated[Any, ignored("spaces are the tokenizer's", True)] = None
     return_token_ids: bool | None = None
-    return_tokens_as_token_ids: Annotated[Any, refused("use return_token_ids", False)] = None
+    return_tokens_as_token_ids: bool | None = Field(None, description="Log probs name tokens as token_id:ID.")
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     timings_per_token: bool | None = Field(None, description="llama.cpp's. The end of the answer has timings.")
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None

@@ -54,10 +54,10 @@ class Conversations:
 
     async def prepared(self, ensemble: Ensemble, talk: Talk) -> Prepared:
         """Raises `Refused` when the ensemble can take no such conversation."""
-        given = dict(talk.template_values)
+        given = self.with_defaults(talk.template_values)
         style = await self.style(ensemble, _but_endings(given))
         if talk.effort is not None and (more := _switched(style, talk.effort, talk.effort_field)):
-            given = more | given
+            given = self.with_defaults(more | dict(talk.template_values))
             style = await self.style(ensemble, _but_endings(given))
         if talk.tools.functions:
             _check_tools(ensemble, style)
@@ -71,6 +71,10 @@ class Conversations:
             lambda: style.reader(tools, continues=talk.continues),
             thinks=bool(style.reasoning),
         )
+
+    def with_defaults(self, template_values: Mapping[str, Json] | None) -> dict[str, Json]:
+        """What a request tells the chat template, and what the server's operator does."""
+        return {**self._ensembles.template_values, **(template_values or {})}
 
     async def values(
         self,

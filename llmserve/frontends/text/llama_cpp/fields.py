@@ -1,0 +1,137 @@
+"""What a request to llama.cpp's POST /completion may say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Self, TypeAlias
+
+from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
+
+from llmserve.frontends.text.answers.generation import Sampling
+from llmserve.frontends.text.answers.log_probs import log_prob_values
+from llmserve.frontends.text.openai.completions import MAX_PROMPTS
+from llmserve.frontends.text.requests.fields import MAX_TOKENS, MAX_TOP, MINUS_ONE_IS_NONE, ModelName, Sampled
+from llmserve.frontends.text.requests.validation import at_most, ignored, refused
+
+Item: TypeAlias = str | int  # of a prompt: a text, or a token
+TEXT, MEDIA = "prompt_string", "multimodal_data"
+SAMPLER = "this sampler is not supported"
+NOT_HERE = "it changes no answer here"
+
+
+class NativeRequest(Sampled):
+    """Its sampling fields are those of the other completions, with llama.cpp's names and forms."""
+
+    model: ModelName = ""
+    prompt: JsonValue
+    n_predict: Annotated[Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None, MINUS_ONE_IS_NONE] = None
+    max_tokens: Annotated[Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None, MINUS_ONE_IS_NONE] = None
+    n_probs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
+    repeat_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    seed: Annotated[Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None, MINUS_ONE_IS_NONE] = None
+    logit_bias: Annotated[Any, BeforeValidator(lambda value: value)] = None  # see `biases`
+    return_tokens: bool | None = None
+    response_fields: Annotated[list[str], at_most(64)] | None = None
+    post_sampling_probs: Annotated[Any, refused("there are log probs before sampling only", False)] = None
+    n: Annotated[Any, refused("send several prompts", 1)] = None
+    stream_options: Annotated[Any, ignored(NOT_HERE)] = None
+    mirostat: Annotated[Any, refused(SAMPLER, 0)] = None
+    typical_p: Annotated[Any, refused(SAMPLER, 1)] = None
+    xtc_probability: Annotated[Any, refused(SAMPLER, 0)] = None
+    dry_multiplier: Annotated[Any, refused(SAMPLER, 0)] = None
+    dynatemp_range: Annotated[Any, refused(SAMPLER, 0)] = None
+    top_n_sigma: Annotated[Any, refused(SAMPLER, 0, -1)] = None
+    samplers: Annotated[Any, ignored("samplers have one order")] = None
+    repeat_last_n: Annotated[Any, ignored("repetitions are those of the whole text", -1)] = None
+    cache_prompt: bool | None = Field(None, description="A hint; prefixes are found without it.")
+    id_slot: Annotated[Any, ignored("there are no slots", -1)] = None
+    n_keep: Annotated[Any, ignored(NOT_HERE, 0)] = None
+    return_progress: Annotated[Any, ignored("progress is not told", False)] = None
+
+    @model_validator(mode="after")
+    def _has_prompts(self) -> Self:
+        if not all(self.prompts()) or not self.prompts():
+            raise ValueError("prompt must not be empty")
+        if self.stream and len(self.prompts()) > 1:
+            raise ValueError("several prompts cannot be streamed")
+        return self
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _has_biases(cls, value: Any) -> Any:
+        """Pairs of a token, or a text, and its bias (false: never)."""
+        pairs = list(value.items()) if isinstance(value, dict) else value
+        if pairs is None:
+            return None
+        if not isinstance(pairs, list) or not all(map(_is_bias, pairs)):
+            raise ValueError(
+                "logit_bias must be pairs of a token id, or a text, and a number from -100 to 100 or false"
+            )
+        return [[_token(key), -100.0 if bias is False else float(bias)] for key, bias in pairs]
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _keys_are_ids(cls, value: Any) -> Any:
+        """Or texts, which are looked at when the ensemble is known."""
+        return value
+
+    def prompts(self) -> list[list[Item]]:
+        """Each a text, tokens, or several of them in a row. Raises `ValueError` for what is none."""
+        given = self.prompt
+        if isinstance(given, list) and not any(type(each) is int for each in given):
+            if len(given) > MAX_PROMPTS:
+                raise ValueError(f"there are {len(given)} prompts, more than {MAX_PROMPTS}")
+            return [[*_items(each)] for each in given]
+        return [[*_items(given)]]
+
+    def asked(self, prompt_biases: Mapping[int, float]) -> Sampling:
+        """`prompt_biases`: of tokens."""
+        limit = self.n_predict if self.n_predict is not None else self.max_tokens
+        more: dict[str, Sequence[Any]] = (
+            {**log_prob_values(self.n_probs)} if self.n_probs else {"return_tokens": [True]}
+        )
+        if prompt_biases:
+            more |= {"logit_bias_ids": [*prompt_biases], "logit_bias_weights": [*prompt_biases.values()]}
+        plain = self.model_copy(update={"logit_bias": None, "timings_per_token": True})
+        if self.repeat_penalty is not None:
+            plain.repetition_penalty = self.repeat_penalty
+        return plain.sampling(None if limit is None else max(limit, 1), 1, more)
+
+    @property
+    def says_nothing(self) -> bool:
+        """The prompt is only computed, for later requests."""
+        return self.n_predict == 0
+
+    def settings(self, sampling: Sampling) -> dict[str, JsonValue]:
+        """What holds for an answer, in llama.cpp's names."""
+        return {
+            "n_predict": -1 if sampling.max_tokens is None else sampling.max_tokens, "seed": sampling.seed,
+            "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
+            "min_p": sampling.min_p, "repeat_penalty": sampling.repetition_penalty,
+            "presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
+            "stop": list(sampling.stop), "n_probs": self.n_probs, "stream": bool(self.stream),
+            "ignore_eos": bool(self.ignore_eos), "grammar": self.grammar or "",
+        }  # fmt: skip
+
+
+def _items(prompt: JsonValue) -> Iterator[Item]:
+    if isinstance(prompt, dict):
+        if prompt.get(MEDIA):
+            raise ValueError(f"{MEDIA}: there is only text here")
+        prompt = prompt.get(TEXT)
+    listed = prompt if isinstance(prompt, list) else [prompt]
+    for each in listed:
+        if not (isinstance(each, str) or (type(each) is int and 0 <= each < 2**31)):
+            raise ValueError("a prompt must be a text, token ids, a list of both, or {prompt_string}")
+        yield each
+
+
+def _is_bias(pair: Any) -> bool:
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        return False
+    key, bias = pair
+    return type(key) in (str, int) and (bias is False or (type(bias) in (int, float) and -100 <= bias <= 100))
+
+
+def _token(key: str | int) -> Item:
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
