@@ -37,6 +37,11 @@ ATTACKS: dict[str, tuple[str, Callable[[int], bytes]]] = {
     "turns": ("/v1/messages", lambda size: many("{}", '"messages": [', "]", size)),
     "messages of Ollama": ("/api/chat", lambda size: many("{}", '"messages": [', "]", size)),
     "messages to be counted": ("/tokenize", lambda size: many("{}", '"messages": [', "]", size)),
+    "biases in pairs": (
+        "/completion",
+        lambda size: many('["a",1000]', '"prompt": "x", "logit_bias": [', "]", size),
+    ),
+    "a prompt in pieces": ("/completion", lambda size: many("-1", '"prompt": [', "]", size)),
     "ids to be read": ("/detokenize", lambda size: many("-1", '"tokens": [', "]", size)),
 }  # fmt: skip
 

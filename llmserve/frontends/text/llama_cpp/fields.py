@@ -10,10 +10,18 @@ from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_v
 from llmserve.frontends.text.answers.generation import Sampling
 from llmserve.frontends.text.answers.log_probs import log_prob_values
 from llmserve.frontends.text.openai.completions import MAX_PROMPTS
-from llmserve.frontends.text.requests.fields import MAX_TOKENS, MAX_TOP, MINUS_ONE_IS_NONE, ModelName, Sampled
+from llmserve.frontends.text.requests.fields import (
+    MAX_BIASES,
+    MAX_TOKENS,
+    MAX_TOP,
+    MINUS_ONE_IS_NONE,
+    ModelName,
+    Sampled,
+)
 from llmserve.frontends.text.requests.validation import at_most, ignored, refused
 
 Item: TypeAlias = str | int  # of a prompt: a text, or a token
+MAX_ITEMS = 128 * 1024  # of all prompts
 TEXT, MEDIA = "prompt_string", "multimodal_data"
 SAMPLER = "this sampler is not supported"
 NOT_HERE = "it changes no answer here"
@@ -63,6 +71,8 @@ class NativeRequest(Sampled):
         pairs = list(value.items()) if isinstance(value, dict) else value
         if pairs is None:
             return None
+        if isinstance(pairs, list) and len(pairs) > MAX_BIASES:
+            raise ValueError(f"has {len(pairs)} entries, more than {MAX_BIASES}")
         if not isinstance(pairs, list) or not all(map(_is_bias, pairs)):
             raise ValueError(
                 "logit_bias must be pairs of a token id, or a text, and a number from -100 to 100 or false"
@@ -78,11 +88,13 @@ class NativeRequest(Sampled):
     def prompts(self) -> list[list[Item]]:
         """Each a text, tokens, or several of them in a row. Raises `ValueError` for what is none."""
         given = self.prompt
-        if isinstance(given, list) and not any(type(each) is int for each in given):
-            if len(given) > MAX_PROMPTS:
-                raise ValueError(f"there are {len(given)} prompts, more than {MAX_PROMPTS}")
-            return [[*_items(each)] for each in given]
-        return [[*_items(given)]]
+        several = given if isinstance(given, list) and not any(type(each) is int for each in given) else [given]
+        if len(several) > MAX_PROMPTS:
+            raise ValueError(f"there are {len(several)} prompts, more than {MAX_PROMPTS}")
+        listed = [_listed(each) for each in several]
+        if (count := sum(map(len, listed))) > MAX_ITEMS:
+            raise ValueError(f"there are {count} texts and tokens, more than {MAX_ITEMS}")
+        return [[*_items(each)] for each in listed]
 
     def asked(self, prompt_biases: Mapping[int, float]) -> Sampling:
         """`prompt_biases`: of tokens."""
@@ -114,12 +126,15 @@ class NativeRequest(Sampled):
         }  # fmt: skip
 
 
-def _items(prompt: JsonValue) -> Iterator[Item]:
+def _listed(prompt: JsonValue) -> list[JsonValue]:
     if isinstance(prompt, dict):
         if prompt.get(MEDIA):
             raise ValueError(f"{MEDIA}: there is only text here")
         prompt = prompt.get(TEXT)
-    listed = prompt if isinstance(prompt, list) else [prompt]
+    return prompt if isinstance(prompt, list) else [prompt]
+
+
+def _items(listed: Sequence[JsonValue]) -> Iterator[Item]:
     for each in listed:
         if not (isinstance(each, str) or (type(each) is int and 0 <= each < 2**31)):
             raise ValueError("a prompt must be a text, token ids, a list of both, or {prompt_string}")
