@@ -7,7 +7,7 @@ import gc
 import json
 import logging
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import zip_longest
@@ -180,6 +180,8 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         raise InvalidArgument("--load-model needs --model-control-mode explicit: in other modes every model is loaded")
     if ALL_MODELS in names and len(names) > 1:
         raise InvalidArgument(f"--load-model {ALL_MODELS} is every model; leave the others out")
+    repositories = find_repositories(options.engine, options.model_repository or ())
+    models = {path.name for each in repositories for path in Path(each).glob("*/")}
     limits = {
         "num_threads": options.threads,
         "max_tokens_in_paged_kv_cache": options.max_kv_tokens,
@@ -189,14 +191,14 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         "speculation": None if options.speculation is None else speculation_flag(options.speculation).words(),
         "draft_engine": None if options.draft_engine is None else options.draft_engine.absolute(),
         "separate_process": "true" if options.engine_process else None,
-        "adapters": parse_adapters(options.adapter or ()),
+        "adapters": parse_adapters(options.adapter or (), {*models, *(options.served_model_name or ())}),
         "adapter_folder": None if options.adapters is None else options.adapters.absolute(),
         "max_adapters": options.max_adapters,
         "adapter_memory": options.adapter_memory,
     }
     given = {key: str(value) for key, value in limits.items() if value is not None}
     return ServerSettings(
-        model_repositories=find_repositories(options.engine, options.model_repository or ()),
+        model_repositories=repositories,
         parameters_for=partial(
             engine_parameters,
             options.engine,
@@ -326,8 +328,8 @@ def find_repositories(engine: Path | None, repositories: Sequence[str]) -> tuple
     return tuple(repositories) or (packaged_repository(pools=pools),)
 
 
-def parse_adapters(texts: Sequence[str]) -> str | None:
-    """NAME=DIR of each, as the model's parameter has them."""
+def parse_adapters(texts: Sequence[str], models: Collection[str]) -> str | None:
+    """NAME=DIR of each, as the model's parameter has them; no NAME is that of one of `models`."""
     found: dict[str, str] = {}
     problems = []
     for text in texts:
@@ -336,6 +338,8 @@ def parse_adapters(texts: Sequence[str]) -> str | None:
             problems.append(f"--adapter {text}: expected NAME=DIR")
         elif name in found:
             problems.append(f"--adapter {name} is given twice")
+        elif name in models:
+            problems.append(f"--adapter {name}: a model has this name; give the adapter another one")
         found[name] = str(Path(path).absolute())
     raise_problems(InvalidArgument, "adapters", problems)
     return json.dumps(found) if found else None

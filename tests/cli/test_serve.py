@@ -25,7 +25,7 @@ from tritonclient.grpc import service_pb2
 from llmserve.cli.backends import make_backends, parse_backend_settings
 from llmserve.cli.main import main
 from llmserve.cli.pipelines import engine_parameters, packaged_repository
-from llmserve.cli.serve import parse_parameters, with_any_suite
+from llmserve.cli.serve import parse_adapters, parse_parameters, with_any_suite
 from llmserve.cli.server import model_table
 from llmserve.errors import InvalidArgument
 from llmserve.serving.core import ModelStatus
@@ -350,6 +350,17 @@ def test_a_gate_without_a_suite_takes_nothing_of_what_follows(
     names_a_suite = following[:1] in (["any"], ["docs"])
     expected = following if names_a_suite else ["any", *following]
     assert with_any_suite(["--require-gate", *following]) == ["--require-gate", *expected]
+
+
+def test_adapters_that_are_named_wrongly() -> None:
+    given = ("a=x", "a=y", "b", "ensemble=z")
+    with pytest.raises(InvalidArgument) as caught:
+        parse_adapters(given, {"ensemble"})
+    assert [line.removeprefix("  - --adapter ") for line in str(caught.value).splitlines()[1:]] == [
+        "a is given twice",
+        "b: expected NAME=DIR",
+        "ensemble: a model has this name; give the adapter another one",
+    ]
 
 
 def test_parameters_by_model() -> None:
