@@ -285,7 +285,7 @@ class AccessOptions:
     cors_allow_origin: Annotated[
         list[str] | None,
         typer.Option(
-            help="Origin (SCHEME://HOST:PORT, or *) whose web pages may use the HTTP port; may be repeated.",
+            help="Origin (SCHEME://HOST:PORT, localhost, or *) whose web pages may use the HTTP port; may be repeated.",
             rich_help_panel=ACCESS,
         ),
     ] = None

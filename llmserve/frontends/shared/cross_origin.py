@@ -13,7 +13,8 @@ from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.wire.http1.answers import WholeAnswer
 from llmserve.wire.http1.request import Request
 
-EVERY = "*"
+EVERY, LOCAL = "*", "localhost"
+LOOPBACK = ("localhost", "127.0.0.1", "::1")  # hosts that LOCAL stands for, with any port
 METHODS = "GET, POST"
 MAX_AGE_S = 600  # for which a browser remembers a permission
 USUAL_PORTS = {"http": 80, "https": 443}  # which browsers leave out
@@ -26,7 +27,7 @@ READABLE = (  # headers of answers, besides those that every page may read
 
 @dataclass(frozen=True, slots=True)
 class CrossOrigin:
-    """`origins` as browsers write them, or `EVERY`."""
+    """`origins` as browsers write them, `LOCAL`, or `EVERY` alone."""
 
     origins: frozenset[str] = frozenset()
 
@@ -56,20 +57,28 @@ class CrossOrigin:
         origin = request.header(b"origin")
         if origin is None:
             return ""
-        return EVERY if EVERY in self.origins else origin if origin in self.origins else ""
+        if EVERY in self.origins:
+            return EVERY
+        is_allowed = origin in self.origins - {LOCAL} or (LOCAL in self.origins and _is_local(origin))
+        return origin if is_allowed else ""
 
 
 def parse_origins(origins: Sequence[str], flag: str) -> CrossOrigin:
     """Raises `InvalidArgument` with everything that is wrong."""
     problems = [
-        f"{origin}: expected SCHEME://HOST or SCHEME://HOST:PORT in lower case, or {EVERY} for every page"
+        f"{origin}: expected SCHEME://HOST or SCHEME://HOST:PORT in lower case, {LOCAL} for pages of this machine, or "
+        f"{EVERY} for every page"
         for origin in origins
-        if origin != EVERY and not _is_origin(origin)
+        if origin not in (EVERY, LOCAL) and not _is_origin(origin)
     ]
     if EVERY in origins and len(set(origins)) > 1:
         problems.append(f"{EVERY} is every page; leave the others out")
     raise_problems(InvalidArgument, f"{flag} is wrong", problems)
     return CrossOrigin(frozenset(origins))
+
+
+def _is_local(origin: str) -> bool:
+    return _is_origin(origin) and urlsplit(origin).hostname in LOOPBACK
 
 
 def _is_origin(text: str) -> bool:

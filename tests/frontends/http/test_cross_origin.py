@@ -99,6 +99,17 @@ def test_what_is_not_for_pages_stays_so(every: Http, path: str) -> None:
         assert every("POST", path, {}, {"origin": origin, "host": "rebound.example.org:8000"})[0] == 403
 
 
+def test_pages_of_this_machine() -> None:
+    for call in server_for("localhost"):
+        for origin in ("http://localhost", "http://localhost:3000", "https://127.0.0.1:8080", "http://[::1]:3000"):
+            assert call("OPTIONS", ADD_TWO, None, {"origin": origin, **ASKING})[0] == 200
+            assert granted(call)[0] == origin
+        for origin in ("http://localhost.evil.com", "http://notlocalhost", "http://evil.com", "null", "localhost"):
+            call("POST", ADD_TWO, BODY, {"origin": origin})
+            assert granted(call)[0] is None
+            assert call.response.headers["vary"] == "Origin"
+
+
 def test_origins_that_are_none() -> None:
     wrong = ("example.org", "https://", "https://a.org/", "https://a.org/x", "HTTPS://a.org", "https://A.org", "ftp://a.org",
              "https://a.org:443", "http://a.org:80", "https://u@a.org", "https://a.org:x", "null", "")  # fmt: skip
