@@ -193,6 +193,22 @@ def instructor_model(url: str) -> None:
     assert client.chat.completions.create(model=MODEL, response_model=wanted, messages=messages).city == "Rome"
 
 
+def instructor_partial(url: str) -> None:
+    import instructor
+    import openai
+    from pydantic import create_model
+
+    wanted = create_model("get_weather", city=(str, ...))
+    plain = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    messages = [{"role": "user", "content": QUESTION}]
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON):
+        client = instructor.from_openai(plain, mode=mode)
+        asked = client.chat.completions.create_partial(model=MODEL, response_model=wanted, messages=messages)
+        cities = [each.city for each in asked]
+        assert (cities[0], cities[-1]) == (None, "Rome")
+        assert "R" in cities
+
+
 def pydantic_ai_agent(url: str) -> None:
     from pydantic_ai import Agent
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -273,8 +289,8 @@ SCENARIOS: dict[str, Callable[[str], None]] = {
     for each in (
         langchain_loop, langchain_stream, langchain_responses, langchain_structured, litellm_loop, litellm_stream,
         litellm_anthropic, litellm_ollama, openai_stream, openai_parse, openai_responses, anthropic_stream,
-        anthropic_runner, instructor_model, pydantic_ai_agent, pydantic_ai_anthropic, openai_agents, ollama_loop,
-        llm_chain,
+        anthropic_runner, instructor_model, instructor_partial, pydantic_ai_agent, pydantic_ai_anthropic,
+        openai_agents, ollama_loop, llm_chain,
     )
 }  # fmt: skip
 

@@ -15,14 +15,23 @@ from tests.frontends.text.talkers import Talker, talking
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-sdks/bin/python"
 TIMEOUT_S = 120
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+CALL = '<tool_call>\n{"name": "%s", "arguments": {"city": "Rome"}}\n</tool_call>'
+PARTIAL = "Partialget_weather"  # as Instructor calls the tool whose arguments it reads while they come
 
 
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talker]:
     with talking(tmp_path_factory.mktemp("qwen3"), "qwen3") as made:
         thought = f"<think>\n{sdks.THOUGHT}\n</think>\n\n"
-        made.answers(lambda prompt: thought + (sdks.ANSWER if "tool_response" in prompt else CALL))
+
+        def answer(prompt: str) -> str:
+            if "tool_response" in prompt:
+                return sdks.ANSWER
+            if "json_schema" in prompt:
+                return '{"city": "Rome"}'
+            return CALL % (PARTIAL if PARTIAL in prompt else "get_weather")
+
+        made.answers(lambda prompt: thought + answer(prompt))
         yield made
 
 
