@@ -17,7 +17,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/backends": 7_095,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 8_710,
-    "llmserve/checkpoint": 6_850,
+    "llmserve/checkpoint": 6_855,
     "llmserve/cli": 7_370,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 12_990,

@@ -64,6 +64,14 @@ def test_ids_of_word_pieces_are_those_of_the_original(lowercase: bool | None, tm
         assert found.encode_pair(text, "brown lake") == (pair.ids, pair.type_ids.index(1))
 
 
+def test_pieces_without_a_difference_are_refused(tmp_path: Path) -> None:
+    write_word_pieces(tmp_path)
+    metadata = word_pieces_metadata(tmp_path)
+    metadata["tokenizer.ggml.tokens"][4] = "▁[SEP]"
+    with pytest.raises(CheckpointError, match="pieces that differ in nothing but ▁"):
+        Checkpoint.open(make_gguf(tmp_path / "m.gguf", metadata=metadata))
+
+
 def unigram_model() -> bytes:
     import sentencepiece
 
