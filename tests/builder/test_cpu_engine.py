@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -263,12 +264,14 @@ def test_the_manifest_names_the_device(tmp_path: Path) -> None:
     assert manifest.device
 
 
-def most_memory(checkpoint: Path, engine: Path) -> dict[str, int]:
+def most_memory(
+    checkpoint: Path, engine: Path, first: Path | None = None, quantizations: Sequence[str] = ("", "int8", "int4")
+) -> dict[str, int]:
     """Of builds in this process: the most bytes that each held at once. One thread: several hold the most at the same
     time, or do not, as it happens."""
-    build_engine(checkpoint, engine, BuildOptions(quantization="int8"))  # imports what a build imports
+    build_engine(first or checkpoint, engine, BuildOptions(quantization="int8"))  # imports what a build imports
     peaks = {}
-    for quantization in ("", "int8", "int4"):
+    for quantization in quantizations:
         tracemalloc.start()
         build_engine(checkpoint, engine, BuildOptions(dtype="float16", quantization=quantization), threads=1)
         peaks[quantization] = tracemalloc.get_traced_memory()[1]
@@ -290,3 +293,17 @@ def test_memory_stays_near_one_tensor(tmp_path: Path, with_passage: bool) -> Non
     made_of_passage = 2 * MOST_TOKENS * 2 * 512 * np.dtype(np.float32).itemsize
     for peak in peaks.values():
         assert peak - 2 * made_of_passage * with_passage < 7 * largest < total / 3
+
+
+@pytest.mark.parametrize("kind", ["olmoe", "llama4-moe"])
+def test_memory_stays_near_a_few_experts(kind: str, tmp_path: Path) -> None:
+    """Whether a checkpoint has them one by one, or all of a layer in one tensor with inputs as rows."""
+    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 96, "num_attention_heads": 8, "vocab_size": 64}
+    sizes |= {"num_experts": 96} if kind == "olmoe" else {"num_local_experts": 96, "interleave_moe_layer_step": 1}
+    sizes["num_hidden_layers"] = 1
+    checkpoint = make_checkpoint(tmp_path / "c", kind, dtype="bfloat16", with_tokenizer=False, **sizes)
+    small = make_checkpoint(tmp_path / "small", kind, with_tokenizer=False)
+    of_layer = 96 * 3 * 128 * 96 * np.dtype(np.float32).itemsize
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        (peak,) = pool.submit(most_memory, checkpoint, tmp_path / "engine", small, ("int4",)).result().values()
+    assert peak < of_layer / 3

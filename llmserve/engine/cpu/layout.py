@@ -362,6 +362,24 @@ def _read_fixed(path: Path, blob: bytes, file_bytes: int) -> NDArray[Any]:
     return fixed
 
 
+def read_step_bytes(path: Path) -> int:
+    """Bytes of weights that a step of one token multiplies with: of experts, those of the chosen ones."""
+    with path.open("rb") as file:
+        fixed = np.frombuffer(file.read(HEADER.itemsize), HEADER)[0]
+        file.seek(0)
+        blob = file.read(int(fixed["metadata_bytes"]))
+    ops = np.frombuffer(blob, OP, int(fixed["num_ops"]), int(fixed["ops_offset"]))
+    tensors = np.frombuffer(blob, TENSOR, int(fixed["num_tensors"]), int(fixed["tensors_offset"]))
+    total = 0
+    for op in ops[np.isin(ops["kind"], [int(code) for code in LINEAR_CODES])]:
+        record = tensors[op["tensors"][0]]
+        rows, width = int(record["rows"]), int(op["output"]["width"])
+        entry = TensorEntry("", DType(int(record["dtype"])), rows, int(record["cols"]), Layout(int(record["layout"])))
+        chosen = int(fixed["experts_per_token"]) * width if width < rows else rows
+        total += entry.num_bytes * min(chosen, rows) // rows
+    return total
+
+
 def _decode_json(path: Path, text: bytes) -> EngineHeader:
     try:
         values: Mapping[str, Any] = json.loads(text)

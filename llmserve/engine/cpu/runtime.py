@@ -11,6 +11,7 @@ from pathlib import Path
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import Engine
 from llmserve.engine.cpu.needs import NEEDS
+from llmserve.engine.cpu.oversize import left_beside_weights, oversize_warning
 from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block, read_header
 from llmserve.engine.cpu.tactics import choose, linear_shapes, num_timed_bytes, this_machine, time_tactics
 from llmserve.engine.directory.artifact import CACHE_FILE, EngineDirectory
@@ -54,14 +55,16 @@ class CpuRuntime:
 
         draft = _draft_directory(directory, settings)
         num_blocks, num_states = pool_sizes(directory, settings, draft)
+        file, header = directory.engine_file, read_header(directory.engine_file)
         honoured = () if num_states else HONOURED if draft is None else (*HONOURED, "draft_engine")
         for text in settings.gpu.without_effect(honoured, AS_IT_IS):
             logger.warning("%s", text)
         if num_states and settings.scheduler.speculation:
             logger.info("speculation is off: the network has states, which cannot take a drafted token back")
-        runner = CpuRunner.open(
-            directory.engine_file, num_blocks=num_blocks, threads=settings.threads, num_states=num_states
-        )
+        taken = num_blocks * kv_bytes_per_block(header) + num_states * header.state_bytes + header.activation_bytes
+        if taken + file.stat().st_size > (available := available_memory_bytes()):
+            logger.warning("%s", oversize_warning(file, available, taken))
+        runner = CpuRunner.open(file, num_blocks=num_blocks, threads=settings.threads, num_states=num_states)
         info = replace(directory.info(), kernels=runner.isa)
         files = None if num_states else block_files(settings.gpu, info, runner.info.block_bytes)
         block_size, block_bytes = runner.info.block_size, runner.info.block_bytes
@@ -152,8 +155,13 @@ def pool_sizes(
     """
     header, file, info = read_header(directory.engine_file), directory.engine_file, directory.info()
     fixed, for_block = _draft_bytes(draft, header.block_size)
-    taken_bytes = file.stat().st_size + header.activation_bytes + settings.reserved_bytes + fixed
-    free_bytes, block_bytes = available_memory_bytes() - taken_bytes, kv_bytes_per_block(header) + for_block
+    block_bytes, beside = (
+        kv_bytes_per_block(header) + for_block,
+        header.activation_bytes + settings.reserved_bytes + fixed,
+    )
+    needed = -(-(settings.max_kv_tokens or info.max_seq_len) // header.block_size) * block_bytes + header.state_bytes
+    least = int(needed / settings.kv_cache_fraction) + beside
+    free_bytes = left_beside_weights(available_memory_bytes(), file.stat().st_size, least) - beside
     if not (state_bytes := header.state_bytes):
         num_blocks = num_kv_blocks(
             info, settings, block_size=header.block_size, block_bytes=block_bytes, free_bytes=free_bytes

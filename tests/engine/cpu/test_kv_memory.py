@@ -10,7 +10,9 @@ import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
-from llmserve.engine.cpu import runtime
+from llmserve.engine.cpu import runner, runtime
+from llmserve.engine.cpu.layout import read_step_bytes
+from llmserve.engine.cpu.oversize import left_beside_weights
 from llmserve.engine.cpu.runner import read_header
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.settings import EngineSettings, GpuSettings
@@ -85,3 +87,35 @@ def test_what_cannot_be_done_with_states_is_said(
     assert "has no effect on this engine" in caplog.text
     assert "speculation is off: the network has states" in caplog.text
     assert not (tmp_path / "kv").exists()
+
+
+@pytest.mark.parametrize(("kind", "part"), [("llama", 1.0), ("olmoe", 0.6)])
+def test_an_engine_larger_than_the_memory_runs_with_a_warning(
+    kind: str, part: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its weights stay in the file. Of a mixture, a token needs the experts that it chooses."""
+    options = BuildOptions(max_num_tokens=8, max_seq_len=8, max_batch_size=2, tokens_per_block=4)
+    build_engine(make_checkpoint(tmp_path / "c", kind, vocab_size=320), tmp_path / "e", options)
+    directory = EngineDirectory.open(tmp_path / "e")
+    file_bytes = directory.engine_file.stat().st_size
+    of_step = read_step_bytes(directory.engine_file)
+    assert 0.5 * part * file_bytes < of_step < part * file_bytes
+    for module in (runtime, runner):
+        monkeypatch.setattr(module, "available_memory_bytes", lambda: file_bytes * 9 // 10)
+    with caplog.at_level(logging.WARNING):
+        runtime.RUNTIME.open(directory, EngineSettings()).close()
+    assert "the weights (" in caplog.text
+    assert "must be read from the disk, again and again" in caplog.text
+    assert "tokens/s" in caplog.text
+    assert runtime.RUNTIME.problems_here(directory) == []
+    monkeypatch.setattr(runtime, "available_memory_bytes", lambda: file_bytes // 100)
+    with pytest.raises(ResourceExhausted, match="a KV cache with room for one sequence"):
+        runtime.RUNTIME.open(directory, EngineSettings())
+
+
+def test_weights_give_way_only_where_no_sequence_fits_beside_them() -> None:
+    assert left_beside_weights(1000, 700, least=300) == 300
+    assert left_beside_weights(1000, 900, least=100) == 100
+    assert left_beside_weights(1000, 901, least=100) == 250
+    assert left_beside_weights(1000, 700, least=400) == 300, "they are not the reason"
+    assert left_beside_weights(1000, 60_000, least=100) == 250

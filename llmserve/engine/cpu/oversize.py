@@ -1,0 +1,56 @@
+"""Engines that are larger than the memory: weights stay in their file, and the system reads what it does not keep."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from pathlib import Path
+
+from llmserve.engine.cpu.layout import read_step_bytes
+
+CACHE_PART = 4  # of the memory, one part in so many, is left to the KV cache and activations; weights have the others
+PROBES, PROBE_BYTES = 16, 4 * 2**20  # read from the disk, to know its speed
+
+
+def left_beside_weights(available: int, file_bytes: int, least: int) -> int:
+    """Memory for all but weights. Where less than `least` is left beside all of them, some of them give way."""
+    left, part = available - file_bytes, available // CACHE_PART
+    return part if left < least and left < part else left
+
+
+def oversize_warning(path: Path, available: int, used: int) -> str:
+    """How fast the engine file `path` can be where `used` bytes of memory are not for its weights."""
+    file_bytes, of_step, speed = path.stat().st_size, read_step_bytes(path), _disk_bytes_per_s(path)
+    missing = 1 - max(0, available - used) / file_bytes
+    rate = speed / (missing * of_step)
+    return (
+        f"the weights ({_size(file_bytes)}) do not fit in the memory ({_size(available)} are available, of which "
+        f"{_size(used)} are for the KV cache and activations): {missing:.0%} of them must be read from the disk, again "
+        f"and again. It reads {speed / 1e9:.1f} GB/s, and a token needs {_size(of_step)} of weights: expect about "
+        f"{rate:.2g} tokens/s, or more where tokens choose the same experts. Fewer bits (--quantization) or a smaller "
+        "KV cache (--max-kv-tokens) leave more in memory"
+    )
+
+
+def _disk_bytes_per_s(path: Path) -> float:
+    """Past the file cache where the file system can do that."""
+    direct = getattr(os, "O_DIRECT", 0)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | direct)
+    except OSError:
+        descriptor = os.open(path, os.O_RDONLY)
+    size, found = path.stat().st_size, 0
+    with mmap.mmap(-1, PROBE_BYTES) as room:  # whole pages
+        begun = time.monotonic()
+        try:
+            for probe in range(PROBES):
+                place = size * probe // PROBES // mmap.PAGESIZE * mmap.PAGESIZE
+                found += os.preadv(descriptor, [room], place)
+        finally:
+            os.close(descriptor)
+    return found / max(time.monotonic() - begun, 1e-9)
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.1f} MiB"
