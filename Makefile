@@ -20,7 +20,7 @@ DEMO_RECIPE := build/recipes/baichuan2-tiny-docsum-fp16.yaml
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-chat demo-smollm2 serve cluster-env demo-cluster bench-adapters bench-cluster plan-fleet test test-rest test-all test-fast rest-environments hostile test-arm check check-gpu check-cuda gpu-kit pytest fuzz compat qa test-clients peer-suites test-minilm page-images \
-  format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-speculation bench-agreement soak-clients soak chaos clean
+  format wheel wheels docs bench bench-peers bench-quality cuda-kernels bench-server bench-speculation bench-agreement bench-batches soak-clients soak chaos clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -216,6 +216,9 @@ CHAOS_SECONDS ?= 600
 CHAOS_SEED ?= 1
 chaos: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Kills, stops, bad networks, full disks and clock jumps under load (CHAOS_SECONDS=600)
 	$(BIN)/python -m tools.chaos $(DEMO_ENGINE) --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED) --report docs/benchmarks/chaos.md $(CHAOS_ARGS)
+
+bench-batches: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## What a batch of 10,000 requests costs live streams; the server is killed in the middle (5 minutes)
+	$(BIN)/python -m tools.bench_batches $(DEMO_ENGINE) --report docs/benchmarks/batches.md $(BENCH_ARGS)
 
 soak-clients: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Thousands of streaming clients of a published repository: same text, and they end (about 40 minutes)
 	$(BIN)/python -m tools.soak_clients --engine $(DEMO_ENGINE) $(SOAK_ARGS)
