@@ -7,6 +7,7 @@ it verifies it. A matcher of the same grammar over single bytes is asked, whose 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MAX_BYTES = 96  # of a guess
+MAX_S = 0.005  # of work for a guess: steps wait for it
 MAX_PLACES = 256  # that are remembered
 MOST_SIGNS = 32  # that may stand between the tokens of JSON; within a text there are more
 SPACES = b" \t\n\r"
@@ -140,7 +142,14 @@ class LikelyText:
         self._vocabulary = vocabulary
         self._spaces = spaces
 
-    def take(self, token_ids: Iterable[int]) -> None:
+    def after(self, token_ids: Iterable[int]) -> Sequence[int] | None:
+        """What is likely behind these tokens, which go on from those before. None: it takes too long to say."""
+        deadline = time.thread_time() + MAX_S
+        self._take(token_ids)
+        likely = self._next_tokens(deadline)
+        return likely if time.thread_time() < deadline else None
+
+    def _take(self, token_ids: Iterable[int]) -> None:
         for token in token_ids:
             if not (written := self._vocabulary.written[token]):
                 self._cursor.matcher.consume_token(self._vocabulary.bytes_ids[token])
@@ -148,9 +157,9 @@ class LikelyText:
                 if (learned := self._cursor.take(byte)) is not None:
                     self._spaces.learn(*learned)
 
-    def next_tokens(self) -> Sequence[int]:
+    def _next_tokens(self, deadline: float) -> Sequence[int]:
         cursor, ids, text = self._cursor.copy(), [], b""
-        while len(text) < MAX_BYTES and (found := self._next(cursor)):
+        while len(text) < MAX_BYTES and time.thread_time() < deadline and (found := self._next(cursor)):
             if isinstance(found, bytes):
                 text += found
                 continue

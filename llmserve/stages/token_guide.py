@@ -95,9 +95,11 @@ class TokenMatcher:
         if self._is_first and self._vocabulary.first_twins:
             return ()
         if self._text is not None:
-            self._text.take(self._unread)
+            likely = self._text.after(self._unread)
             self._unread.clear()
-            return self._text.next_tokens()
+            if likely is not None:
+                return likely
+            self._text = None
         self._consume()
         size = self._vocabulary.vocab_size
         return list(itertools.takewhile(lambda token: token < size, self._matcher.compute_ff_tokens()))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llmserve.core import Guide, Matcher
+from llmserve.stages import likely_text
 from llmserve.stages.guides import GuideCompiler, GuideKind, GuideText
 from llmserve.stages.likely_text import Place, WhiteSpaces
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
@@ -105,6 +106,16 @@ def test_special_tokens_are_guessed_where_they_are_forced(tokenizer: Tokenizer, 
         matcher.mask(())
         matcher.advance(token)
     assert list(matcher.likely()) == [*tokenizer.encode(";"), end]
+
+
+def test_where_guesses_take_too_long_only_what_is_forced_is_drafted(
+    tokenizer: Tokenizer, guide: Guide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(likely_text, "MAX_S", 0.0)
+    matcher = guide.start()
+    assert behind(tokenizer, matcher, '{"text": "x", ') == ""
+    monkeypatch.undo()
+    assert behind(tokenizer, matcher, '"') == 'colour"'  # and it is not tried again
 
 
 def test_what_is_remembered_is_limited() -> None:
