@@ -196,7 +196,7 @@ cuda-kernels: $(VENV)/.check ## What the CUDA target's kernels take of a GPU, in
 bench-server: $(VENV)/.check .venv-compat/.created ## llmserve beside a real Triton: unary, streams, batching, instances (about 6 minutes)
 	$(BIN)/python -m tools.bench_server --triton .venv-compat $(BENCH_ARGS)
 
-bench-speculation: $(VENV)/.base engines/smollm2-135m-instruct-int8/manifest.json ## What speculative decoding is worth, with SmolLM2 in int8: with and without, in turn (5 minutes)
+bench-speculation: $(VENV)/.base engines/smollm2-135m-instruct-int8/manifest.json ## What speculative decoding is worth, with SmolLM2 in int8: with and without, in turn (about 10 minutes)
 	$(BIN)/python -m tools.bench_speculation engines/smollm2-135m-instruct-int8 $(BENCH_ARGS)
 
 bench-adapters: $(VENV)/.base ## What LoRA adapters cost a step: one at batch 1, eight at batch 16, beside the base (10 minutes)

@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import json
 import statistics
+import subprocess
 import textwrap
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from typing import TypeAlias
 from llmserve.core import GenerateRequest, Guide, SamplingParams
 from llmserve.engine.base import Engine
 from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.machine.cores import usable_cores
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.evaluation.prompts import PromptEncoder
@@ -29,6 +31,7 @@ from llmserve.scheduler.settings import SchedulerSettings
 from llmserve.stages.chat import Message
 from llmserve.stages.guides import GuideCompiler, GuideKind, GuideText
 from llmserve.stages.tokenizer import load_tokenizer
+from tools.benchmark.lookup.lookup_job import LookupJob
 
 ROOT = Path(__file__).resolve().parents[1]
 Prompts: TypeAlias = Sequence[Sequence[int]]
@@ -112,6 +115,7 @@ def measure(
     modes = (Speculation.OFF, speculation)
     settings = {
         mode: EngineSettings(
+            threads=arguments.threads,
             scheduler=SchedulerSettings(speculation=mode),
             gpu=GpuSettings(draft_engine=arguments.draft_engine if Speculation.DRAFT in mode else ""),
         )
@@ -137,6 +141,21 @@ def measure(
     return f"{plain:.1f} | {ours:.1f} | {ours / plain:.2f} | {accepted / max(1, drafted):.0%} of {drafted}"
 
 
+def measure_peer(arguments: argparse.Namespace, peer: str, prompts: Prompts) -> str:
+    """Likewise of another engine's prompt lookup, without how many were accepted; batch 1."""
+    job = LookupJob(
+        str(arguments.gguf.resolve()), [list(prompt) for prompt in prompts], arguments.tokens, arguments.rounds,
+        threads=arguments.threads or usable_cores(),
+    )  # fmt: skip
+    name, _, python = peer.partition("=")
+    command = [python, "-m", f"tools.benchmark.lookup.{name}"]
+    done = subprocess.run(command, input=job.to_json(), capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        return f"failed: {done.stderr.strip().splitlines()[-1]}"
+    found = json.loads(done.stdout.splitlines()[-1])
+    return f"{found['without']:.1f} | {found['with']:.1f} | {found['with'] / found['without']:.2f} | "
+
+
 def schema_guide(engine_dir: Path) -> Guide:
     vocab_size = EngineDirectory.open(engine_dir).info().vocab_size
     return GuideCompiler(load_tokenizer(engine_dir), vocab_size).compile(
@@ -152,7 +171,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--groups", type=int, default=4, help="most groups of prompts, one after another")
+    parser.add_argument("--threads", type=int, default=0, help="0: the cores")
     parser.add_argument("--draft-engine", default="", help="a smaller engine, which drafts")
+    parser.add_argument(
+        "--peer", action="append", default=[], help="llama_cpp=PYTHON or openvino_genai=PYTHON, which has it"
+    )
+    parser.add_argument("--gguf", type=Path, help="the same network for peers; llama_cpp makes Q8_0 of it")
     parser.add_argument("--speculation", default="", help="drafters; without it all, and with a guide only grammar")
     arguments = parser.parse_args()
     encoder = PromptEncoder(arguments.engine, arguments.tokens)
@@ -168,6 +192,9 @@ def main() -> None:
             starts = range(0, len(prompts), batch)[: arguments.groups]
             row = measure(arguments, [prompts[start : start + batch] for start in starts], speculation, guide)
             print(f"| {kind} | {batch} | {row} |", flush=True)
+        for peer in arguments.peer if not guide else ():
+            row = measure_peer(arguments, peer, prompts[: arguments.groups])
+            print(f"| {kind}, {peer.partition('=')[0]} | 1 | {row} |", flush=True)
 
 
 if __name__ == "__main__":
