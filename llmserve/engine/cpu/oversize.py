@@ -35,21 +35,20 @@ def oversize_warning(path: Path, available: int, used: int) -> str:
 
 def _disk_bytes_per_s(path: Path) -> float:
     """Past the file cache where the file system can do that."""
-    direct = getattr(os, "O_DIRECT", 0)
     try:
-        descriptor = os.open(path, os.O_RDONLY | direct)
+        return _read_speed(path, getattr(os, "O_DIRECT", 0))
     except OSError:
-        descriptor = os.open(path, os.O_RDONLY)
+        return _read_speed(path, 0)
+
+
+def _read_speed(path: Path, flags: int) -> float:
     size, found = path.stat().st_size, 0
-    with mmap.mmap(-1, PROBE_BYTES) as room:  # whole pages
+    with mmap.mmap(-1, PROBE_BYTES) as room, open(os.open(path, os.O_RDONLY | flags), "rb", buffering=0) as file:
         begun = time.monotonic()
-        try:
-            for probe in range(PROBES):
-                place = size * probe // PROBES // mmap.PAGESIZE * mmap.PAGESIZE
-                found += os.preadv(descriptor, [room], place)
-        finally:
-            os.close(descriptor)
-    return found / max(time.monotonic() - begun, 1e-9)
+        for probe in range(PROBES):
+            file.seek(size * probe // PROBES // mmap.PAGESIZE * mmap.PAGESIZE)
+            found += file.readinto(room) or 0
+        return found / max(time.monotonic() - begun, 1e-9)
 
 
 def _size(num_bytes: float) -> str:
