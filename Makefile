@@ -107,7 +107,7 @@ qa: $(VENV)/.qa ## Triton's own tests against llmserve: make qa QA=DIR (a clone 
 	@echo "== running Triton's tests; they want ports 8000 to 8002"
 	$(BIN)/python -m tools.qa $(or $(QA),.) $(QA_ARGS)
 
-peer-suites: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## llama.cpp's own tests of its server (77 MB, fetched) against llmserve: what passes, fails, lacks something
+peer-suites: $(VENV)/.check $(DEMO_ENGINE)/manifest.json ## Tests of llama.cpp and vLLM of their servers (124 MB, fetched) against llmserve: what passes, fails, lacks something
 	$(BIN)/python -m tools.peer_suites $(DEMO_ENGINE) $(PEER_ARGS)
 
 cluster-env: .venv-cluster/.created ## Make .venv-cluster: NVIDIA Dynamo, locked, and llmserve beside it, for llmserve worker

@@ -1,16 +1,18 @@
-"""How flags of llama-server are translated for its own tests, and what their failures are taken for."""
+"""How flags of peers' servers are translated for their own tests, and what their failures are taken for."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from tools.peer_suites.__main__ import ITS_OWN, Case, case_of, table
+from tools.peer_suites import llama_cpp, vllm, vllm_flags
+from tools.peer_suites.cases import Case, table
 from tools.peer_suites.llama_server import translate
 
 STARTED = ["--port", "8080", "--temp", "0.8", "--host", "127.0.0.1", "--offline", "--no-slots", "--no-jinja"]
-TRANSLATED = ["--any-model-name", "--http-port", "8080", "--host", "127.0.0.1"]
+TRANSLATED = ["--any-model-name"]
 
 
 def test_flags_are_translated_or_lacked() -> None:
@@ -21,9 +23,36 @@ def test_flags_are_translated_or_lacked() -> None:
         "--slots": "GET /slots",
         "--alias a,b": "several aliases of a model",
         "--new 1": "--new",
+        "--chat-template llama3": "chat templates by llama.cpp's names",
     }.items():
         with pytest.raises(SystemExit, match=f"llmserve lacks: {said}"):
             translate([*STARTED, *lacked.split()])
+
+
+def test_thoughts_are_a_value_of_templates() -> None:
+    assert translate([*STARTED, "--reasoning", "off"])[0][-1] == '{"enable_thinking": false}'
+
+
+def test_chat_templates_are_files() -> None:
+    assert translate([*STARTED, "--chat-template-file", "a.jinja"])[0] == [*TRANSLATED, "--chat-template", "a.jinja"]
+    *_, flag, path = translate([*STARTED, "--chat-template", "This is a template"])[0]
+    assert (flag, Path(path).read_text()) == ("--chat-template", "This is a template")
+    Path(path).unlink()
+
+
+def test_flags_of_vllm() -> None:
+    flags = ["--dtype", "float32", "--enforce-eager", "--reasoning-parser", "qwen3", "--lora-modules", "a=b"]
+    made = vllm_flags.translate("Qwen/Qwen3-8B", flags, Path("/t"))
+    assert made == [
+        "--any-model-name", "--served-model-name", "Qwen/Qwen3-8B", "--chat-template", "/t/Qwen-Qwen3-0.6B.jinja",
+        "--parameter", "preprocessing.tool_format=none",
+    ]  # fmt: skip
+    with pytest.raises(RuntimeError, match="llmserve lacks: a prefix of all paths"):
+        vllm_flags.translate("gpt2", ["--root-path", "/llm"], Path("/t"))
+
+
+def test_files_of_vllm_are_asked_or_not() -> None:
+    assert not {Path(path).stem for path in vllm.ASKED} & {*vllm.NOT_ASKED}
 
 
 def test_before_the_first_case_anything_starts() -> None:
@@ -41,7 +70,11 @@ def test_before_the_first_case_anything_starts() -> None:
             '"message": "field \\"n_probs\\" is unknown"',
             ("lacks", 'refused: field \\"n_probs\\" is unknown'),
         ),
-        ("> assert match_regex(x, content)\nE assert False", "", ("lacks", ITS_OWN)),
+        (
+            "> assert match_regex(x, content)\nE assert False",
+            "",
+            ("cannot", "the text or the token counts of the suite's own network"),
+        ),
         ("> assert a == b\nE assert 1 == 2", "", ("failed", "assert 1 == 2")),
     ],
 )
@@ -49,12 +82,23 @@ def test_a_failure_has_a_reason(problem: str, printed: str, result: tuple[str, s
     element = ElementTree.Element("testcase", classname="unit.test_basic", name="test_a")
     ElementTree.SubElement(element, "failure").text = problem
     ElementTree.SubElement(element, "system-out").text = printed
-    case = case_of(element)
+    case = llama_cpp.RULES.case_of(element)
     assert case == Case("test_basic.py", "test_a", *result)
-    assert table([case]).splitlines()[-1] == f"test_basic.py: 1 {result[0]}: {result[1]}"
+    assert f"test_basic.py: 1 {result[0]}: {result[1]}" in table([case])
 
 
-def test_a_case_that_passes() -> None:
+def test_a_case_that_no_other_server_passes() -> None:
+    element = ElementTree.Element("testcase", classname="unit.test_security", name="test_local_media_file[a]")
+    ElementTree.SubElement(element, "failure").text = "> assert a == 200\nE assert 400 == 200"
+    case = llama_cpp.RULES.case_of(element)
+    assert case == Case("test_security.py", "test_local_media_file[a]", "cannot", "images")
+
+
+def test_cases_that_pass_are_a_share_of_those_that_can() -> None:
     element = ElementTree.Element("testcase", classname="unit.test_basic", name="test_a")
-    assert case_of(element) == Case("test_basic.py", "test_a", "passed")
-    assert table([case_of(element)]).startswith("1 cases: 1 passed, 0 failed, 0 lacks")
+    case = llama_cpp.RULES.case_of(element)
+    assert case == Case("test_basic.py", "test_a", "passed")
+    others = [Case("test_basic.py", "test_b", result, "x") for result in ("failed", "cannot")]
+    assert table([case, *others]).splitlines()[-1] == (
+        "3 cases: 1 passed, 1 failed, 0 lacks, 1 cannot; 50.0 % of 2 that can pass"
+    )

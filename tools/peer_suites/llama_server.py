@@ -1,21 +1,24 @@
 """What llama.cpp's suite starts in the place of llama-server: its flags, as those of `llmserve serve`.
 
 `python -m tools.peer_suites.llama_server ENGINE FLAG...` A flag that asks for something llmserve does not have ends it
-with a line that says so, which the report of `make peer-suites` quotes.
+with a line that says so, which the report of `make peer-suites` quotes. Cases with the same flags share a server.
 """
 
 from __future__ import annotations
 
-import os
+import asyncio
+import hashlib
+import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+
+from tools.peer_suites.shared_server import SERVERS, forward, port_of
 
 # What these choose is the same in each case, or of no effect on what is answered.
 VALUES_WITHOUT_EFFECT = {
     "--temp", "--seed", "--model", "--model-url", "--hf-repo", "--hf-file", "--batch-size", "--ubatch-size",
     "--threads", "--n-gpu-layers", "--ctx-size", "--parallel", "-ctk", "-ctv", "-fa", "--n-predict",
-    "--reasoning-format", "--reasoning", "--cache-ram", "--models-max",
+    "--reasoning-format", "--cache-ram", "--models-max",
 }  # fmt: skip
 SWITCHES_WITHOUT_EFFECT = {
     "--offline", "--cont-batching", "--no-slots", "--jinja", "--no-jinja", "--verbose", "--kv-unified", "--swa-full",
@@ -27,28 +30,27 @@ LACKED = {
     "--slots": "GET /slots",
     "--slot-save-path": "saved slots",
     "--context-shift": "context shift: a prompt or an answer ends at the context's length",
-    "--chat-template": "a chat template named by a flag of the server",
-    "--chat-template-file": "a chat template given by a flag of the server",
     "--model-draft": "a draft model",
     "--spec-type": "a choice of drafter by this flag",
     "--tags": "tags of models",
     "--lora": "LoRA adapters in GGUF",
-    "--cors-origins": "CORS by a flag of the server",
 }
 LACKED_ALIASES = "several aliases of a model"
+LACKED_NAMES = "chat templates by llama.cpp's names"
+VALUES = "--default-chat-template-kwargs"
 
 
 def main(arguments: Sequence[str]) -> None:
     engine, *flags = arguments
+    host, port = (flags[flags.index(flag) + 1] for flag in ("--host", "--port"))
     translated, key = translate(flags)
-    program = Path(sys.executable).with_name("llmserve")
-    ports = ("--grpc-port", "0", "--metrics-port", "0")
-    environment = {**os.environ, **({"LLMSERVE_API_KEY": key} if key else {})}
-    os.execve(program, [str(program), "serve", engine, *ports, *translated], environment)
+    target = port_of(engine, translated, {"LLMSERVE_API_KEY": key} if key else {})
+    asyncio.run(forward(host, int(port), target))
 
 
 def translate(flags: Sequence[str]) -> tuple[list[str], str]:
-    """llmserve's flags, and the API key. Without `--offline` models are only fetched beforehand: anything will do."""
+    """llmserve's flags but for its address, and the API key. Without `--offline` models are only fetched beforehand:
+    anything will do."""
     made = ["--any-model-name"]  # llama-server does not look at it
     key = ""
     rest = list(flags)
@@ -58,7 +60,6 @@ def translate(flags: Sequence[str]) -> tuple[list[str], str]:
             value = rest.pop(0)
             if "," in value:
                 lack(flag, "several addresses")
-            made += [{"--host": "--host", "--port": "--http-port"}[flag], value]
         elif flag == "--alias":
             name = rest.pop(0)
             if "," in name:
@@ -66,6 +67,17 @@ def translate(flags: Sequence[str]) -> tuple[list[str], str]:
             made += ["--served-model-name", name]
         elif flag == "--api-key":
             key = rest.pop(0)
+        elif flag == "--chat-template-file":
+            made += ["--chat-template", rest.pop(0)]
+        elif flag == "--chat-template":
+            template = rest.pop(0)
+            if " " not in template:
+                lack(flag, LACKED_NAMES)
+            made += ["--chat-template", written(template)]
+        elif flag == "--reasoning":
+            made += [VALUES, json.dumps({"enable_thinking": rest.pop(0) != "off"})]
+        elif flag == "--cors-origins":
+            made += ["--cors-allow-origin", rest.pop(0)]
         elif flag == "--no-ui":
             made.append("--no-allow-web-page")
         elif flag in VALUES_WITHOUT_EFFECT:
@@ -77,6 +89,14 @@ def translate(flags: Sequence[str]) -> tuple[list[str], str]:
         elif rest and not rest[0].startswith("-"):
             rest.pop(0)
     return made, key
+
+
+def written(template: str) -> str:
+    """A file with it."""
+    SERVERS.mkdir(parents=True, exist_ok=True)
+    path = SERVERS / f"{hashlib.sha256(template.encode()).hexdigest()[:16]}.jinja"
+    path.write_text(template)
+    return str(path)
 
 
 def lack(flag: str, what: str) -> None:

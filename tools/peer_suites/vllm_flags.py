@@ -1,0 +1,51 @@
+"""Flags of `vllm serve`, as those of `llmserve serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+KEY = "LLMSERVE_API_KEY"
+VALUES_WITHOUT_EFFECT = {
+    "--dtype", "--max-model-len", "--max_model_len", "--max-num-seqs", "--gpu-memory-utilization", "--max-lora-rank",
+    "--max-cpu-loras", "--lora-modules", "--max-logprobs", "--max-num-batched-tokens", "--tool-call-parser",
+    "--reasoning-parser", "--structured-outputs-config.backend", "--port", "--load-format",
+}  # fmt: skip
+SWITCHES_WITHOUT_EFFECT = {
+    "--enforce-eager", "--enable-lora", "--enable-auto-tool-choice", "--enable-prompt-tokens-details",
+    "--no-enable-prefix-caching", "--enable-chunked-prefill", "--trust-remote-code", "--skip-tokenizer-init",
+}  # fmt: skip
+LACKED = {
+    "--enable-force-include-usage": "usage in every chunk by a flag of the server (a request can ask for it)",
+    "--enable-per-request-metrics": "the member metrics (timings_per_token tells llama.cpp's timings)",
+    "--root-path": "a prefix of all paths",
+    "--return-tokens-as-token-ids": "tokens of log probs named by their ids (return_token_ids tells the ids)",
+    "--watermark-config": "watermarks",
+}
+# Only where answers are read: the demo network ends its answers after its own chat format.
+TEMPLATES = {"Qwen/Qwen3": "Qwen-Qwen3-0.6B.jinja", "Qwen/Qwen2": "Qwen-Qwen2.5-7B-Instruct.jinja"}  # by network
+FORMATS = {"--reasoning-parser": "reasoning_format", "--tool-call-parser": "tool_format"}  # none without the flag
+OF_THE_ANSWER = ("--enable-per-request-metrics", "--return-tokens-as-token-ids")  # the other cases can be asked
+
+
+def translate(model: str, flags: Sequence[str], templates: Path) -> list[str]:
+    made = ["--any-model-name"]
+    if "--served-model-name" not in flags:
+        made += ["--served-model-name", model]
+    for family, file in TEMPLATES.items():
+        if model.startswith(family) and not FORMATS.keys().isdisjoint(flags):
+            made += ["--chat-template", str(templates / file)]
+            break
+    for flag, parameter in FORMATS.items():
+        if flag not in flags:
+            made += ["--parameter", f"preprocessing.{parameter}=none"]
+    rest = list(flags)
+    while rest:
+        flag = rest.pop(0)
+        if flag == "--served-model-name":
+            made += [flag, rest.pop(0)]
+        elif flag in VALUES_WITHOUT_EFFECT:
+            rest.pop(0)
+        elif flag not in SWITCHES_WITHOUT_EFFECT and flag not in OF_THE_ANSWER:
+            raise RuntimeError(f"llmserve lacks: {LACKED.get(flag, flag)}")
+    return made
