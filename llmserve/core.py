@@ -31,6 +31,7 @@ class FinishReason(Enum):
 
 
 SAMPLING_DEFAULTS = "sampling"  # of a checkpoint, among the facts that clients are told of its model
+MAX_MODEL_LEN = "max_model_len"  # there, too: the most tokens of prompt and answer together
 POOLING = "pooling"  # there, too: what an engine makes that makes no tokens
 EMBEDDINGS, SCORES = "embeddings", "scores"  # which are these
 

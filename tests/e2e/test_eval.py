@@ -124,6 +124,7 @@ def test_a_server_tells_which_engine_it_has(demo_engine: Path, server: ServerPro
     told = model["engine"]
     assert (told["digest"], told["target"], told["precision"]) == (manifest.engine_digest, "cpu", "float")
     assert told["deterministic"] is True
+    assert model["max_model_len"] == EngineDirectory.open(demo_engine).info().max_seq_len
     given = ("--url", server.grpc, "--http-url", server.http, "--num-samples", "40", *FEW_SERVED)
     report = evaluate(tmp_path / "url.json", *given)
     assert report["engine"]["engine_digest"] == manifest.engine_digest

@@ -32,7 +32,7 @@ from llmserve.backends.tensorrtllm.request_tensors import TensorRequest, is_stop
 from llmserve.backends.tensorrtllm.responses import ALWAYS_TOLD, MAKERS, ResponseEvents, asked_outputs, response_tensors
 from llmserve.backends.tensorrtllm.sampling_defaults import sampling_defaults
 from llmserve.backends.tensorrtllm.tenant_answers import counted
-from llmserve.core import POOLING, SAMPLING_DEFAULTS, GenerateRequest, Usage
+from llmserve.core import MAX_MODEL_LEN, POOLING, SAMPLING_DEFAULTS, GenerateRequest, Usage
 from llmserve.engine.base import Engine, EngineInfo, MeteringEngine
 from llmserve.engine.directory.artifact import EngineDirectory, read_manifest
 from llmserve.engine.directory.file_watch import FileWatch
@@ -149,7 +149,8 @@ def _facts(
     if info.pooling:
         return {**identity.document(gates), POOLING: pooling_facts(info, path)}
     defaults = sampling_defaults(path)
-    return {**identity.document(gates), **({SAMPLING_DEFAULTS: defaults} if defaults else {})}
+    told = {**identity.document(gates), MAX_MODEL_LEN: info.max_seq_len}
+    return {**told, SAMPLING_DEFAULTS: defaults} if defaults else told
 
 
 def _tokenizer_for_stop_strings(path: Path) -> Tokenizer | None:

@@ -144,6 +144,19 @@ def test_ollamas_version_is_the_programs(http: httpx.Client) -> None:
     assert http.get("/api/version").json() == {"version": __version__}
 
 
+def test_clients_are_told_how_long_a_conversation_may_be(
+    monkeypatch: pytest.MonkeyPatch, http: httpx.Client, served: RunningServer
+) -> None:
+    def told() -> list[object]:
+        (model,) = http.get("/v1/models").json()["data"]
+        counted = http.post("/tokenize", json={"model": "ensemble", "prompt": "Hello"}).json()
+        return [model.get("max_model_len"), counted["max_model_len"]]
+
+    assert told() == [None, None]
+    monkeypatch.setattr(type(served.core), "facts", lambda self, name: {"max_model_len": 77})
+    assert told() == [77, 77]
+
+
 def test_a_fingerprint_is_of_the_engine(monkeypatch: pytest.MonkeyPatch, served: RunningServer) -> None:
     with openai.OpenAI(base_url=f"{served.http_url}/v1", api_key="none", max_retries=0) as client:
         asked: dict[str, Any] = {"model": "ensemble", "messages": MESSAGES, "max_tokens": 2}

@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from pydantic import JsonValue
 
 from llmserve import __version__
-from llmserve.core import SAMPLING_DEFAULTS
+from llmserve.core import MAX_MODEL_LEN, SAMPLING_DEFAULTS
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import EventStream, data, json_answer
 from llmserve.frontends.text.answers.generation import Caller, Piece, Sampling, answers
@@ -81,7 +81,9 @@ class LlamaCpp:
         facts = ensembles.core.facts(ensemble.name)
         style = await self.state.conversations.style(ensemble)
         return json_answer({
-            "default_generation_settings": {"params": dict(facts.get(SAMPLING_DEFAULTS, {}))},
+            "default_generation_settings": {
+                "params": dict(facts.get(SAMPLING_DEFAULTS, {})), "n_ctx": facts.get(MAX_MODEL_LEN),
+            },
             "model_alias": ensembles.listed()[0],
             "chat_template": style.tokenizer.get("chat_template", ""),
             "bos_token": style.tokenizer.get("bos_token", ""),

@@ -9,6 +9,7 @@ from typing import Literal, Self
 from fastapi import Request, Response
 from pydantic import Field, model_validator
 
+from llmserve.core import MAX_MODEL_LEN
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import json_answer
 from llmserve.frontends.text.answers.log_probs import Scored, token_text
@@ -82,6 +83,7 @@ class Models:
         document: dict[str, Json] = {
             "id": name, "object": "model", "created": self.state.created, "owned_by": OWNER,
             **({"engine": dict(facts)} if facts else {}),
+            **({MAX_MODEL_LEN: facts[MAX_MODEL_LEN]} if MAX_MODEL_LEN in facts else {}),
         }  # fmt: skip
         if not ensemble.adapter:
             return document
@@ -99,7 +101,8 @@ class Models:
         if body.return_token_strs:
             known = await self.state.token_texts.of(ensemble, [Scored(token, None) for token in ids])
             texts = [token_text(known[token]) for token in ids]
-        return json_answer({"count": len(ids), "max_model_len": None, "tokens": ids, "token_strs": texts})
+        longest = self.state.ensembles.core.facts(ensemble.name).get(MAX_MODEL_LEN)
+        return json_answer({"count": len(ids), MAX_MODEL_LEN: longest, "tokens": ids, "token_strs": texts})
 
     async def _pieces(self, ensemble: Ensemble, ids: Sequence[int]) -> Json:
         """As llama.cpp tells them: bytes that are no text by themselves are numbers."""
