@@ -22,7 +22,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cluster": 1_506,
     "llmserve/engine": 13_060,
     "llmserve/evaluation": 6_634,
-    "llmserve/frontends": 16_210,
+    "llmserve/frontends": 16_213,
     "llmserve/models": 5_320,
     "llmserve/scheduler": 2_260,
     "llmserve/serving": 9_494,

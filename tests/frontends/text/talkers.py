@@ -12,9 +12,10 @@ import anthropic
 import openai
 
 from llmserve.core import FinishReason, GenerateRequest, TokenEvent
+from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from tests.chat_templates import write_talker
-from tests.frontends.server import RunningServer
+from tests.frontends.server import STRICT, RunningServer
 from tests.frontends.text.conftest import serving
 from tests.stages.scripted import ScriptedEngine
 
@@ -79,12 +80,12 @@ class WideEngine(ScriptedEngine):
 
 
 @contextmanager
-def talking(path: Path, kind: str) -> Iterator[Talker]:
+def talking(path: Path, kind: str, text: TextSettings = STRICT) -> Iterator[Talker]:
     """`kind`: a key of `chat_templates.TEMPLATES`."""
     write_talker(path, kind, VOCAB_SIZE)
     engine = WideEngine()
     with (
-        serving(path, open_engine=lambda: engine) as server,
+        serving(path, open_engine=lambda: engine, text=text) as server,
         openai.OpenAI(base_url=f"{server.http_url}/v1", api_key="none", max_retries=0) as client,
         anthropic.Anthropic(base_url=server.http_url, api_key="none", max_retries=0) as claude,
     ):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from llmserve.frontends.shared.text_settings import TextSettings
 from tests.frontends.text.talkers import MODEL, TOOLS, Talker, talking
 
 ASKED: list[Any] = [{"role": "user", "content": "2 + 2?"}]
@@ -108,6 +110,16 @@ def test_thoughts_can_be_switched_off_where_the_template_can(qwen3: Talker) -> N
     assert qwen3.prompt.endswith("assistant\n")
     with pytest.raises(openai.BadRequestError, match="knows no such effort"):
         qwen3.openai.chat.completions.create(model=MODEL, messages=ASKED, reasoning_effort="low")
+
+
+def test_an_effort_that_a_template_does_not_know_is_to_think(tmp_path: Path) -> None:
+    with talking(tmp_path, "qwen3", TextSettings()) as talker:
+        talker.says(f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}")
+        asked = {"model": MODEL, "messages": ASKED, "reasoning_effort": "medium"}
+        answer = httpx.post(f"{talker.server.http_url}/v1/chat/completions", json=asked, timeout=60).json()
+        assert answer["warning"] == "reasoning_effort 'medium': thoughts are on or off here"
+        assert answer["choices"][0]["message"]["content"] == ANSWER
+        assert talker.prompt.endswith("assistant\n")
 
 
 def test_what_cannot_be_asked_of_thoughts(thinker: Talker, http: httpx.Client) -> None:

@@ -132,12 +132,15 @@ def _but_endings(values: Mapping[str, Json]) -> Mapping[str, Json]:
 
 def _switched(style: ChatStyle, effort: str, field: str) -> dict[str, Json]:
     """What says an effort to the template. Raises `Refused` where that is not possible."""
-    if effort in (OFF, ON) and "enable_thinking" in style.switches:
+    can_switch = "enable_thinking" in style.switches
+    if effort in (OFF, ON) and can_switch:
         return {"enable_thinking": effort == ON}
     if effort != ON and "reasoning_effort" in style.switches:
         return {"reasoning_effort": effort}
     if effort == (ON if style.reasoning else OFF):
         return {}
+    if effort != OFF and (can_switch or style.reasoning) and note(f"{field} '{effort}': thoughts are on or off here"):
+        return {"enable_thinking": True} if can_switch else {}
     if not style.reasoning and note(f"{field}: this model does not reason"):
         return {}
     problem = "knows no such effort" if style.reasoning else "does not reason"
