@@ -151,7 +151,7 @@ def _found_in(folder: Path, pattern: str) -> list[_Found]:
     """Blocks; other files are nobody's business."""
     found = []
     for path in folder.glob(pattern):
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # another server may have removed it
             if BLOCK_NAME.fullmatch(path.name):
                 status = path.stat()
                 found.append(_Found(status.st_mtime_ns, status.st_size, path))

@@ -70,8 +70,9 @@ class KvKeeper:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="llmserve-kv-reader")
         self._first_reader = ThreadPoolExecutor(1, thread_name_prefix="llmserve-kv-first-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="llmserve-kv-writer")
-        if not scheduler.pool.has_listener:  # it would hear of tokens, and files do not say them
-            self._first_reader.submit(self._begin, post)
+        # A listener would hear of tokens, and files do not say them.
+        if not scheduler.pool.has_listener and (hashes := files.latest(scheduler.pool.num_blocks)):
+            self._first_reader.submit(self._begin, hashes, post)
 
     def fetch(self, sequences: Seq[Sequence]) -> bool:
         """Whether files are looked through for the prompt of these, a request's: they come back."""
@@ -159,9 +160,8 @@ class KvKeeper:
             self._unwritten.pop(block_hash, None)
             self._num_done += len(content)
 
-    def _begin(self, post: Post) -> None:
+    def _begin(self, hashes: Seq[bytes], post: Post) -> None:
         try:
-            hashes = self._files.latest(self._scheduler.pool.num_blocks)
             num_at_once = max(1, PUT_AT_ONCE // self._files.block_bytes)
             for start in range(0, len(hashes), num_at_once):
                 contents: dict[bytes, bytes] = {}

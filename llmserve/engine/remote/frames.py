@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
-VERSION = 7
+VERSION = 8
 MAGIC = b"llmseng"
 PREAMBLE = struct.Struct("=7sB")
 HEADER = struct.Struct("=B3xIIIQ")  # kind; bytes of JSON; integers; floats; bytes of the blob
