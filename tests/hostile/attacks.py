@@ -35,7 +35,7 @@ def in_pieces(data: bytes | memoryview) -> Iterator[memoryview]:
 
 def send(port: int, pieces: Iterable[bytes | memoryview], *, timeout_s: float = 400) -> bytes:
     """What the server says to all of them, or to those that it takes; until it has said something and is silent."""
-    received = b""
+    received = bytearray()  # of a hundred megabytes, which `bytes` would copy for each piece
     with closing(socket.create_connection((HOST, port), timeout=60)) as connection:
         with suppress(OSError):
             for piece in pieces:
@@ -45,7 +45,7 @@ def send(port: int, pieces: Iterable[bytes | memoryview], *, timeout_s: float = 
             while chunk := connection.recv(PIECE_BYTES):
                 received += chunk
                 connection.settimeout(1)
-    return received
+    return bytes(received)
 
 
 def at_once(act: Callable[[], Any], count: int) -> list[Any]:
