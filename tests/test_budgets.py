@@ -18,7 +18,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 8_710,
     "llmserve/checkpoint": 6_855,
-    "llmserve/cli": 7_370,
+    "llmserve/cli": 7_372,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 13_060,
     "llmserve/evaluation": 6_634,

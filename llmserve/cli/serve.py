@@ -180,6 +180,8 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         raise InvalidArgument("--load-model needs --model-control-mode explicit: in other modes every model is loaded")
     if ALL_MODELS in names and len(names) > 1:
         raise InvalidArgument(f"--load-model {ALL_MODELS} is every model; leave the others out")
+    if options.chat_template is not None and not options.chat_template.is_file():
+        raise InvalidArgument(f"--chat-template {options.chat_template} is no file; give a file with a Jinja template")
     repositories = find_repositories(options.engine, options.model_repository or ())
     models = {path.name for each in repositories for path in Path(each).glob("*/")}
     limits = {

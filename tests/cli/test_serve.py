@@ -297,6 +297,10 @@ def test_the_others_can_be_served_all_the_same(tmp_path: Path, servers: list[Ser
             ["--model-repository", "{repository}", "--speculation=drafts"],
             "--speculation 'drafts': expected off",
         ),
+        (
+            ["--model-repository", "{repository}", "--chat-template={repository}"],
+            "is no file; give a file with a Jinja",
+        ),
         (["--model-repository", "{repository}", "--cluster=demo"], "demo is not NAMESPACE.NAME"),
         (["--model-repository", "{repository}", "--cluster=a.b"], "NVIDIA Dynamo, in its own environment"),
         (["--model-repository", "{repository}", "--cluster=a.b", "--engine-process"], "no engine runs here"),

@@ -74,9 +74,7 @@ class NativeRequest(Sampled):
         if isinstance(pairs, list) and len(pairs) > MAX_BIASES:
             raise ValueError(f"has {len(pairs)} entries, more than {MAX_BIASES}")
         if not isinstance(pairs, list) or not all(map(_is_bias, pairs)):
-            raise ValueError(
-                "logit_bias must be pairs of a token id, or a text, and a number from -100 to 100 or false"
-            )
+            raise ValueError("expected pairs of a token id, or a text, and a number from -100 to 100 or false")
         return [[_token(key), -100.0 if bias is False else float(bias)] for key, bias in pairs]
 
     @field_validator("logit_bias")
