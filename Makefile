@@ -184,7 +184,7 @@ docs: $(VENV)/.docs ## The documentation as a site, into dist/docs/: one page a 
 bench: $(VENV)/.base ## Measure our engine against this machine's limits (an hour and more; BENCH_ARGS=--quick: about 3 minutes)
 	$(BIN)/python -m tools.bench $(BENCH_ARGS)
 
-bench-peers: $(VENV)/.base $(SMOLLM2) ## The same beside OpenVINO GenAI, llama.cpp and transformers, installed into .venv-bench
+bench-peers: $(VENV)/.base $(SMOLLM2) ## The same beside OpenVINO GenAI, llama.cpp, ik_llama.cpp and transformers, installed into .venv-bench
 	$(BIN)/python -m tools.bench_peers $(BENCH_ARGS)
 
 bench-quality: $(VENV)/.base $(SMOLLM2) $(QWEN) ## What rounding costs, ours beside OpenVINO's and llama.cpp's (about 60 minutes; BENCH_ARGS=--quick: about 5)

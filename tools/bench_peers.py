@@ -1,4 +1,4 @@
-"""Our engine beside OpenVINO GenAI, llama.cpp and transformers: `make bench-peers`.
+"""Our engine beside OpenVINO GenAI, llama.cpp, ik_llama.cpp and transformers: `make bench-peers`.
 
 The same random weights, prompts and number of threads for all, in turn, each in a process of its own. A peer that
 cannot be installed or run is reported with the reason and stops nobody else.
@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tools.benchmark import rounds
-from tools.benchmark.contestants import OURS, PEERS, Contestant
+from tools.benchmark.contestants import OURS, OURS_OF_GGUF, PEERS, Contestant
 from tools.benchmark.environment import Environment
 from tools.benchmark.options import Options, parse, say
 from tools.benchmark.process import ROOT
@@ -28,7 +28,8 @@ QUALITY_COLUMN = "smollm2"
 
 
 def measured_losses(options: Options, python: Path, missing: Mapping[str, str]) -> dict[str, Losses]:
-    """What the roundings whose speeds are measured cost a trained network: by contestant."""
+    """What the roundings whose speeds are measured cost a trained network: by contestant. ik_llama.cpp runs the files
+    of llama.cpp."""
     chosen = {(one.engine, one.precision) for one in options.chosen((*OURS, *PEERS)) if one.bits <= 8}
     contestants = [one for one in CONTESTANTS if (one.engine, one.precision) in chosen]
     [column] = (column for column in COLUMNS if column.name == QUALITY_COLUMN)
@@ -36,8 +37,9 @@ def measured_losses(options: Options, python: Path, missing: Mapping[str, str]) 
         column = replace(column, num_texts=QUICK_TEXTS)
     networks = Networks(options.folder.parent / "quality", python, options.threads, say)
     found = Measurement(networks, python, missing, options.threads, say).run([column], contestants)
-    return {f"{one.engine} {one.precision}": losses for one in contestants
-            if (losses := found.losses.get((one.name, column.name))) is not None}  # fmt: skip
+    by_name = {f"{one.engine} {one.precision}": losses for one in contestants
+               if (losses := found.losses.get((one.name, column.name))) is not None}  # fmt: skip
+    return by_name | {f"ik_{name}": losses for name, losses in by_name.items() if name.startswith("llama.cpp ")}
 
 
 def main() -> None:
@@ -49,7 +51,7 @@ def main() -> None:
     def python(contestant: Contestant) -> Path:
         return Path(sys.executable) if contestant.is_ours else environment.python
 
-    entries = rounds.entries_for(options.chosen((*OURS, *PEERS)), options.shapes, python, options.job())
+    entries = rounds.entries_for(options.chosen((*OURS, OURS_OF_GGUF, *PEERS)), options.shapes, python, options.job())
     left_out = {str(entry): reason for entry in entries for module, reason in missing.items()
                 if entry.contestant.module.endswith(f".{module}")}  # fmt: skip
     findings = rounds.prepare([entry for entry in entries if str(entry) not in left_out], say)

@@ -30,7 +30,7 @@ from tools.benchmark.process import ROOT
 from tools.benchmark.report import json_report, markdown_report
 from tools.benchmark.rounds import Findings
 from tools.benchmark.serving import serve
-from tools.benchmark.shapes import SHAPES, Lfm2Shape, OlmoeShape, Qwen3MoeShape, Shape
+from tools.benchmark.shapes import SHAPES, GptOssShape, Lfm2Shape, OlmoeShape, Qwen3MoeShape, Shape
 from tools.benchmark.statistics import Spread, quantile
 from tools.benchmark.table import ratios_at_no_greater_loss, ratios_of, rows_of
 from tools.benchmark.workload import Task, arriving, ideal_gain, mixed_tasks, static_batches
@@ -323,6 +323,10 @@ class TinyQwen3Moe(Qwen3MoeShape):
     num_experts, num_chosen = 6, 2
 
 
+class TinyGptOss(GptOssShape):
+    num_experts, num_chosen, head_dim = 6, 2, 16
+
+
 class TinyLfm2(Lfm2Shape):
     attention = (1,)
 
@@ -332,6 +336,7 @@ class TinyLfm2(Lfm2Shape):
     [
         TinyMoe("tiny-moe", hidden=64, intermediate=32, layers=2, heads=4, kv_heads=4, vocab=320),
         TinyQwen3Moe("tiny-qwen3-moe", hidden=64, intermediate=32, layers=2, heads=4, kv_heads=2, vocab=320),
+        TinyGptOss("tiny-gpt-oss", hidden=64, intermediate=64, layers=2, heads=4, kv_heads=2, vocab=320),
         TinyLfm2("tiny-lfm2", hidden=64, intermediate=96, layers=3, heads=4, kv_heads=2, vocab=320),
     ],
     ids=lambda shape: shape.name,

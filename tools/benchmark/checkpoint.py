@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from tools.benchmark.shapes import Shape
 
 WEIGHTS_FILE = "model.safetensors"
+PACKED = ("_blocks", "_scales")  # what gpt-oss has of experts
 
 
 def make_checkpoint(folder: Path, shape: Shape) -> Path:
-    """`folder` with config.json and float16 weights of `shape`. One that is there is kept: the same shape gives the
-    same bytes."""
+    """`folder` with config.json and weights of `shape`: float16, and gpt-oss's experts in MXFP4. One that is there is
+    kept: the same shape gives the same bytes."""
     if (folder / WEIGHTS_FILE).is_file():
         return folder
     staging = folder.with_name(f"{folder.name}.partial")
@@ -45,15 +46,25 @@ def _header(shape: Shape) -> dict[str, Any]:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for name, dimensions in shape.tensors():
-        end = begin + 2 * int(np.prod(dimensions))
-        entries[name] = {"dtype": "F16", "shape": dimensions, "data_offsets": [begin, end]}
+        is_packed = name.endswith(PACKED)
+        end = begin + (1 if is_packed else 2) * int(np.prod(dimensions))
+        entries[name] = {
+            "dtype": "U8" if is_packed else "F16", "shape": dimensions, "data_offsets": [begin, end]
+        }  # fmt: skip
         begin = end
     return entries
 
 
-def _random_tensor(name: str, dimensions: tuple[int, ...]) -> NDArray[np.float16]:
+def _random_tensor(name: str, dimensions: tuple[int, ...]) -> NDArray[Any]:
     """Of a size that keeps activations near 1 and makes greedy answers vary. Depends on the name only."""
-    values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(dimensions, np.float32)
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    if name.endswith("_scales"):  # exponents, with 127 for 1
+        return random.integers(119, 122, dimensions, np.uint8)
+    if name.endswith("_blocks"):
+        low, high = (random.integers(0, 15, dimensions, np.uint8) for _ in range(2))
+        packed: NDArray[Any] = low + (low > 7) | high + (high > 7) << 4  # GGUF has no code 8, a zero below zero
+        return packed
+    values = random.standard_normal(dimensions, np.float32)
     if name.endswith("norm.weight"):
         values = 1.0 + 0.1 * values
     elif "embed_tokens" not in name:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from llmserve.models.number_formats import WEIGHTS
 
 OURS_MODULE = "tools.benchmark.ours"
+GGUF, GGUF_BITS = "gguf", 4
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
     engine: str
-    precision: str  # a key of WEIGHTS
+    precision: str  # a key of WEIGHTS; "gguf": the file as it is, Q4_K_M or gpt-oss's MXFP4
     module: str  # has prepare(job) and open_model(job)
     longest_prompt: int = sys.maxsize  # tokens; what is longer takes it unbearable time
 
@@ -24,7 +25,7 @@ class Contestant:
     @property
     def bits(self) -> int:
         """Of a weight: precisions with as many are compared with each other."""
-        return WEIGHTS[self.precision].bits
+        return GGUF_BITS if self.precision == GGUF else WEIGHTS[self.precision].bits
 
     @property
     def multiplies_int8(self) -> bool:
@@ -42,8 +43,10 @@ def _contestants(
 
 
 OURS = _contestants("llmserve", OURS_MODULE, "float32", "bfloat16", "float16", "int8", "int4")
+[OURS_OF_GGUF] = _contestants("llmserve", OURS_MODULE, GGUF)
 PEERS = (
     *_contestants("OpenVINO GenAI", "tools.benchmark.peers.openvino_genai", "float16", "int8", "int4"),
-    *_contestants("llama.cpp", "tools.benchmark.peers.llama_cpp", "float16", "int8", "int4", longest_prompt=2000),
+    *_contestants("llama.cpp", "tools.benchmark.peers.llama_cpp", "float16", "int8", "int4", GGUF, longest_prompt=2000),
+    *_contestants("ik_llama.cpp", "tools.benchmark.peers.ik_llama_cpp", "int8", "int4", GGUF),
     *_contestants("transformers", "tools.benchmark.peers.torch_eager", "float32", "bfloat16", longest_prompt=1000),
 )

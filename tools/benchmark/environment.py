@@ -69,7 +69,12 @@ def native() -> dict[str, str]:
     return {"CMAKE_ARGS": " ".join(["-DGGML_NATIVE=ON", *languages])}
 
 
-ALL = ("openvino_genai", "llama_cpp", "torch_eager")
+def from_source() -> dict[str, str]:
+    """ik_llama.cpp's wheel is compiled for processors without AVX-512."""
+    return native() | {"PIP_NO_BINARY": "ik-llama-cpp-python"}
+
+
+ALL = ("openvino_genai", "llama_cpp", "ik_llama_cpp", "torch_eager")
 GROUPS = (
     Group("base", ("numpy", "safetensors", "matplotlib"), ALL),
     Group("torch", (TORCH,), ("torch_eager", "openvino_genai")),
@@ -77,8 +82,9 @@ GROUPS = (
     Group("openvino", ("openvino-genai", "openvino", "openvino-tokenizers"), ("openvino_genai",)),
     # optimum-intel asks for torchvision too, which it needs for images only
     Group("export", ("nncf>=3.3", "optimum~=2.3.0", "setuptools", "requests"), ("openvino_genai",), ("optimum-intel",)),
-    Group("gguf", ("gguf",), ("llama_cpp",)),
-    Group("llama.cpp", ("llama-cpp-python",), ("llama_cpp",), (), native),
+    Group("gguf", ("gguf",), ("llama_cpp", "ik_llama_cpp")),
+    Group("llama.cpp", ("llama-cpp-python",), ("llama_cpp", "ik_llama_cpp"), (), native),
+    Group("ik_llama.cpp", ("ik-llama-cpp-python",), ("ik_llama_cpp",), (), from_source),
 )
 
 

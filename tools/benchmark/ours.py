@@ -20,7 +20,9 @@ from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.native import library
 from llmserve.models.number_formats import AUTO, QUANTIZED
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
+from tools.benchmark.contestants import GGUF
 from tools.benchmark.job import Job
+from tools.benchmark.peers.gguf_file import gguf_path
 
 INT8_CACHE = "kv-int8"
 GREEDY = SamplingParams(temperature=0.0)
@@ -38,13 +40,18 @@ def engine_directory(job: Job) -> Path:
     return job.file(job.precision)
 
 
+def source(job: Job) -> Path:
+    """What it is built from: the checkpoint, or the file that llama.cpp runs."""
+    return gguf_path(job) if job.precision == GGUF else job.checkpoint
+
+
 def prepare(job: Job) -> None:
     """Build the engine, unless one is there that is younger than the library: tactics and layouts are its own."""
     directory = engine_directory(job)
     manifest = directory / "manifest.json"
     if not manifest.is_file() or manifest.stat().st_mtime < _library_file().stat().st_mtime:
         shutil.rmtree(directory, ignore_errors=True)
-        build_engine(job.checkpoint, directory, build_options(job.precision))
+        build_engine(source(job), directory, build_options(job.precision))
 
 
 def _library_file() -> Path:
@@ -53,7 +60,7 @@ def _library_file() -> Path:
 
 @functools.cache
 def build_plan(job: Job) -> BuildPlan:
-    return plan_build(job.checkpoint, build_options(job.precision), measure=lambda: 0.0)
+    return plan_build(source(job), build_options(job.precision), measure=lambda: 0.0)
 
 
 def open_model(job: Job) -> RunnerModel:

@@ -81,7 +81,7 @@ def entries_for(
 def prepare(entries: Sequence[Entry], say: Say) -> Findings:
     """Make what each entry opens; those that fail are left out of the rounds."""
     findings = Findings()
-    for entry in entries:
+    for entry in sorted(entries, key=lambda entry: entry.contestant.is_ours):  # ours may read a file of a peer's
         say(f"preparing {entry}")
         _run("prepare", entry, findings, say)
     return findings

@@ -4,6 +4,7 @@ not depend on what their weights say, but for the experts that a token chooses; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -201,6 +202,62 @@ class Qwen3MoeShape(OlmoeShape):
                 yield name, (rows, *columns)
 
 
+class GptOssShape(OlmoeShape):
+    """gpt-oss's: 32 experts in MXFP4, 4 for each token; biases, attention sinks, a window in every second layer."""
+
+    num_experts, num_chosen = 32, 4
+
+    @property
+    def head_dim(self) -> int:
+        return 64
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers of its tensors: two codes of an expert are one."""
+        return sum(math.prod(dimensions) for _, dimensions in self.tensors())
+
+    def config(self) -> dict[str, Any]:
+        own = {
+            "architectures": ["GptOssForCausalLM"],
+            "model_type": "gpt_oss",
+            "num_local_experts": self.num_experts,
+            "num_experts_per_tok": self.num_chosen,
+            "sliding_window": 128,
+            "layer_types": [("full" if i % 2 else "sliding") + "_attention" for i in range(self.layers)],
+            "swiglu_limit": 7.0,
+            "attention_bias": True,
+            "rope_theta": 150000.0,
+            "rope_scaling": None,
+            "quantization_config": {"quant_method": "mxfp4"},
+        }
+        config = super(OlmoeShape, self).config() | own
+        del config["mlp_bias"]
+        return config
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        wide, groups = self.heads * self.head_dim, self.hidden // 32
+        for name, (rows, *columns) in super(OlmoeShape, self).tensors():
+            layer, _, projection = name.rpartition(".self_attn.")
+            if projection == "o_proj.weight":
+                yield name, (self.hidden, wide)
+                yield f"{layer}.self_attn.o_proj.bias", (self.hidden,)
+                yield f"{layer}.self_attn.sinks", (self.heads,)
+            elif layer:
+                rows = wide if projection == "q_proj.weight" else self.kv_heads * self.head_dim
+                yield name, (rows, self.hidden)
+                yield name.replace("weight", "bias"), (rows,)
+            elif name.endswith("gate_proj.weight"):
+                mlp = name.removesuffix(".gate_proj.weight")
+                yield f"{mlp}.router.weight", (self.num_experts, self.hidden)
+                yield f"{mlp}.router.bias", (self.num_experts,)
+                for part, outputs in (("gate_up_proj", 2 * self.intermediate), ("down_proj", self.hidden)):
+                    yield f"{mlp}.experts.{part}_blocks", (self.num_experts, outputs, groups, 16)
+                    yield f"{mlp}.experts.{part}_scales", (self.num_experts, outputs, groups)
+                    yield f"{mlp}.experts.{part}_bias", (self.num_experts, outputs)
+            elif ".mlp." not in name:
+                yield name, (rows, *columns)
+
+
 class Lfm2Shape(Shape):
     """LFM2's: short convolutions, and attention with normed heads in some layers; tied embeddings."""
 
@@ -269,6 +326,7 @@ SHAPES = {
         BaichuanShape("7b-layers", 4096, 11008, layers=2, heads=32, kv_heads=32, max_positions=4096),  # some of it
         OlmoeShape("olmoe-layers", 2048, 1024, layers=4, heads=16, kv_heads=16),  # a quarter of OLMoE-1B-7B
         Qwen3MoeShape("qwen3-30b-layers", 2048, 768, layers=3, heads=32, kv_heads=4),  # of 48
+        GptOssShape("gpt-oss-layers", 2880, 2880, layers=3, heads=64, kv_heads=8),  # of 24
         Lfm2Shape("lfm2-1.2b", 2048, 8192, layers=16, heads=32, kv_heads=8, vocab=65536),
         Shape("tiny", hidden=64, intermediate=176, layers=2, heads=4, kv_heads=2, vocab=320),  # for tests
     )

@@ -5,14 +5,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
+
+from tools.benchmark.job import Prepared
+
+# What llama.cpp's users would take; its quantizer keeps the output matrix of Q4_0 in Q6_K.
+FILE_TYPES = {"int8": "Q8_0", "int4": "Q4_0", "Q4_K_M": "Q4_K_M", "gguf": "Q4_K_M"}
+GPT_OSS = "gpt_oss"  # whose experts are in MXFP4 in every file
 
 OUTSIDE = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -27,12 +34,15 @@ INSIDE = {
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
+    "post_attention_norm": "post_attention_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.sinks": "attn_sinks",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
@@ -48,7 +58,9 @@ INSIDE = {
     "feed_forward.w3": "ffn_up",
     "feed_forward.w2": "ffn_down",
 }
-NAMES = {"qwen3_moe": "qwen3moe"}  # where they differ
+NAMES = {"qwen3_moe": "qwen3moe", GPT_OSS: "gpt-oss"}  # where they differ
+PACKED = re.compile(r"\.experts\.(gate_up|down)_proj_(blocks|scales|bias)$")
+MXFP4 = gguf.GGMLQuantizationType.MXFP4
 EXPERT = re.compile(r"(\.experts\.)(\d+)\.")
 
 
@@ -59,8 +71,11 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
     _add_config(writer, config)
     with safe_open(checkpoint / "model.safetensors", framework="numpy") as file:
         for name in file.keys():  # noqa: SIM118
-            if not (found := EXPERT.search(name)):
-                writer.add_tensor(gguf_name(name), _converted(name, file.get_tensor(name), config))
+            if PACKED.search(name):
+                for part, values in _experts(name, file.get_tensor):
+                    writer.add_tensor(part, values, raw_dtype=MXFP4 if values.dtype == np.uint8 else None)
+            elif not (found := EXPERT.search(name)):
+                writer.add_tensor(gguf_name(name, config), _converted(name, file.get_tensor(name), config))
             elif found[2] == "0":  # all experts are one tensor
                 each = [EXPERT.sub(rf"\g<1>{number}.", name) for number in range(config["num_experts"])]
                 stacked = np.stack([file.get_tensor(one) for one in each])
@@ -91,12 +106,34 @@ def write_adapter_gguf(folder: Path, path: Path) -> None:
     writer.close()
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, config: Mapping[str, Any] = MappingProxyType({})) -> str:
     """model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight"""
     if name in OUTSIDE:
         return OUTSIDE[name]
+    if config.get("model_type") == GPT_OSS:
+        name = name.replace("post_attention_layernorm", "post_attention_norm")
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{INSIDE[rest.removesuffix('.weight')]}.weight"
+    suffix = ".bias" if rest.endswith(".bias") else ".weight"
+    return f"blk.{layer}.{INSIDE[rest.removesuffix(suffix)]}{suffix}"
+
+
+def _experts(name: str, read: Callable[[str], NDArray[Any]]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Of a tensor of gpt-oss's: its form in GGUF, where gates and ups are two, and a block is its exponent and 16 bytes
+    with the codes of inputs i and i + 16."""
+    stem, _, kind = name.rpartition("_")
+    layer = stem.removeprefix("model.layers.").partition(".")[0]
+    if kind == "scales":
+        return  # with the blocks
+    values = read(name)
+    if kind == "blocks":
+        codes = np.stack([values & 15, values >> 4], -1).reshape(*values.shape[:-1], 32)
+        blocks = np.concatenate([read(f"{stem}_scales")[..., None], codes[..., :16] | codes[..., 16:] << 4], -1)
+        values, suffix = blocks.reshape(*blocks.shape[:2], -1), "weight"
+    else:
+        values, suffix = values.astype(np.float32), "bias"
+    parts = {"gate": values[:, ::2], "up": values[:, 1::2]} if "gate_up" in stem else {"down": values}
+    for part, chosen in parts.items():
+        yield f"blk.{layer}.ffn_{part}_exps.{suffix}", np.ascontiguousarray(chosen)
 
 
 def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
@@ -106,8 +143,9 @@ def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    kv_heads, types = config["num_key_value_heads"], config.get("layer_types")
-    writer.add_head_count_kv([kv_heads if each == "full_attention" else 0 for each in types] if types else kv_heads)
+    kv_heads, types = config["num_key_value_heads"], config.get("layer_types", ())
+    has_convolutions = "conv" in types
+    writer.add_head_count_kv([0 if each == "conv" else kv_heads for each in types] if has_convolutions else kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(config["head_dim"])
@@ -117,17 +155,19 @@ def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
     is_float32 = config["torch_dtype"] == "float32"
     writer.add_file_type(gguf.LlamaFileType.ALL_F32 if is_float32 else gguf.LlamaFileType.MOSTLY_F16)
     writer.add_tokenizer_model("no_vocab")
-    if "num_experts" in config:
-        writer.add_expert_count(config["num_experts"])
+    if num_experts := config.get("num_experts", config.get("num_local_experts")):
+        writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
-    if "moe_intermediate_size" in config:
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "moe_intermediate_size" in config or config["model_type"] == GPT_OSS:
+        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
+    if "sliding_window" in config:
+        writer.add_sliding_window(config["sliding_window"])
     if "conv_L_cache" in config:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
 
 
 def _converted(name: str, values: NDArray[Any], config: Mapping[str, Any]) -> NDArray[Any]:
-    if values.ndim == 1 or name.endswith("mlp.gate.weight"):
+    if values.ndim == 1 or name.endswith(("mlp.gate.weight", "mlp.router.weight")):
         return values.astype(np.float32)
     if name.endswith("conv.conv.weight"):
         return values[:, 0].astype(np.float32)
@@ -145,3 +185,24 @@ def _interleaved(rows: NDArray[Any], heads: int) -> NDArray[Any]:
     count, cols = rows.shape
     halves = rows.reshape(heads, 2, count // heads // 2, cols)
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(count, cols))
+
+
+def file_type(job: Prepared) -> str:
+    """The name that llama.cpp's quantizer has for it."""
+    is_gpt_oss = json.loads((job.checkpoint / "config.json").read_text())["model_type"] == GPT_OSS
+    return "MXFP4_MOE" if is_gpt_oss and job.precision == "gguf" else FILE_TYPES.get(job.precision, "F16")
+
+
+def gguf_path(job: Prepared) -> Path:
+    return job.file(f"{file_type(job)}.gguf")
+
+
+def read_by_one_token(path: Path) -> int:
+    """Bytes: all weights, and of experts those that are chosen; of an embedding that is not the head only a row."""
+    file = gguf.GGUFReader(path)
+    fields = {name.rpartition(".")[2]: field.contents() for name, field in file.fields.items()}
+    share = fields.get("expert_used_count", 1) / fields.get("expert_count", 1)
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in file.tensors}
+    if "output.weight" in sizes:
+        del sizes["token_embd.weight"]
+    return round(sum(size * (share if "_exps." in name else 1) for name, size in sizes.items()))

@@ -10,7 +10,8 @@ import llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.benchmark.peers.llama_cpp import gguf_path, prepare
+from tools.benchmark.peers.gguf_file import gguf_path
+from tools.benchmark.peers.llama_cpp import prepare
 from tools.quality.job import QualityJob
 
 __all__ = ["LlamaCppLogits", "open_logits", "prepare"]
