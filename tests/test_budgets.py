@@ -24,7 +24,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/evaluation": 6_634,
     "llmserve/frontends": 16_213,
     "llmserve/models": 5_320,
-    "llmserve/scheduler": 2_260,
+    "llmserve/scheduler": 2_335,
     "llmserve/serving": 9_494,
     "llmserve/stages": 4_665,
     "llmserve/wire": 3_490,

@@ -80,10 +80,12 @@ class Chunk:
     # Slots of its sequence's state before `start` and after the last token, where the network has states. The first one
     # is not read at the start of a sequence.
     states: tuple[int, int] = (0, 0)
-    kept_state: tuple[int, int] = (0, 0)  # a slot for the state after so many of its tokens, not all; 0: none is wanted
+    # A slot for the state after so many of its tokens, not all; 0: none is wanted. Perhaps the slot that it reads.
+    kept_state: tuple[int, int] = (0, 0)
     pooled: bool = False  # what the network makes of the whole sequence, which ends here, comes back as logits
     second_segment: int = 0  # position from which on tokens belong to a second text; 0: there is one
     adapter: int = 0  # slot of the adapter that computes it with the network; 0: none
+    num_again: int = 0  # of its first tokens: computed before, as drafts that were drawn
 
     def __post_init__(self) -> None:
         """Raises `Unsupported` for samples that no runner can draw: checked here only."""
@@ -103,7 +105,7 @@ class Chunk:
     @property
     def is_context(self) -> bool:
         """Whether it computes tokens of a prompt, or of what was preempted."""
-        return self.start == 0 or self.sample is None or len(self.token_ids) > self.num_samples
+        return self.start == 0 or len(self.token_ids) > self.num_again + self.num_samples
 
     @property
     def drafted(self) -> Sequence[int]:

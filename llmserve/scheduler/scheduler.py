@@ -62,7 +62,7 @@ class Scheduler:
         self.running: dict[int, Sequence] = {}
         self.num_preemptions = 0  # since the start
         self.num_generated = 0  # tokens, without the drafted ones
-        self.speculator = Speculator(config, self.pool)
+        self.speculator = Speculator(config, self.pool, self.states)
         self._clock = clock
         self._wall_clock_ns = wall_clock_ns
         self._sequences: dict[int, Sequence] = {}  # waiting and running
@@ -176,8 +176,7 @@ class Scheduler:
                 drawn = zip(tokens[begin:end], log_probs[begin:end], strict=True)
                 events = self.speculator.verify(sequence, chunk, drawn, found, now_ns)
                 updates += [(sequence.id, event) for event in events]
-                self._advance(sequence, chunk.start, sequence.num_tokens - 1)
-                self.speculator.forget_rejected(sequence)
+                self.speculator.settle(sequence, chunk, self._advance)
             else:
                 if plan is not self._advanced:
                     self._advance(sequence, chunk.start, chunk.end)
@@ -226,7 +225,7 @@ class Scheduler:
 
     def _advance(self, sequence: Sequence, start: int, end: int) -> None:
         """A step has computed the tokens from `start` to `end`. Blocks that they fill can be shared."""
-        sequence.num_computed_tokens = end
+        sequence.num_computed_tokens, sequence.num_again = end, max(0, sequence.num_again - (end - start))
         size, first = self.config.block_size, start // self.config.block_size
         if first < end // size and self.config.settings.reuses_blocks:
             hashes = sequence.block_hashes(end // size, size)
@@ -255,7 +254,7 @@ class Scheduler:
 
         As much as a step can compute beside the sequences that decode; how much of it does, its order decides.
         """
-        num_left = self.config.max_num_tokens - sum(s.num_pending == 1 for s in self.running.values())
+        num_left = self.config.max_num_tokens - sum(s.num_pending for s in self.running.values() if s.is_decoding)
         queues: dict[Tenant, list[Sequence]] = {}
         for sequence in reversed(self.waiting):
             queues.setdefault(sequence.tenant, []).append(sequence)
@@ -397,4 +396,4 @@ class Scheduler:
         self.pool.release(sequence.block_table)
         self.states.release(sequence)
         self.speculator.release(sequence)
-        sequence.block_table, sequence.num_computed_tokens = array("i"), 0
+        sequence.block_table, sequence.num_computed_tokens, sequence.num_again = array("i"), 0, 0

@@ -49,6 +49,8 @@ class Sequence:
     num_in_known_blocks: int = 0  # tokens in blocks that were known when it started, whether a state was or not
     kept_state: tuple[int, int] = (0, 0)  # of its next chunk, as `Chunk.kept_state`
     states: tuple[int, int] = (0, 0)  # slots that its next chunk reads and writes, where the network has states
+    drafted_state: int | None = None  # the slot that a chunk with drafts writes instead of the second
+    num_again: int = 0  # drafted tokens that were drawn, but whose state was lost: they are computed again
     finish_reason: FinishReason | None = None
     first_scheduled_ns: int = 0
     first_token_ns: int = 0
@@ -98,6 +100,11 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether all that is to be computed has been drawn since its last step."""
+        return self.num_pending == 1 + self.num_again
+
+    @property
     def is_complete(self) -> bool:
         """Whether it ends with the token that it expects, whichever that is."""
         return self.num_output >= self.max_tokens
@@ -138,7 +145,7 @@ class Sequence:
         return hashes[:num_blocks]
 
     def drafted_chunk(self, drafted: Seq[int]) -> Chunk:
-        """The one pending token and what may follow it."""
+        """The pending tokens and what may follow them."""
         start, ahead = self.num_computed_tokens, array("i", drafted)
         if self.matcher is not None:
             self.drafted_guide = DraftedGuide(self.matcher, self.stop_words.single_ids, drafted)
@@ -153,8 +160,20 @@ class Sequence:
             num_samples=1 + len(ahead),
             earlier=earlier,
         )
-        token_ids = self.token_ids[start:] + ahead
-        return Chunk(self.id, token_ids, start, self.block_table[:], sample, adapter=self.adapter)
+        states, kept_state = self.states, (0, 0)
+        if self.drafted_state is not None:  # the sequence goes back to the state before the drafts, if one is wrong
+            states, kept_state = (self.states[0], self.drafted_state), (self.states[1], self.num_pending)
+        return Chunk(
+            sequence_id=self.id,
+            token_ids=self.token_ids[start:] + ahead,
+            start=start,
+            block_table=self.block_table[:],
+            sample=sample,
+            states=states,
+            adapter=self.adapter,
+            kept_state=kept_state,
+            num_again=self.num_again,
+        )
 
     def _constraints(self, ahead: array[int]) -> Seq[Constraint]:
         """At each place of a draft, and behind it. Without any, of the last one only."""
@@ -192,6 +211,7 @@ class Sequence:
             states=self.states,
             adapter=self.adapter,
             kept_state=self.kept_state,
+            num_again=min(self.num_again, num_tokens),
         )
 
     def _scored_chunk(self, start: int, end: int) -> Chunk:

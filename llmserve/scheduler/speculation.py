@@ -4,6 +4,9 @@ A draw depends on logits, seed and position only, and logits do not depend on ho
 log-prob and finish reason is the one of a run without drafts, greedy or sampled. What changes is how many steps an
 answer takes.
 
+In a network with states, a draft that is wrong takes the state behind it along: tokens before it that were drawn are
+computed again in the next step (`StatePool`).
+
 A row more costs a little (`StepCosts`); a drafted token saves a step if it and all before it are drawn. A sequence
 drafts as many tokens as are worth their rows. A smaller network (`DraftModel`) is asked last, for all that are left at
 once; its tokens have to be worth its own steps, too.
@@ -11,7 +14,8 @@ once; its tokens have to be worth its own steps, too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
 
 from llmserve.core import TokenEvent
@@ -25,22 +29,27 @@ from llmserve.scheduler.outline import Outline
 from llmserve.scheduler.plan import Chunk, ChunkScores, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
+from llmserve.scheduler.states import StatePool
 from llmserve.scheduler.step_costs import StepCosts
+
+# With a token's probability p, token n of a draft is wrong behind n - 1 that were drawn with p**(n - 1) * (1 - p). Then
+# these are computed again: on average less than 1 / e rows, for every n and p.
+ROWS_PER_DRAFT = 1 + 1 / math.e  # in a network with states
 
 
 class Speculator:
     """Adds drafts to a step, and verifies them. Counts since the start."""
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+    def __init__(self, config: SchedulerConfig, pool: BlockPool, states: StatePool) -> None:
         self.model: DraftModel | None = None  # of a smaller engine
-        self._costs = StepCosts()
+        self._costs = StepCosts(ROWS_PER_DRAFT if config.num_states else 1.0)
         self.num_generated = 0  # tokens, in chunks with drafts
         self.num_drafted = 0
         self.num_accepted = 0
-        # a state cannot take back a token that was not drawn
-        self._drafters = Speculation.OFF if config.num_states else config.settings.speculation
+        self._drafters = config.settings.speculation
         self._config = config
         self._pool = pool
+        self._states = states
 
     def arrive(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -59,24 +68,25 @@ class Speculator:
 
     def extend(self, outline: Outline) -> None:
         """Where every sequence decodes: beside a prompt, rows are not cheap. Nobody gives way to a draft."""
-        if not self._drafters or len(outline.chunks) < outline.num_tokens:
+        if not self._drafters or any(
+            chunk.sample is None or len(chunk.token_ids) > 1 + chunk.num_again for chunk in outline.chunks
+        ):
             return
-        num_rows = outline.num_tokens
-        threshold = self._costs.threshold(num_rows)
+        threshold = self._costs.threshold(len(outline.chunks))
         left = [
             index
             for index, sequence in enumerate(outline.sequences)
             if not any(self._draft(outline, index, drafter, threshold) for drafter in sequence.drafters)
         ]
         if self.model is not None and left:
-            for index, drafter in self._ask(self.model, outline, left, num_rows):
+            for index, drafter in self._ask(self.model, outline, left):
                 if drafter.drafted and not self._draft(outline, index, drafter, threshold):
                     drafter.learn(1, 0)  # a guide forbids it, or there is no room
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """What a step took. Those with a prompt in them say nothing about rows."""
         num_rows = plan.num_tokens
-        if self._drafters and sum(max(1, chunk.num_samples) for chunk in plan.chunks) == num_rows:
+        if self._drafters and sum(max(1, chunk.num_again + chunk.num_samples) for chunk in plan.chunks) == num_rows:
             self._costs.observe(num_rows, seconds)
 
     def verify(
@@ -102,8 +112,18 @@ class Speculator:
         sequence.drafted_by = sequence.drafted_guide = None
         return [event for event in events if event is not None]
 
-    def forget_rejected(self, sequence: Sequence) -> None:
-        """Blocks beyond the tokens that are known."""
+    def settle(self, sequence: Sequence, chunk: Chunk, advance: Callable[[Sequence, int, int], None]) -> None:
+        """Say with `advance` what the verified chunk has computed for good, and forget the rest."""
+        end, before = sequence.num_tokens - 1, chunk.end - len(chunk.drafted)
+        if sequence.drafted_state is None:
+            advance(sequence, chunk.start, end)
+        else:
+            advance(sequence, chunk.start, before)
+            self._states.end_draft(sequence, keeps=end == chunk.end)
+            if end == chunk.end:
+                advance(sequence, before, end)
+            else:
+                sequence.num_again = end - before
         num_known = self._config.num_blocks_for(sequence.num_tokens)
         self._pool.release(sequence.block_table[num_known:])
         del sequence.block_table[num_known:]
@@ -126,23 +146,22 @@ class Speculator:
         if drafted := _allowed(sequence, proposed[: max(0, count)]):
             sequence.drafted_by = drafter
             self._extend_table(sequence, len(drafted))
+            self._states.begin_draft(sequence)
             outline.replace(index, sequence.drafted_chunk(drafted))
         return bool(drafted)
 
-    def _ask(
-        self, model: DraftModel, outline: Outline, indexes: Seq[int], num_rows: int
-    ) -> list[tuple[int, ModelDrafter]]:
+    def _ask(self, model: DraftModel, outline: Outline, indexes: Seq[int]) -> list[tuple[int, ModelDrafter]]:
         """Have the model draft for these sequences of the outline. A step of it is the cheaper for each, the more of
         them it drafts for: who would not be worth it even if all were does not count."""
         asking = [
             (index, drafter)
             for index in indexes
             if (drafters := outline.sequences[index].drafters) and isinstance(drafter := drafters[-1], ModelDrafter)
-        ]
+        ][: self._states.num_draftable_sequences]
         num_asking = len(asking)
         for _ in range(2):
             cost = model.cost(max(1, num_asking), self._costs.base)
-            threshold = self._costs.threshold(num_rows, cost)
+            threshold = self._costs.threshold(len(outline.chunks), cost)
             num_asking = sum(drafter.num_likely(threshold) > 0 for _, drafter in asking)
         room = outline.num_left // max(1, num_asking)
         wishes = []
@@ -154,10 +173,10 @@ class Speculator:
         return asking
 
     def _limit(self, outline: Outline, sequence: Sequence) -> int:
-        """Tokens that fit into the step, the answer, and the blocks that it has or nobody has."""
+        """Tokens that fit into the step, the answer, the blocks that it has or nobody has, and likewise states."""
         num_blocks = len(sequence.block_table) + self._pool.num_free
         room = num_blocks * self._config.block_size - sequence.num_tokens
-        return min(outline.num_left, sequence.num_draftable, room)
+        return min(outline.num_left, sequence.num_draftable, room, self._states.num_draftable(sequence))
 
     def _extend_table(self, sequence: Sequence, num_drafted: int) -> None:
         num_missing = self._config.num_blocks_for(sequence.num_tokens + num_drafted) - len(sequence.block_table)

@@ -11,6 +11,10 @@ A prefix is found where its blocks and a checkpoint behind them are. So there ar
 * where a prompt leaves the beginning that it shares with earlier ones, as behind a system prompt,
 * every `checkpoint_blocks` blocks.
 
+A chunk with drafts writes its last state into a slot more, and the state before the drafts into its sequence's own. If
+all drafts are drawn, the sequence goes on in the first; else it goes back to the second, and computes those that were
+drawn again. So each step computes at least one token for good.
+
 Slots are given away by the rules of blocks.
 """
 
@@ -20,6 +24,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from llmserve.scheduler.blocks import BlockPool
+from llmserve.scheduler.drafts.drafter import MAX_DRAFTED
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
 
@@ -95,17 +100,46 @@ class StatePool:
                 [following] = self._slots.allocate(1)
                 sequence.states = (own, following)
 
+    @property
+    def num_draftable_sequences(self) -> int:
+        """That a draft can be begun for in a step."""
+        return self._slots.num_free if self._config.num_states else self._config.max_batch_size
+
+    def num_draftable(self, sequence: Sequence) -> int:
+        """Tokens that its next chunk, which is planned, may have more: up to the next place where a state is kept."""
+        if not self._config.num_states:
+            return MAX_DRAFTED
+        if not self._slots.num_free or sequence.kept_state[1]:  # a chunk keeps one state
+            return 0
+        return self._due(sequence, sequence.num_tokens) - sequence.num_tokens if self._keeps else MAX_DRAFTED
+
+    def begin_draft(self, sequence: Sequence) -> None:
+        if self._config.num_states:
+            [sequence.drafted_state] = self._slots.allocate(1)
+
+    def end_draft(self, sequence: Sequence, *, keeps: bool) -> None:
+        """What comes before the drafts has been computed. `keeps`: the state behind them is the sequence's, too."""
+        state = sequence.drafted_state
+        assert state is not None, "no draft was begun"
+        if keeps:
+            self._slots.release(list({*sequence.states}))
+            sequence.states = (state, state)
+        else:
+            self._slots.release([state])
+        sequence.drafted_state = None
+
     def release(self, sequence: Sequence) -> None:
         if self._config.num_states:
             self._slots.release(list(self._owned(sequence)))
-            sequence.kept_state = (0, 0)
+            sequence.kept_state, sequence.drafted_state = (0, 0), None
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         self._slots.check_integrity(self._owned(sequence) for sequence in running if self._config.num_states)
 
     def _owned(self, sequence: Sequence) -> set[int]:
         state, num_tokens = sequence.kept_state
-        return {*sequence.states, *([state] if num_tokens else ())}
+        drafted = () if sequence.drafted_state is None else (sequence.drafted_state,)
+        return {*sequence.states, *([state] if num_tokens else ()), *drafted}
 
     @property
     def _keeps(self) -> bool:

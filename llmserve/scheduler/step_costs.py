@@ -18,7 +18,8 @@ class StepCosts:
     that a row that was too expensive once is tried again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows_per_draft: float = 1.0) -> None:
+        self._rows_per_draft = rows_per_draft
         self._base, self._slope = 0.0, 0.0  # seconds of a step, and of each row; 0: not known yet
         self._weight = self._rows = self._seconds = self._rows_squared = self._rows_seconds = 0.0
 
@@ -47,5 +48,6 @@ class StepCosts:
     def threshold(self, num_rows: int, drafting: float = 0.0) -> float:
         """The probability above which a row more in a step of `num_rows` sequences brings more than it costs.
         `drafting`: what it costs to draft its token, as a part of a step of no rows."""
-        cost = CAUTION * ((self._slope / self._base if self._base else PRIOR_ROW_COST) + drafting) * num_rows
+        row_cost = self._slope / self._base if self._base else PRIOR_ROW_COST
+        cost = CAUTION * (row_cost * self._rows_per_draft + drafting) * num_rows
         return cost / (1 + cost)

@@ -157,6 +157,7 @@ class Bench:
             assert self.scheduler.has_work or model.pool.num_used == 0, "an idle scheduler owns blocks of drafts"
         if self._ahead is None:
             for one in self.scheduler.running.values():
+                assert one.drafted_state is None, "a draft that has ended owns a state"
                 num_known = self.scheduler.config.num_blocks_for(one.num_tokens)
                 assert len(one.block_table) <= num_known, "a rejected draft owns a block"
         assert self.listener.found.keys() == pool.known_hashes(), "a listener knows something else"

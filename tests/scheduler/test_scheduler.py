@@ -414,14 +414,6 @@ def test_without_reuse_no_state_is_kept() -> None:
     assert bench.sequences[again].num_cached_tokens == 0
 
 
-def test_drafts_are_off_for_networks_with_states() -> None:
-    bench = Bench(STATES, SchedulerSettings())
-    [one] = bench.add([1, 2, 3] * 5, tokens(12), draft_ids=(1, 2, 3))
-    bench.run()
-    bench.assert_answers()
-    assert bench.sequences[one].num_drafted == 0
-
-
 def test_a_state_of_another_sequence_is_noticed() -> None:
     bench = Bench(STATES)
     bench.add([1] * 20, tokens(1))

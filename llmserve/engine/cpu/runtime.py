@@ -59,8 +59,6 @@ class CpuRuntime:
         honoured = () if num_states else HONOURED if draft is None else (*HONOURED, "draft_engine")
         for text in settings.gpu.without_effect(honoured, AS_IT_IS):
             logger.warning("%s", text)
-        if num_states and settings.scheduler.speculation:
-            logger.info("speculation is off: the network has states, which cannot take a drafted token back")
         taken = num_blocks * kv_bytes_per_block(header) + num_states * header.state_bytes + header.activation_bytes
         if taken + file.stat().st_size > (available := available_memory_bytes()):
             logger.warning("%s", oversize_warning(file, available, taken))
@@ -151,7 +149,8 @@ def pool_sizes(
     `draft`, for as many tokens, takes part of it.
 
     Each running sequence has a slot, unless that takes more than half of the memory. There are as many slots more, for
-    states that other sequences may start from, as take the memory of the blocks.
+    states that other sequences may start from and drafts go to, as take the memory of the blocks; at least one, where
+    there is memory for it.
     """
     header, file, info = read_header(directory.engine_file), directory.engine_file, directory.info()
     fixed, for_block = _draft_bytes(draft, header.block_size)
@@ -182,7 +181,8 @@ def pool_sizes(
         block_bytes=block_bytes + (-(-state_bytes // between) if between else 0),
         free_bytes=free_bytes - num_running * state_bytes,
     )  # fmt: skip
-    return num_blocks, num_running + (num_blocks // between if between else 0)
+    num_left = (int(settings.kv_cache_fraction * free_bytes) - num_blocks * block_bytes) // state_bytes - num_running
+    return num_blocks, num_running + max(num_blocks // between if between else 0, min(1, num_left))
 
 
 RUNTIME: Runtime = CpuRuntime()

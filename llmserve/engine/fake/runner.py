@@ -126,7 +126,7 @@ class FakeRunner:
             kept, num_tokens = chunk.kept_state
             assert num_tokens < len(chunk.token_ids)
             if num_tokens:
-                assert kept not in chunk.states, "a state is kept where the next one is"
+                assert kept != chunk.states[1], "a state is kept where the next one is"
                 self._states[kept] = fold(chunk.token_ids[:num_tokens], h)
             self._states[chunk.states[1]] = fold(chunk.token_ids, h)
             assert self._states[chunk.states[1]] == fold(ids), "the state of another sequence"

@@ -65,6 +65,8 @@ def random_steps(sequences: list[Sequence], rng: random.Random, budget: int) -> 
                 ids = s.ids[s.num_computed : s.num_computed + count]
                 before, s.state = s.state, free_states.pop(rng.randrange(len(free_states)))
                 kept = (spare[len(step)], rng.randrange(count)) if len(step) < len(spare) else (0, 0)
+                if s.num_computed and rng.random() < 0.5:  # in the slot that is read, as before drafts
+                    kept = (before, rng.randrange(count))
                 chunk = Chunk(
                     i, ids, s.num_computed, s.blocks, return_logits=True, states=(before, s.state), kept_state=kept,
                     adapter=s.adapter,

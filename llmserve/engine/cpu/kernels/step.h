@@ -18,8 +18,8 @@ struct ChunkRecord {
   uint32_t num_blocks;
   uint32_t state_before;  // slot of the state that the sequence has before its first token here; of no one at its start
   uint32_t state_after;   // and after its last: perhaps the same slot
-  uint32_t state_kept;    // a third, for the state after so many of its tokens, fewer than all; 0: it is not wanted
-  uint32_t num_kept;
+  uint32_t state_kept;    // a third, or the first, for the state after `num_kept` of its tokens, fewer than all
+  uint32_t num_kept;      // 0: it is not wanted
   uint32_t second_segment;  // position from which on tokens belong to a second text; 0: there is one
   uint32_t adapter;      // the slot of its adapter (adapters.h); 0: none
 };
