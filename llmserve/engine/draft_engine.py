@@ -32,7 +32,8 @@ class DraftEngine:
     @property
     def promised_bytes(self) -> int:
         """As in `EngineStats`."""
-        return self._runner.info.weight_bytes + self.model.pool.num_free * self._runner.info.block_bytes
+        info, model = self._runner.info, self.model
+        return info.weight_bytes + model.pool.num_free * info.block_bytes + model.states.num_free * info.state_bytes
 
     def close(self) -> None:
         self._runner.close()

@@ -154,7 +154,8 @@ class Bench:
         assert pool.num_used == len({b for s in self.scheduler.running.values() for b in s.block_table})
         assert self.scheduler.has_work or pool.num_used == 0, "an idle scheduler owns blocks"
         if (model := self.scheduler.speculator.model) is not None:
-            assert self.scheduler.has_work or model.pool.num_used == 0, "an idle scheduler owns blocks of drafts"
+            num_used = model.pool.num_used + model.states.num_used
+            assert self.scheduler.has_work or num_used == 0, "an idle scheduler owns blocks or states of drafts"
         if self._ahead is None:
             for one in self.scheduler.running.values():
                 assert one.drafted_state is None, "a draft that has ended owns a state"

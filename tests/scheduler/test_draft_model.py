@@ -83,6 +83,29 @@ def test_what_was_not_drawn_is_written_over() -> None:
     assert computed < known + bench.scheduler.speculator.num_drafted, "it begins anew after each draft"
 
 
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_a_model_with_states_goes_back_where_a_draft_was_wrong(wrong: int) -> None:
+    """The fake fails where a state is not that of the tokens before it."""
+    plain, runner = Recorder(wrong=wrong), Recorder(replace(INFO, num_states=2 * len(PROMPTS)), wrong=wrong)
+    without, bench = bench_of(plain), bench_of(runner)
+    for each in (without, bench):
+        each.run()
+        each.assert_answers()
+    assert bench.answers == without.answers
+    assert bench.num_steps == without.num_steps
+    assert bench.scheduler.speculator.num_accepted == without.scheduler.speculator.num_accepted > 0
+    rows, rows_without = (sum(plan.num_tokens for plan in one.plans) for one in (runner, plain))
+    assert rows == rows_without if not wrong else rows > rows_without
+
+
+def test_a_sequence_without_a_state_to_draft_with_is_not_drafted_for() -> None:
+    runner = Recorder(replace(INFO, num_states=3))
+    bench = bench_of(runner)
+    bench.run()
+    bench.assert_answers()
+    assert {len(plan.chunks) for plan in runner.plans} == {1}
+
+
 def test_drafts_draw_as_the_engine_does() -> None:
     bench = Bench(INFO, DRAFTING, draft_runner=Recorder())
     bench.add((1, 2, 3), SamplingParams(max_tokens=24, temperature=1.0, seed=5), num_sequences=2)

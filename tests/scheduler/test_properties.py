@@ -121,6 +121,7 @@ def draft_runners(draw: st.DrawFn) -> DraftRunner | None:
         max_num_tokens=draw(st.integers(1, 24)),
         max_batch_size=draw(st.integers(1, 6)),
         max_seq_len=draw(st.integers(1, 64)),
+        num_states=draw(st.just(0) | st.integers(1, 9)),
     )
     return DraftRunner(info, wrong_every=draw(st.sampled_from([1, 2, 5, 1000])))
 

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from llmserve.engine.adapters.sealed import SealedAdapter
-from llmserve.engine.base import Engine
+from llmserve.engine.base import Engine, RunnerInfo
+from llmserve.engine.cpu.layout import EngineHeader
 from llmserve.engine.cpu.needs import NEEDS
 from llmserve.engine.cpu.oversize import left_beside_weights, oversize_warning
 from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block, read_header
@@ -27,9 +28,11 @@ from llmserve.engine.tactics import TacticCache
 from llmserve.errors import InvalidArgument, LlmserveError, ResourceExhausted
 from llmserve.progress import Progress
 from llmserve.scheduler.drafts.drafter import Speculation
+from llmserve.scheduler.drafts.model import NUM_STATES
 
 logger = logging.getLogger(__name__)
 HONOURED = ("kv_cache_dir", "kv_cache_disk_size")
+MOST_DRAFTED_FOR = 8  # sequences at once, by a draft engine whose network has states: each takes memory for good
 AS_IT_IS = {"enable_chunked_context": True, "max_beam_width": 1}  # what this engine does anyway
 
 
@@ -56,7 +59,7 @@ class CpuRuntime:
         draft = _draft_directory(directory, settings)
         num_blocks, num_states = pool_sizes(directory, settings, draft)
         file, header = directory.engine_file, read_header(directory.engine_file)
-        honoured = () if num_states else HONOURED if draft is None else (*HONOURED, "draft_engine")
+        honoured = (*(() if num_states else HONOURED), *(() if draft is None else ("draft_engine",)))
         for text in settings.gpu.without_effect(honoured, AS_IT_IS):
             logger.warning("%s", text)
         taken = num_blocks * kv_bytes_per_block(header) + num_states * header.state_bytes + header.activation_bytes
@@ -68,8 +71,7 @@ class CpuRuntime:
         block_size, block_bytes = runner.info.block_size, runner.info.block_bytes
         finds_prefixes = settings.scheduler.reuses_blocks and not num_states
         prefixes = load_prefixes(directory, runner.isa, block_size, block_bytes) if finds_prefixes else None
-        num_tokens = num_blocks * block_size
-        drafting = None if draft is None else DraftEngine(_draft_runner(draft, num_tokens, settings), runner.info)
+        drafting = None if draft is None else DraftEngine(_draft_runner(draft, runner.info, settings), runner.info)
         return InflightEngine(
             runner, info, settings.scheduler, files=files, adapter_limits=settings.adapter_limits,
             draft_engine=drafting, prefixes=prefixes,
@@ -115,31 +117,35 @@ class CpuRuntime:
 
 def _draft_directory(directory: EngineDirectory, settings: EngineSettings) -> EngineDirectory | None:
     """Of the engine that is to draft. None: none is, or it would have no effect."""
-    path, can_draft = settings.gpu.draft_engine, not read_header(directory.engine_file).state_bytes
-    if not (path and can_draft and Speculation.DRAFT in settings.scheduler.speculation):
+    path = settings.gpu.draft_engine
+    if not (path and Speculation.DRAFT in settings.scheduler.speculation):
         return None
     draft = EngineDirectory.open(Path(path))
     if (target := draft.manifest.target) != directory.manifest.target:
         raise InvalidArgument(f"{path} cannot draft: it is an engine of the target {target}")
     check_draft_engine(draft, directory)
-    if read_header(draft.engine_file).state_bytes:
-        raise InvalidArgument(f"{path} cannot draft: its network has states, which cannot take a drafted token back")
     return draft
 
 
-def _draft_runner(draft: EngineDirectory, num_tokens: int, settings: EngineSettings) -> CpuRunner:
-    """With a pool for so many tokens."""
-    num_blocks = -(-num_tokens // read_header(draft.engine_file).block_size)
-    return CpuRunner.open(draft.engine_file, num_blocks=num_blocks, threads=settings.threads)
+def _draft_runner(draft: EngineDirectory, beside: RunnerInfo, settings: EngineSettings) -> CpuRunner:
+    """With a pool for as many tokens."""
+    num_blocks = -(-beside.num_blocks * beside.block_size // read_header(draft.engine_file).block_size)
+    num_states = _num_draft_states(draft, beside.max_batch_size)
+    return CpuRunner.open(draft.engine_file, num_blocks=num_blocks, threads=settings.threads, num_states=num_states)
 
 
-def _draft_bytes(draft: EngineDirectory | None, block_size: int) -> tuple[int, int]:
-    """That a draft engine takes: for good, and for each block of the engine that it drafts for."""
+def _num_draft_states(draft: EngineDirectory, max_batch_size: int) -> int:
+    return NUM_STATES * min(max_batch_size, draft.info().max_batch_size, MOST_DRAFTED_FOR)
+
+
+def _draft_bytes(draft: EngineDirectory | None, header: EngineHeader) -> tuple[int, int]:
+    """That a draft engine takes: for good, and for each block of the engine with `header`, for which it drafts."""
     if draft is None:
         return 0, 0
-    header = read_header(draft.engine_file)
-    fixed = draft.engine_file.stat().st_size + header.activation_bytes
-    return fixed, -(-header.kv_bytes_per_block * block_size // header.block_size)
+    own = read_header(draft.engine_file)
+    fixed = draft.engine_file.stat().st_size + own.activation_bytes
+    fixed += _num_draft_states(draft, header.max_batch_size) * own.state_bytes
+    return fixed, -(-own.kv_bytes_per_block * header.block_size // own.block_size)
 
 
 def pool_sizes(
@@ -153,7 +159,7 @@ def pool_sizes(
     there is memory for it.
     """
     header, file, info = read_header(directory.engine_file), directory.engine_file, directory.info()
-    fixed, for_block = _draft_bytes(draft, header.block_size)
+    fixed, for_block = _draft_bytes(draft, header)
     block_bytes, beside = (
         kv_bytes_per_block(header) + for_block,
         header.activation_bytes + settings.reserved_bytes + fixed,

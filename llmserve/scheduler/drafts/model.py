@@ -4,8 +4,11 @@ Its cache is its own. Of a sequence it holds tokens that are known, and behind t
 of them that were drawn, and writes over the others. So it is behind only where something else drafted meanwhile, and
 after a prompt. What it misses is computed with the next draft, at most `CAUGHT_UP_AT_ONCE` tokens beside a step.
 
-A sequence for which there is no block, no place in the step or no room before `max_seq_len` is not drafted for; nor one
-with a token that the smaller network does not have. What is drafted under a guide is drawn under its masks.
+In a network with states, a sequence has two slots: for the state behind what is known, and for that behind drafts. The
+second becomes the first if all drafts were drawn; else they are computed again. Prompts are not found in its cache.
+
+A sequence for which there is no block, no state, no place in the step or no room before `max_seq_len` is not drafted
+for; nor one with a token that the smaller network does not have. Drafts under a guide are drawn under its masks.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import NamedTuple, TypeAlias
 
 from llmserve.core import Matcher
@@ -26,6 +30,7 @@ from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
 
+NUM_STATES = 2  # of a sequence
 CAUGHT_UP_AT_ONCE = 256  # tokens, in a step
 FORGETTING = 0.9  # what the time of an older step weighs beside the next one
 MAX_OUTLIER = 3.0  # times the usual: a step that took longer was interrupted
@@ -82,6 +87,7 @@ class _Cached:
     block_table: array[int] = field(default_factory=lambda: array("i"))
     num_computed: int = 0  # known tokens
     ahead: array[int] = field(default_factory=lambda: array("i"))  # drafts, computed behind them
+    states: tuple[int, int] = (0, 0)  # slots for the state behind known tokens, and for that behind drafts
     hashes: list[bytes] = field(default_factory=list)  # of full blocks of known tokens
 
 
@@ -108,6 +114,7 @@ class DraftModel:
         self._cached: dict[int, _Cached] = {}  # by sequence id
         self._guided: dict[int, Matcher] = {}  # likewise: guides that have seen what is drafted
         self.pool = BlockPool(config.num_blocks)
+        self.states = BlockPool(config.num_states)
 
     def drafter(self) -> ModelDrafter:
         return ModelDrafter(self._acceptance)
@@ -139,10 +146,12 @@ class DraftModel:
         """It has ended, or gives way."""
         if (cached := self._cached.pop(sequence.id, None)) is not None:
             self.pool.release(cached.block_table)
+            self.states.release(cached.states if self._config.num_states else ())
 
     def check_integrity(self, running: Collection[int]) -> None:
         assert self._cached.keys() <= set(running), "a draft cache belongs to nobody"
         self.pool.check_integrity(cached.block_table for cached in self._cached.values())
+        self.states.check_integrity(cached.states for cached in self._cached.values() if self._config.num_states)
 
     def _fitting(self, wishes: Seq[Wish]) -> list[Wish]:
         """Cut to the sequence's longest."""
@@ -153,31 +162,47 @@ class DraftModel:
     def _first_chunk(self, wish: Wish, num_left: int) -> Chunk | None:
         """Known tokens that are not computed yet; with all of them comes the first sample. None: there is no room."""
         sequence, token_ids = wish.sequence, wish.sequence.token_ids
-        cached = self._settled(sequence)
+        cached = self._cached.get(sequence.id) or self._begin(sequence)
+        if cached is None:
+            return None
+        self._settle(cached, sequence)
         start = cached.num_computed
         end = min(len(token_ids), start + num_left)
         is_known = max(token_ids[start:end], default=0) < self._token_ids.num_common
         if end == start or not is_known or not self._grow(cached, end + wish.num_tokens - 1):
             return None
         sample = self._sample(wish) if end == len(token_ids) else None
-        return Chunk(sequence.id, token_ids[start:end], start, cached.block_table[:], sample)
+        own, _ = cached.states
+        return Chunk(sequence.id, token_ids[start:end], start, cached.block_table[:], sample, states=(own, own))
 
-    def _settled(self, sequence: Sequence) -> _Cached:
-        """What of its cache is right, now that more is known. At first, what others have computed."""
-        cached = self._cached.get(sequence.id)
-        num_before, size = sequence.num_tokens - 1, self._config.block_size
-        if cached is None:
-            cached = self._cached[sequence.id] = _Cached()
-            cached.block_table = array("i", self.pool.match(self._hashes(cached, sequence, num_before // size)))
+    def _begin(self, sequence: Sequence) -> _Cached | None:
+        """With what others have computed of its tokens. None: there is no state for it."""
+        cached, size = _Cached(), self._config.block_size
+        if self._config.num_states:
+            if self.states.num_free < NUM_STATES:
+                return None
+            before, behind = self.states.allocate(NUM_STATES)
+            cached.states = before, behind
+        else:
+            num_known = (sequence.num_tokens - 1) // size
+            cached.block_table = array("i", self.pool.match(self._hashes(cached, sequence, num_known)))
             cached.num_computed = len(cached.block_table) * size
             self.pool.acquire(cached.block_table)
-        for drafted, known in zip(cached.ahead, sequence.token_ids[cached.num_computed :], strict=False):
-            if drafted != known:
-                break
-            cached.num_computed += 1
-        cached.ahead = array("i")
-        cached.num_computed = min(cached.num_computed, num_before)
+        self._cached[sequence.id] = cached
         return cached
+
+    def _settle(self, cached: _Cached, sequence: Sequence) -> None:
+        """What of its cache is right, now that more is known."""
+        ahead, start, num_before = cached.ahead, cached.num_computed, sequence.num_tokens - 1
+        cached.ahead = array("i")
+        pairs = zip(ahead, sequence.token_ids[start:num_before], strict=False)
+        num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if self._config.num_states:
+            if num_right < len(ahead):
+                return
+            before, behind = cached.states
+            cached.states = (behind, before) if ahead else (before, behind)
+        cached.num_computed = min(start + num_right, num_before)
 
     def _grow(self, cached: _Cached, num_tokens: int) -> bool:
         """Blocks for so many tokens; False where there are not enough."""
@@ -203,7 +228,12 @@ class DraftModel:
             cached = self._cached[sequence.id]
             cached.ahead.append(token)
             place = cached.num_computed + len(cached.ahead) - 1
-            chunks.append(Chunk(sequence.id, array("i", [token]), place, cached.block_table[:], self._sample(wish)))
+            before, behind = cached.states
+            chunk = Chunk(
+                sequence.id, array("i", [token]), place, cached.block_table[:], self._sample(wish),
+                states=(before if len(cached.ahead) == 1 else behind, behind),
+            )  # fmt: skip
+            chunks.append(chunk)
             open_wishes.append(wish)
         return chunks, open_wishes
 
@@ -242,6 +272,8 @@ class DraftModel:
         for chunk in chunks:
             sequence, cached = sequences[chunk.sequence_id], self._cached[chunk.sequence_id]
             cached.num_computed = chunk.end
+            if self._config.num_states:
+                continue
             hashes = self._hashes(cached, sequence, chunk.end // size)
             for index in range(chunk.start // size, chunk.end // size):
                 token_ids = sequence.token_ids[index * size : (index + 1) * size]

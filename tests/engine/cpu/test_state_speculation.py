@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
@@ -34,6 +35,7 @@ NETWORKS = {
     "qwen3.5": BuildOptions(dtype="float32"),  # delta nets
     "lfm2": BuildOptions(dtype="float16", quantization="int8"),  # short convolutions
     "falcon-h1": BuildOptions(dtype="float32", kv_cache_dtype="int8"),  # Mamba2
+    "qwen2": BuildOptions(dtype="float32"),  # none
 }
 PROMPT = (5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8, 9, 10, 11, 5, 6, 7)
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0)
@@ -53,17 +55,24 @@ def _steps_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepCosts, "observe", lambda costs, num_rows, seconds: None)
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
-def engine_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    kind = str(request.param)
-    return built(tmp_path_factory.mktemp(kind), kind, NETWORKS[kind])
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Of each kind one. All have the same tokenizer."""
+
+    @cache
+    def built(kind: str) -> Path:
+        folder = tmp_path_factory.mktemp(kind)
+        make_checkpoint(folder / "checkpoint", kind)
+        options = replace(NETWORKS[kind], tokens_per_block=8, max_num_tokens=64, max_batch_size=8)
+        build_engine(folder / "checkpoint", folder / "engine", options)
+        return folder / "engine"
+
+    return built
 
 
-def built(folder: Path, kind: str, options: BuildOptions, seed: int = 0) -> Path:
-    make_checkpoint(folder / "checkpoint", kind, seed=seed)
-    options = replace(options, tokens_per_block=8, max_num_tokens=64, max_batch_size=8)
-    build_engine(folder / "checkpoint", folder / "engine", options)
-    return folder / "engine"
+@pytest.fixture(scope="module", params=["qwen3.5", "lfm2", "falcon-h1"])
+def engine_dir(request: pytest.FixtureRequest, engines: Callable[[str], Path]) -> Path:
+    return engines(str(request.param))
 
 
 def requests_of(folder: Path) -> dict[str, GenerateRequest]:
@@ -146,6 +155,29 @@ def test_nonsense_changes_nothing(
     found, stats = answers(open_engine(engine_dir, settings_of(Speculation.LOOKUP)), requests_of(engine_dir))
     assert found == plain[0]
     assert (stats.total_drafted_tokens or 0) > 2 * (stats.total_accepted_tokens or 0) > 0
+
+
+@pytest.mark.parametrize(("large", "small"), [("lfm2", "falcon-h1"), ("qwen3.5", "qwen2"), ("qwen2", "qwen3.5")])
+def test_drafts_of_an_engine_that_knows_nothing_change_nothing(
+    large: str, small: str, engines: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With states here, there, or in both."""
+    monkeypatch.setattr(Acceptance, "num_likely", lambda drafter, threshold: 4)
+    requests = requests_of(engines(large))
+    wanted, _ = answers(open_engine(engines(large), settings_of(Speculation.OFF)), requests)
+    found, stats = answers(open_engine(engines(large), settings_of(Speculation.ALL, engines(small))), requests)
+    assert found == wanted
+    assert (stats.total_drafted_tokens or 0) > 2 * (stats.total_accepted_tokens or 0) > 0
+
+
+def test_drafts_of_an_engine_that_agrees_save_steps(
+    engine_dir: Path, plain: tuple[Answers, EngineStats], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Acceptance, "num_likely", lambda drafter, threshold: 4)
+    found, stats = answers(open_engine(engine_dir, settings_of(Speculation.DRAFT, engine_dir)), requests_of(engine_dir))
+    assert found == plain[0]
+    assert stats.iteration < plain[1].iteration / 2
+    assert (stats.total_accepted_tokens or 0) > 0.9 * (stats.total_drafted_tokens or 0)  # it knows no bad words
 
 
 @pytest.mark.parametrize("engine_dir", ["qwen3.5"], indirect=True)
