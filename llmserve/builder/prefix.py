@@ -18,7 +18,7 @@ from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.base import Engine
 from llmserve.engine.directory.artifact import MANIFEST_FILE, EngineDirectory
 from llmserve.engine.directory.manifest import FileRecord
-from llmserve.engine.kv_files.block_files import read_blocks
+from llmserve.engine.kv_files.block_files import state_key, written_files
 from llmserve.engine.kv_files.sealed_prefixes import Header, SealedPrefixes, prefix_file, seal_file
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings, GpuSettings
@@ -94,18 +94,26 @@ def seal_prefixes(path: Path, prefixes: Sequence[Prefix], *, threads: int = 0) -
             asyncio.run(_compute(engine, all_ids))
         finally:
             engine.close()
-        header = Header(info.digest, kernels, block_size, 0, tuple(all_ids))
-        contents = read_blocks(Path(folder), list(header.blocks()))
-    if contents is None:
+        sealed = _written(Path(folder), Header(info.digest, kernels, block_size, 0, tuple(all_ids)))
+    if sealed is None:
         raise Unsupported(f"{path} has no KV blocks that can be kept: its target or its network does not allow it")
-    header = replace(header, block_bytes=len(contents[0]))
-    data = SealedPrefixes(header, contents).to_bytes()
+    data = sealed.to_bytes()
     _seal(directory, prefix_file(kernels), data)
     found = [
         (prefix.name, len(ids), len(ids) // block_size * block_size)
         for prefix, ids in zip(prefixes, all_ids, strict=True)
     ]
     return Sealed(prefix_file(kernels), len(data), found)
+
+
+def _written(folder: Path, header: Header) -> SealedPrefixes | None:
+    """What an engine has kept there of the header's prefixes; None where something is missing."""
+    if (files := written_files(folder)) is None:
+        return None
+    header = replace(header, block_bytes=files.block_bytes, state_bytes=files.state_bytes)
+    keys = [*header.blocks(), *map(state_key, header.states())]
+    contents = [content for key in keys if (content := files.read(key)) is not None]
+    return SealedPrefixes(header, contents) if len(contents) == len(keys) else None
 
 
 def _all_ids(path: Path, prefixes: Sequence[Prefix], max_seq_len: int) -> list[tuple[int, ...]]:
@@ -115,13 +123,14 @@ def _all_ids(path: Path, prefixes: Sequence[Prefix], max_seq_len: int) -> list[t
     problems = []
     for prefix in prefixes:
         try:
-            found.append(prefix.token_ids(preprocessor))
+            ids = prefix.token_ids(preprocessor)
         except InvalidArgument as error:
             problems.append(f"{prefix.name}: {error}")
             continue
-        if len(found[-1]) >= max_seq_len:
+        found.append(ids[: max_seq_len - 2])  # a prompt has one token more than what is found of it, and an answer
+        if len(ids) >= max_seq_len:
             problems.append(
-                f"{prefix.name} has {len(found[-1])} tokens, and a sequence of this engine at most {max_seq_len}, "
+                f"{prefix.name} has {len(ids)} tokens, and a sequence of this engine at most {max_seq_len}, "
                 "the answer included"
             )
     raise_problems(InvalidArgument, "prefixes that the engine does not take", problems)
@@ -141,8 +150,9 @@ def _check_lengths(prefixes: Sequence[Prefix], all_ids: Sequence[Sequence[int]],
 
 
 async def _compute(engine: Engine, all_ids: Sequence[tuple[int, ...]]) -> None:
+    """With a token behind each: a state is kept behind the last block before it."""
     for ids in all_ids:
-        request = GenerateRequest("prefix", ids, SamplingParams(max_tokens=1), speculation=False)
+        request = GenerateRequest("prefix", (*ids, ids[-1]), SamplingParams(max_tokens=1), speculation=False)
         async with aclosing(engine.submit(request)) as events:
             async for _ in events:
                 pass

@@ -95,11 +95,15 @@ class Runner(Protocol):
 
 @runtime_checkable
 class BlockRunner(Runner, Protocol):
-    """One whose KV blocks can be taken out and put back. Not during a step."""
+    """One whose KV blocks can be taken out and put back, and likewise states of sequences. Not during a step."""
 
     def read_block(self, block: int) -> bytes: ...
 
     def write_block(self, block: int, content: bytes) -> None: ...
+
+    def read_state(self, state: int) -> bytes: ...
+
+    def write_state(self, state: int, content: bytes) -> None: ...
 
 
 class Packed(Protocol):

@@ -36,12 +36,12 @@ class StatePool:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._slots = BlockPool(config.num_states)
+        self.slots = BlockPool(config.num_states)
 
     @property
     def num_free(self) -> int:
         """Slots that no running sequence has."""
-        return self._slots.num_free
+        return self.slots.num_free
 
     def match(self, sequence: Sequence, hashes: Seq[bytes], pool: BlockPool) -> tuple[list[int], int]:
         """The blocks that hold the longest known beginning of `hashes` with a state behind it, and that state."""
@@ -50,20 +50,24 @@ class StatePool:
             return blocks, NO_STATE
         sequence.num_in_known_blocks = len(blocks) * self._config.block_size
         for count in range(len(blocks), 0, -1):
-            for state in self._slots.match(hashes[count - 1 : count]):
-                if self._slots.is_used(state) or self._slots.num_free > 1:  # it needs one of its own, too
+            for state in self.slots.match(hashes[count - 1 : count]):
+                if self.slots.is_used(state) or self.slots.num_free > 1:  # it needs one of its own, too
                     return blocks[:count], state
         return [], NO_STATE
+
+    def known_behind(self, hashes: Seq[bytes]) -> set[int]:
+        """Numbers of these blocks behind which a state is known."""
+        return {count for count in range(1, len(hashes) + 1) if self.slots.match(hashes[count - 1 : count])}
 
     def start(self, sequence: Sequence, state: int) -> bool:
         """Give it a slot, and `state`, which `match` found, to start from; False when there is none."""
         if not self._config.num_states:
             return True
-        if not self._slots.num_free:
+        if not self.slots.num_free:
             return False
         if state != NO_STATE:
-            self._slots.acquire([state])
-        [own] = self._slots.allocate(1)
+            self.slots.acquire([state])
+        [own] = self.slots.allocate(1)
         sequence.states = (own if state == NO_STATE else state, own)
         return True
 
@@ -76,10 +80,10 @@ class StatePool:
     def prepare(self, sequence: Sequence, num_tokens: int) -> None:
         """Its next chunk has so many tokens, and perhaps a state is to be kept before its end."""
         done = sequence.num_computed_tokens
-        if not (self._keeps and self._slots.num_free and (due := self._due(sequence, done)) < done + num_tokens):
+        if not (self._keeps and self.slots.num_free and (due := self._due(sequence, done)) < done + num_tokens):
             return
-        if not self._slots.match([self._hash(sequence, due)]):
-            [state] = self._slots.allocate(1)
+        if not self.slots.match([self._hash(sequence, due)]):
+            [state] = self.slots.allocate(1)
             sequence.kept_state = (state, due - done)
 
     def advance(self, sequence: Sequence, start: int) -> None:
@@ -88,53 +92,53 @@ class StatePool:
             return
         state, num_tokens = sequence.kept_state
         if num_tokens:
-            self._slots.register(state, self._hash(sequence, start + num_tokens), b"", ())
+            self.slots.register(state, self._hash(sequence, start + num_tokens), b"", ())
         before, own = sequence.states
-        self._slots.release([*([state] if num_tokens else ()), *([before] if before != own else ())])
+        self.slots.release([*([state] if num_tokens else ()), *([before] if before != own else ())])
         sequence.states, sequence.kept_state = (own, own), (0, 0)
         done = sequence.num_computed_tokens
-        if self._keeps and self._slots.num_free and self._due(sequence, done - 1) == done:
+        if self._keeps and self.slots.num_free and self._due(sequence, done - 1) == done:
             block_hash = self._hash(sequence, done)
-            if not self._slots.match([block_hash]):
-                self._slots.register(own, block_hash, b"", ())
-                [following] = self._slots.allocate(1)
+            if not self.slots.match([block_hash]):
+                self.slots.register(own, block_hash, b"", ())
+                [following] = self.slots.allocate(1)
                 sequence.states = (own, following)
 
     @property
     def num_draftable_sequences(self) -> int:
         """That a draft can be begun for in a step."""
-        return self._slots.num_free if self._config.num_states else self._config.max_batch_size
+        return self.slots.num_free if self._config.num_states else self._config.max_batch_size
 
     def num_draftable(self, sequence: Sequence) -> int:
         """Tokens that its next chunk, which is planned, may have more: up to the next place where a state is kept."""
         if not self._config.num_states:
             return MAX_DRAFTED
-        if not self._slots.num_free or sequence.kept_state[1]:  # a chunk keeps one state
+        if not self.slots.num_free or sequence.kept_state[1]:  # a chunk keeps one state
             return 0
         return self._due(sequence, sequence.num_tokens) - sequence.num_tokens if self._keeps else MAX_DRAFTED
 
     def begin_draft(self, sequence: Sequence) -> None:
         if self._config.num_states:
-            [sequence.drafted_state] = self._slots.allocate(1)
+            [sequence.drafted_state] = self.slots.allocate(1)
 
     def end_draft(self, sequence: Sequence, *, keeps: bool) -> None:
         """What comes before the drafts has been computed. `keeps`: the state behind them is the sequence's, too."""
         state = sequence.drafted_state
         assert state is not None, "no draft was begun"
         if keeps:
-            self._slots.release(list({*sequence.states}))
+            self.slots.release(list({*sequence.states}))
             sequence.states = (state, state)
         else:
-            self._slots.release([state])
+            self.slots.release([state])
         sequence.drafted_state = None
 
     def release(self, sequence: Sequence) -> None:
         if self._config.num_states:
-            self._slots.release(list(self._owned(sequence)))
+            self.slots.release(list(self._owned(sequence)))
             sequence.kept_state, sequence.drafted_state = (0, 0), None
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
-        self._slots.check_integrity(self._owned(sequence) for sequence in running if self._config.num_states)
+        self.slots.check_integrity(self._owned(sequence) for sequence in running if self._config.num_states)
 
     def _owned(self, sequence: Sequence) -> set[int]:
         state, num_tokens = sequence.kept_state

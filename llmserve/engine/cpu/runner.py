@@ -124,6 +124,12 @@ class CpuRunner:
     def write_block(self, block: int, content: bytes) -> None:
         self._library.write_block(self._handle, block, content)
 
+    def read_state(self, state: int) -> bytes:
+        return self._library.read_state(self._handle, state, self._info.state_bytes)
+
+    def write_state(self, state: int, content: bytes) -> None:
+        self._library.write_state(self._handle, state, content)
+
     def packed(self, adapter: SealedAdapter) -> PackedAdapter:
         """See `AdapterRunner`."""
         return AdapterPacker(self._path).packed(adapter)

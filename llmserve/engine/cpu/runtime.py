@@ -59,7 +59,7 @@ class CpuRuntime:
         draft = _draft_directory(directory, settings)
         num_blocks, num_states = pool_sizes(directory, settings, draft)
         file, header = directory.engine_file, read_header(directory.engine_file)
-        honoured = (*(() if num_states else HONOURED), *(() if draft is None else ("draft_engine",)))
+        honoured = HONOURED if draft is None else (*HONOURED, "draft_engine")
         for text in settings.gpu.without_effect(honoured, AS_IT_IS):
             logger.warning("%s", text)
         taken = num_blocks * kv_bytes_per_block(header) + num_states * header.state_bytes + header.activation_bytes
@@ -67,10 +67,8 @@ class CpuRuntime:
             logger.warning("%s", oversize_warning(file, available, taken))
         runner = CpuRunner.open(file, num_blocks=num_blocks, threads=settings.threads, num_states=num_states)
         info = replace(directory.info(), kernels=runner.isa)
-        files = None if num_states else block_files(settings.gpu, info, runner.info.block_bytes)
-        block_size, block_bytes = runner.info.block_size, runner.info.block_bytes
-        finds_prefixes = settings.scheduler.reuses_blocks and not num_states
-        prefixes = load_prefixes(directory, runner.isa, block_size, block_bytes) if finds_prefixes else None
+        files = block_files(settings.gpu, info, runner.info.block_bytes, runner.info.state_bytes)
+        prefixes = load_prefixes(directory, runner.isa, runner.info) if settings.scheduler.reuses_blocks else None
         drafting = None if draft is None else DraftEngine(_draft_runner(draft, runner.info, settings), runner.info)
         return InflightEngine(
             runner, info, settings.scheduler, files=files, adapter_limits=settings.adapter_limits,

@@ -140,6 +140,12 @@ class FakeRunner:
         size = self._info.block_size
         self._rows[block * size : (block + 1) * size] = array("q", content)
 
+    def read_state(self, state: int) -> bytes:
+        return array("q", self._states[state : state + 1]).tobytes()
+
+    def write_state(self, state: int, content: bytes) -> None:
+        [self._states[state]] = array("q", content)
+
     def packed(self, adapter: SealedAdapter) -> FakePacked:
         """See `AdapterRunner`."""
         adapter.read()

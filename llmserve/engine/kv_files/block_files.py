@@ -1,7 +1,8 @@
 """A folder of KV blocks: `<engine>/<two digits>/<hash of the block>`, one file each.
 
 A block's hash stands for all tokens up to its end, so equal hashes are equal contents: whoever writes a file writes the
-same, and several servers may share the folder. A file is renamed into place and begins with a checksum of its name and
+same, and several servers may share the folder. So does the name of a state that sequences may start from: the hash of
+the last block before it, and `STATE`. A file is renamed into place and begins with a checksum of its name and
 its content. Whatever is wrong with it is a miss, and said once in the log.
 """
 
@@ -12,7 +13,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,10 @@ from llmserve.errors import InvalidArgument
 
 MAGIC = b"llmserve KV 1\0\0\0"
 CHECKSUM_BYTES = 32
-BLOCK_NAME = re.compile(r"[0-9a-f]{64}")
+HASH_BYTES = 32
+STATE = b"s"  # ends the key of a state
+NAME = re.compile(r"[0-9a-f]{64}(73)?")
+BYTES = re.compile(r"(?:-(\d+))?-(\d+)$")  # that end an engine's name: of a state, where there are any, and of a block
 UNFINISHED = "unfinished-"  # begins the name of a file that is being written
 LEFT = 0.9  # of the most bytes, when the oldest files have been removed
 DEFAULT_MAX_BYTES = 10 * 2**30
@@ -41,13 +45,18 @@ class _Found:
 class BlockFiles:
     """Of one engine, in a folder that has those of others, too. One thread writes; any may read."""
 
-    def __init__(self, folder: Path, engine: str, block_bytes: int, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    def __init__(
+        self, folder: Path, engine: str, block_bytes: int, max_bytes: int = DEFAULT_MAX_BYTES, *, state_bytes: int = 0
+    ) -> None:
         """`engine`: what a block's content depends on besides its hash; a name for a folder. `max_bytes`: of all
-        engines' files. `InvalidArgument` where there can be no such folder; one that is only readable is read."""
+        engines' files. `InvalidArgument` where there can be no such folder; one that is only readable is read.
+
+        Keys are hashes of blocks, and what `state_key` makes of them."""
         self._root = folder
         self._folder = folder / engine
         self.block_bytes = block_bytes
-        self.on_removed: Callable[[bytes], object] = lambda block_hash: None  # to make room, by this object
+        self.state_bytes = state_bytes
+        self.on_removed: Callable[[bytes], object] = lambda key: None  # to make room, by this object
         self._max_bytes = max_bytes
         self._num_bytes: int | None = None  # of all files; None: not counted yet
         self._told: set[str] = set()
@@ -58,9 +67,12 @@ class BlockFiles:
                 raise InvalidArgument(f"the folder of the KV cache, {folder}: {error.strerror or error}") from error
             self._tell("no block of this engine can be written", error)
 
-    def read(self, block_hash: bytes) -> bytes | None:
+    def has(self, key: bytes) -> bool:
+        return self._path(key).exists()
+
+    def read(self, key: bytes) -> bytes | None:
         """The block's content; None when it is not here, or damaged."""
-        path = self._path(block_hash)
+        path = self._path(key)
         try:
             with path.open("rb", buffering=0) as file:
                 head, content = file.read(len(MAGIC) + CHECKSUM_BYTES), file.read()
@@ -69,7 +81,8 @@ class BlockFiles:
         except OSError as error:
             self._tell("a block cannot be read", error)
             return None
-        if len(content) != self.block_bytes or head != MAGIC + _checksum(block_hash, content):
+        num_bytes = self.state_bytes if is_state(key) else self.block_bytes
+        if len(content) != num_bytes or head != MAGIC + _checksum(key, content):
             self._tell("a block is damaged, and is computed again", path)
             with suppress(OSError):
                 path.unlink()
@@ -78,14 +91,20 @@ class BlockFiles:
             os.utime(path)
         return content
 
-    def latest(self, num_blocks: int) -> list[bytes]:
-        """Hashes of this engine's most recently used blocks, the least recently used of them first."""
-        found = sorted(_found_in(self._folder, "??/*"), key=lambda one: one.used_ns)
-        return [bytes.fromhex(one.path.name) for one in found[max(0, len(found) - num_blocks) :]]
+    def latest(self, num_blocks: int, num_states: int = 0) -> list[bytes]:
+        """Keys of this engine's most recently used blocks and states, the least recently used of them first."""
+        found = sorted(_found_in(self._folder, "??/*"), key=lambda one: one.used_ns, reverse=True)
+        keys, room = [bytes.fromhex(one.path.name) for one in found], {False: num_blocks, True: num_states}
+        chosen = []
+        for key in keys:
+            if room[is_state(key)]:
+                room[is_state(key)] -= 1
+                chosen.append(key)
+        return chosen[::-1]
 
-    def write(self, block_hash: bytes, content: bytes) -> bool:
+    def write(self, key: bytes, content: bytes) -> bool:
         """Whether the block is here now. The least recently used blocks make room for it."""
-        path = self._path(block_hash)
+        path = self._path(key)
         num_bytes = len(MAGIC) + CHECKSUM_BYTES + len(content)
         if path.exists():
             return True
@@ -93,7 +112,7 @@ class BlockFiles:
             if not self._make_room(num_bytes):
                 return False
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            self._write(path, (MAGIC, _checksum(block_hash, content), content))
+            self._write(path, (MAGIC, _checksum(key, content), content))
         except OSError as error:
             self._tell("a block cannot be written", error)
             return False
@@ -136,8 +155,8 @@ class BlockFiles:
             total -= one.num_bytes
         return max(0, total)
 
-    def _path(self, block_hash: bytes) -> Path:
-        name = block_hash.hex()
+    def _path(self, key: bytes) -> Path:
+        name = key.hex()
         return self._folder / name[:2] / name
 
     def _tell(self, problem: str, why: object) -> None:
@@ -152,33 +171,39 @@ def _found_in(folder: Path, pattern: str) -> list[_Found]:
     found = []
     for path in folder.glob(pattern):
         with suppress(OSError):  # another server may have removed it
-            if BLOCK_NAME.fullmatch(path.name):
+            if NAME.fullmatch(path.name):
                 status = path.stat()
                 found.append(_Found(status.st_mtime_ns, status.st_size, path))
     return found
 
 
-def read_blocks(folder: Path, hashes: Sequence[bytes]) -> list[bytes] | None:
-    """Of the one engine that has written into `folder`; None where one of them is not there."""
+def state_key(block_hash: bytes) -> bytes:
+    """Of the state behind this block."""
+    return block_hash + STATE
+
+
+def is_state(key: bytes) -> bool:
+    return len(key) > HASH_BYTES
+
+
+def written_files(folder: Path) -> BlockFiles | None:
+    """Of the one engine that has written into `folder`; None where there is none."""
     engines = [path.name for path in folder.iterdir()]
-    if len(engines) != 1:
+    if len(engines) != 1 or (found := BYTES.search(engines[0])) is None:
         return None
-    files = BlockFiles(folder, engines[0], int(engines[0].rpartition("-")[2]))
-    found = [content for block_hash in hashes if (content := files.read(block_hash)) is not None]
-    return found if len(found) == len(hashes) else None
+    return BlockFiles(folder, engines[0], int(found[2]), state_bytes=int(found[1] or 0))
 
 
-def _checksum(block_hash: bytes, content: bytes) -> bytes:
-    checksum = hashlib.sha256(block_hash)
+def _checksum(key: bytes, content: bytes) -> bytes:
+    checksum = hashlib.sha256(key)
     checksum.update(content)
     return checksum.digest()
 
 
-def block_files(settings: GpuSettings, info: EngineInfo, block_bytes: int) -> BlockFiles | None:
+def block_files(settings: GpuSettings, info: EngineInfo, block_bytes: int, state_bytes: int = 0) -> BlockFiles | None:
     """Where the operator wants them. Contents depend on the engine, on its kernels, and on how long a block is."""
     if not settings.kv_cache_dir:
         return None
-    engine = f"{info.digest}-{info.kernels}-{block_bytes}"
-    return BlockFiles(
-        Path(settings.kv_cache_dir), engine, block_bytes, settings.kv_cache_disk_size or DEFAULT_MAX_BYTES
-    )
+    engine = f"{info.digest}-{info.kernels}-{f'{state_bytes}-' if state_bytes else ''}{block_bytes}"
+    max_bytes = settings.kv_cache_disk_size or DEFAULT_MAX_BYTES
+    return BlockFiles(Path(settings.kv_cache_dir), engine, block_bytes, max_bytes, state_bytes=state_bytes)

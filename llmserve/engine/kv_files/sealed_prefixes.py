@@ -1,6 +1,6 @@
 """KV blocks of prompts' beginnings, computed ahead of time: a file in the engine directory for each kind of kernels.
 
-    MAGIC, a line of JSON (`Header`), the contents of the blocks
+    MAGIC, a line of JSON (`Header`), the contents of the blocks, and of the states behind them where there are states
 
 The manifest has its SHA-256. What does not fit this machine, this engine or the manifest is not used, and the log says
 so: requests compute their prompts then, with the same result.
@@ -12,11 +12,12 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmserve.engine.base import BlockRunner
+from llmserve.engine.base import BlockRunner, RunnerInfo
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.scheduler.blocks import ROOT_HASH, hash_block
 from llmserve.scheduler.scheduler import Scheduler
@@ -41,6 +42,7 @@ class Header:
     block_size: int  # tokens
     block_bytes: int
     prefixes: tuple[tuple[int, ...], ...]  # token ids
+    state_bytes: int = 0  # of each state; 0: the network has none
 
     def blocks(self) -> dict[bytes, PrefixBlock]:
         """The full blocks of all prefixes by their hashes, in the order of the file: a beginning before its end."""
@@ -53,11 +55,21 @@ class Header:
                 found[parent] = block
         return found
 
+    def states(self) -> list[bytes]:
+        """Hashes of the blocks that a state follows, in the order of the file: the last of each prefix."""
+        if not self.state_bytes:
+            return []
+        last = []
+        for token_ids in self.prefixes:
+            *_, block_hash = replace(self, prefixes=(token_ids,)).blocks()
+            last.append(block_hash)
+        return list(dict.fromkeys(last))
+
 
 @dataclass(frozen=True, slots=True)
 class SealedPrefixes:
     header: Header
-    contents: Sequence[bytes]  # of the header's blocks
+    contents: Sequence[bytes]  # of the header's blocks, then of its states
 
     def to_bytes(self) -> bytes:
         return b"".join((MAGIC, json.dumps(asdict(self.header)).encode(), b"\n", *self.contents))
@@ -70,6 +82,9 @@ class SealedPrefixes:
         for index in reversed(range(num_fitting)):  # the end falls out first
             block_hash, (parent, token_ids) = blocks[index]
             runner.write_block(pool.adopt(block_hash, parent, token_ids), self.contents[index])
+        for block_hash, content in zip(self.header.states(), self.contents[len(blocks) :], strict=True):
+            if scheduler.states.slots.has_blank:
+                runner.write_state(scheduler.states.slots.adopt(block_hash, b"", ()), content)
         logger.info("%d of %d KV blocks of sealed prefixes are in the cache", num_fitting, len(blocks))
 
 
@@ -77,13 +92,13 @@ def prefix_file(kernels: str) -> str:
     return f"prefixes-{kernels}.kv"
 
 
-def load_prefixes(directory: EngineDirectory, kernels: str, block_size: int, block_bytes: int) -> SealedPrefixes | None:
-    """Those of `directory` that this engine, opened here with these kernels and blocks, can use."""
+def load_prefixes(directory: EngineDirectory, kernels: str, runner: RunnerInfo) -> SealedPrefixes | None:
+    """Those of `directory` that this engine, opened here with these kernels, blocks and states, can use."""
     sealed = directory.manifest.prefixes
     if not sealed:
         return None
     try:
-        return _read(directory, kernels, block_size, block_bytes)
+        return _read(directory, kernels, runner)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         logger.warning(
             "the sealed prefixes of %s are not used: %s; compute them again: %s", directory.path, error, COMMAND
@@ -91,7 +106,7 @@ def load_prefixes(directory: EngineDirectory, kernels: str, block_size: int, blo
         return None
 
 
-def _read(directory: EngineDirectory, kernels: str, block_size: int, block_bytes: int) -> SealedPrefixes:
+def _read(directory: EngineDirectory, kernels: str, runner: RunnerInfo) -> SealedPrefixes:
     """Raises one of several errors whose words say what is wrong."""
     name, sealed = prefix_file(kernels), directory.manifest.prefixes
     if name not in sealed:
@@ -102,14 +117,20 @@ def _read(directory: EngineDirectory, kernels: str, block_size: int, block_bytes
     line, _, content = data.removeprefix(MAGIC).partition(b"\n")
     document: dict[str, Any] = json.loads(line)
     header = Header(**{**document, "prefixes": tuple(map(tuple, document["prefixes"]))})
-    expected = (directory.manifest.engine_digest, kernels, block_size, block_bytes)
-    if (header.engine, header.kernels, header.block_size, header.block_bytes) != expected:
+    expected = Header(
+        directory.manifest.engine_digest, kernels, runner.block_size, runner.block_bytes, header.prefixes,
+        runner.state_bytes,
+    )  # fmt: skip
+    if header != expected:
         raise ValueError(f"{name} is of another engine, or its KV blocks have another format")
-    num_blocks = len(header.blocks())
-    if len(content) != num_blocks * block_bytes:
-        raise ValueError(f"{name} has {len(content)} bytes of blocks, and its prefixes {num_blocks} blocks")
-    contents = [content[start : start + block_bytes] for start in range(0, len(content), block_bytes)]
-    return SealedPrefixes(header, contents)
+    num_blocks, num_states = len(header.blocks()), len(header.states())
+    sizes = [header.block_bytes] * num_blocks + [header.state_bytes] * num_states
+    if len(content) != sum(sizes):
+        raise ValueError(
+            f"{name} has {len(content)} bytes of blocks, and its prefixes {num_blocks} blocks and {num_states} states"
+        )
+    ends = accumulate(sizes)
+    return SealedPrefixes(header, [content[end - size : end] for size, end in zip(sizes, ends, strict=True)])
 
 
 def seal_file(path: Path, content: bytes) -> None:

@@ -20,7 +20,7 @@ from llmserve.errors import (
     Unsupported,
 )
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 LIBRARY_NAME = "libllmserve_cpu.so"
 ISA_VARIABLE = "LLMSERVE_ISA"
 TEXT_BYTES = 1024
@@ -56,9 +56,9 @@ class Library:
         self._declare(
             "llmserve_step", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(StepRecord), ctypes.c_char_p, ctypes.c_size_t
         )
-        block = (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t)
-        self._declare("llmserve_read_block", ctypes.c_int, *block, ctypes.c_char_p, ctypes.c_size_t)
-        self._declare("llmserve_write_block", ctypes.c_int, *block, ctypes.c_char_p, ctypes.c_size_t)
+        content = (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t)
+        for name in ("read_block", "write_block", "read_state", "write_state"):
+            self._declare(f"llmserve_{name}", ctypes.c_int, *content, ctypes.c_char_p, ctypes.c_size_t)
         slot = (ctypes.c_void_p, ctypes.c_uint32)
         self._declare(
             "llmserve_load_adapter", ctypes.c_int, *slot, ctypes.POINTER(AdapterPartRecord), ctypes.c_size_t,
@@ -125,6 +125,16 @@ class Library:
     def write_block(self, handle: int, block: int, data: bytes) -> None:
         """See `llmserve_write_block`."""
         self._call(self._library.llmserve_write_block, handle, block, data, len(data))
+
+    def read_state(self, handle: int, state: int, num_bytes: int) -> bytes:
+        """See `llmserve_read_state`."""
+        data = ctypes.create_string_buffer(num_bytes)
+        self._call(self._library.llmserve_read_state, handle, state, data, num_bytes)
+        return data.raw
+
+    def write_state(self, handle: int, state: int, data: bytes) -> None:
+        """See `llmserve_write_state`."""
+        self._call(self._library.llmserve_write_state, handle, state, data, len(data))
 
     def load_adapter(self, handle: int, slot: int, parts: ctypes.Array[AdapterPartRecord]) -> None:
         """See `llmserve_load_adapter`."""

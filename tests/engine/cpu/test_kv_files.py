@@ -1,8 +1,10 @@
-"""A KV block that comes back from a file is what a cold prefill computes, bit for bit, in every cache format."""
+"""A KV block that comes back from a file is what a cold prefill computes, bit for bit, in every cache format. So is a
+state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,14 +29,20 @@ OPTIONS = {
     "float16": BuildOptions(dtype="float16", quantization="int8"),
     "int8": BuildOptions(dtype="float16", quantization="int4", kv_cache_dtype="int8"),
 }
+STATES = {
+    "qwen3.5": BuildOptions(dtype="float32"),
+    "falcon-h1": BuildOptions(dtype="float16", quantization="int8"),
+    "lfm2": BuildOptions(dtype="float32"),
+}
 OpenEngine = Callable[[Path, EngineSettings], Engine]
 
 
-@pytest.fixture(scope="module", params=OPTIONS)
+@pytest.fixture(scope="module", params=[*OPTIONS, *STATES])
 def engine_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(str(request.param))
-    make_checkpoint(folder / "checkpoint", "llama")
-    options = replace(OPTIONS[str(request.param)], tokens_per_block=8, max_num_tokens=64, max_batch_size=4)
+    name = str(request.param)
+    folder = tmp_path_factory.mktemp(name)
+    make_checkpoint(folder / "checkpoint", name if name in STATES else "llama")
+    options = replace((OPTIONS | STATES)[name], tokens_per_block=8, max_num_tokens=64, max_batch_size=4)
     build_engine(folder / "checkpoint", folder / "engine", options)
     return folder / "engine"
 
@@ -87,3 +95,22 @@ def test_blocks_that_cannot_be_are_refused(engine_dir: Path) -> None:
     with pytest.raises(InvalidArgument, match="bytes"):
         runner.write_block(0, other[:-1])
     runner.close()
+
+
+@pytest.mark.parametrize("engine_dir", STATES, indirect=True)
+def test_states_that_cannot_be_are_refused(engine_dir: Path) -> None:
+    file = EngineDirectory.open(engine_dir).engine_file
+    with closing(CpuRunner.open(file, num_blocks=4, threads=1, num_states=3)) as runner:
+        content = runner.read_state(1)
+        assert len(content) == runner.info.state_bytes > 0
+        other = (bytes(range(256)) * (len(content) // 256 + 1))[: len(content)]
+        runner.write_state(2, other)
+        assert runner.read_state(2) == other
+        assert runner.read_state(1) == content
+        for wrong in (3, 2**31):
+            with pytest.raises(InvalidArgument, match=r"state .* of 3"):
+                runner.read_state(wrong)
+            with pytest.raises(InvalidArgument, match=r"state .* of 3"):
+                runner.write_state(wrong, other)
+        with pytest.raises(InvalidArgument, match="bytes"):
+            runner.write_state(0, other[:-1])

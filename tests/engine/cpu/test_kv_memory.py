@@ -15,7 +15,7 @@ from llmserve.engine.cpu.layout import read_step_bytes
 from llmserve.engine.cpu.oversize import left_beside_weights
 from llmserve.engine.cpu.runner import read_header
 from llmserve.engine.directory.artifact import EngineDirectory
-from llmserve.engine.settings import EngineSettings, GpuSettings
+from llmserve.engine.settings import EngineSettings
 from llmserve.errors import ResourceExhausted
 from llmserve.scheduler.settings import SchedulerSettings
 from tests.checkpoints import make_checkpoint
@@ -77,17 +77,6 @@ def test_a_state_that_does_not_fit_is_refused(with_states: EngineDirectory, monk
     monkeypatch.setattr(runtime, "available_memory_bytes", lambda: taken + state_bytes)
     with pytest.raises(ResourceExhausted, match="a state of a sequence, which needs"):
         runtime.pool_sizes(with_states, EngineSettings())
-
-
-def test_what_cannot_be_done_with_states_is_said(
-    with_states: EngineDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = EngineSettings(max_kv_tokens=2048, gpu=GpuSettings(kv_cache_dir=str(tmp_path / "kv")))
-    with caplog.at_level(logging.INFO):
-        runtime.RUNTIME.open(with_states, settings).close()
-    assert "kv_cache_dir" in caplog.text
-    assert "has no effect on this engine" in caplog.text
-    assert not (tmp_path / "kv").exists()
 
 
 @pytest.mark.parametrize(("kind", "part"), [("llama", 1.0), ("olmoe", 0.6)])

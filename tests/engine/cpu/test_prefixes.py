@@ -36,15 +36,17 @@ PREFIXES = [Prefix(f"{text[:3]}.txt", text) for text in TEXTS]
 OPTIONS = {
     "float32": BuildOptions(dtype="float32"),
     "int8 cache": BuildOptions(dtype="float16", quantization="int4", kv_cache_dtype="int8"),
+    "qwen3.5": BuildOptions(dtype="float32"),  # with states
 }
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
 @pytest.fixture(scope="module", params=OPTIONS)
 def engine_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(str(request.param).replace(" ", "-"))
-    make_checkpoint(folder / "checkpoint", "llama")
-    options = replace(OPTIONS[str(request.param)], tokens_per_block=BLOCK, max_num_tokens=32, max_batch_size=4)
+    name = str(request.param)
+    folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
+    make_checkpoint(folder / "checkpoint", name if name == "qwen3.5" else "llama")
+    options = replace(OPTIONS[name], tokens_per_block=BLOCK, max_num_tokens=32, max_batch_size=4)
     build_engine(folder / "checkpoint", folder / "engine", options)
     return folder / "engine"
 
@@ -136,7 +138,13 @@ def test_what_does_not_fit_is_a_miss_and_a_word_in_the_log(
         EngineDirectory.open(sealed).verify()
     (sealed / name).unlink()
     misses("No such file")
-    for other in ({"engine": "0" * 64}, {"block_size": 2 * BLOCK}, {"block_bytes": 1}, {"kernels": "neon"}):
+    for other in (
+        {"engine": "0" * 64},
+        {"block_size": 2 * BLOCK},
+        {"block_bytes": 1},
+        {"kernels": "neon"},
+        {"state_bytes": 4},
+    ):
         record_as(sealed, changed(**other))
         misses("is of another engine, or its KV blocks have another format")
     record_as(sealed, changed(prefixes=[]))
@@ -191,7 +199,7 @@ def test_what_chats_have_in_common_is_what_their_template_makes_of_it(engine_dir
 
 @pytest.mark.parametrize("engine_dir", ["float32"], indirect=True)
 def test_an_engine_that_keeps_no_blocks_is_refused(engine_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one with states, or of another target, for which `kv_cache_dir` has no effect."""
+    """As one of another target, for which `kv_cache_dir` has no effect."""
     without = lambda path, settings: open_engine(path, replace(settings, gpu=GpuSettings()))  # noqa: E731
     monkeypatch.setattr(prefix_module, "open_engine", without)
     with pytest.raises(Unsupported, match="has no KV blocks that can be kept"):

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from llmserve.engine.kv_files.block_files import BlockFiles
+from llmserve.engine.base import EngineInfo
+from llmserve.engine.kv_files.block_files import BlockFiles, block_files, state_key, written_files
+from llmserve.engine.settings import GpuSettings
 from llmserve.errors import InvalidArgument
 from llmserve.scheduler.blocks import hash_block
 
@@ -40,6 +42,30 @@ def test_what_is_written_is_read_by_others_too(tmp_path: Path) -> None:
     assert there.write(block_hash, content)
     assert [path.stat().st_size for path in paths(tmp_path)] == [FILE_BYTES]
     assert files(tmp_path, "another engine").read(block_hash) is None
+
+
+def test_a_state_has_the_hash_of_the_block_before_it(tmp_path: Path) -> None:
+    settings = GpuSettings(kv_cache_dir=str(tmp_path))
+    info = EngineInfo("e", "cpu", "E", "float16", "d" * 64, 83, 96, 8, 96, kernels="avx2")
+    here = block_files(settings, info, SIZE, state_bytes=24)
+    assert here is not None
+    states = [state_key(block(number)[0]) for number in range(3)]
+    for number, key in enumerate(states):
+        assert here.write(*block(number))
+        assert here.write(key, bytes([number]) * 24)
+    assert [here.read(key) for key in (block(1)[0], states[1])] == [bytes([1]) * SIZE, bytes([1]) * 24]
+    for place, key in enumerate((*states, *(block(number)[0] for number in range(3)))):
+        os.utime(next(path for path in paths(tmp_path) if path.name == key.hex()), (place, place))
+    assert here.latest(1, 2) == [states[1], states[2], block(2)[0]]
+    found = written_files(tmp_path)
+    assert found is not None
+    assert (found.block_bytes, found.state_bytes, found.read(states[2])) == (SIZE, 24, bytes([2]) * 24)
+    other = block_files(settings, info, SIZE, state_bytes=28)
+    plain = block_files(settings, info, SIZE)
+    assert other is not None
+    assert plain is not None
+    assert not other.has(states[0])
+    assert not plain.has(block(0)[0])
 
 
 def cut(path: Path) -> None:

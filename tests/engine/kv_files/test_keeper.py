@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,22 +13,28 @@ from pathlib import Path
 import pytest
 
 from llmserve.core import GenerateRequest, SamplingParams, Usage
-from llmserve.engine.base import Engine
-from llmserve.engine.fake import FAKE_RUNNER_INFO, fake_answer, fake_engine
+from llmserve.engine.base import Engine, RunnerInfo
+from llmserve.engine.fake import FAKE_RUNNER_INFO, FakeRunner, fake_answer, fake_engine
 from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.kv_files import keeper
-from llmserve.engine.kv_files.block_files import BlockFiles
+from llmserve.engine.kv_files.block_files import BlockFiles, is_state, state_key
 from llmserve.engine.kv_files.keeper import KvKeeper
+from llmserve.scheduler.blocks import hash_block
+from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from tests.engine.fake.pipelined import PipelinedFakeRunner
 
 INFO = replace(FAKE_RUNNER_INFO, num_blocks=12)  # of four tokens: room for one prompt and its answer
 BLOCK_BYTES = 8 * INFO.block_size
+STATES = replace(INFO, num_states=5, state_bytes=8, block_bytes=4)  # one behind every second block
 LONG = tuple(range(32))
 
 
-def opened(folder: Path, info: str = "fake", settings: SchedulerSettings | None = None) -> InflightEngine:
-    return fake_engine(INFO, settings, files=BlockFiles(folder, info, BLOCK_BYTES))
+def opened(
+    folder: Path, info: str = "fake", settings: SchedulerSettings | None = None, *, runner: RunnerInfo = INFO
+) -> InflightEngine:
+    files = BlockFiles(folder, info, BLOCK_BYTES, state_bytes=runner.state_bytes)
+    return fake_engine(runner, settings, files=files)
 
 
 async def answer(engine: Engine, prompt: Sequence[int], max_tokens: int = 8) -> tuple[list[int], Usage]:
@@ -76,6 +83,63 @@ async def test_a_restart_begins_with_what_was_in_the_pool(tmp_path: Path) -> Non
     found, usage = await answer(other, LONG)
     other.close()
     assert (found, usage.cached_tokens) == (fake_answer(LONG, 8), 0)
+
+
+def state_files(folder: Path) -> list[Path]:
+    return [path for path in oldest_first(folder) if is_state(bytes.fromhex(path.name))]
+
+
+async def test_states_outlive_the_pool_and_the_process(tmp_path: Path) -> None:
+    engine = opened(tmp_path, runner=STATES)
+    first, usage = await answer(engine, LONG)
+    assert usage.cached_tokens == 0
+    for start in (100, 200, 300):  # needs the whole pool, and all slots
+        await answer(engine, tuple(range(start, start + 40)))
+    again, usage = await answer(engine, LONG)
+    assert (again, usage.cached_tokens) == (first, 28)
+    engine.close()
+    engine = opened(tmp_path, runner=STATES)
+    found, usage = await answer(engine, LONG)
+    longer, more = await answer(engine, (*LONG, 77, 78))
+    engine.close()
+    assert (found, longer) == (first, fake_answer((*LONG, 77, 78), 8))
+    assert (usage.cached_tokens, more.cached_tokens) == (28, 32)
+
+
+@pytest.mark.parametrize("fault", ["gone", "damaged"])
+async def test_without_a_state_an_earlier_one_is_found(tmp_path: Path, fault: str) -> None:
+    engine = opened(tmp_path, runner=STATES)
+    first, _ = await answer(engine, LONG)
+    engine.close()
+    hashes = [b""]
+    for start in range(0, 28, 4):
+        hashes.append(hash_block(hashes[-1], LONG[start : start + 4]))
+    paths = {path.name: path for path in state_files(tmp_path)}
+    assert {state_key(hashes[count]).hex() for count in (2, 4, 6, 7)} <= paths.keys()
+    for counts, num_found in (((6, 7), 16), ((2, 4, 6, 7), 0)):
+        for path in (paths[state_key(hashes[count]).hex()] for count in counts):
+            if fault == "gone":
+                path.unlink(missing_ok=True)
+            else:
+                path.write_bytes(b"something else")
+        engine = opened(tmp_path, runner=STATES)
+        found, usage = await answer(engine, LONG, 1)
+        engine.close()
+        assert (found, usage.cached_tokens) == (first[:1], num_found)
+
+
+def test_a_state_that_was_given_away_and_came_back_is_kept_before_another_takes_its_place(tmp_path: Path) -> None:
+    files = BlockFiles(tmp_path, "fake", BLOCK_BYTES, state_bytes=8)
+    runner = FakeRunner(STATES)
+    scheduler = Scheduler(STATES.scheduler_config(SchedulerSettings()))
+    keeper = KvKeeper(files, runner, scheduler, lambda fetched: None, lambda task: Future())
+    old, new, slots = hash_block(b"", [1]), hash_block(b"", [2]), scheduler.states.slots
+    runner.write_state(slots.adopt(old, b"", ()), bytes([1] * 8))
+    slots.release(slots.allocate(STATES.num_states))  # as by a sequence that ends with the step that takes a slot more
+    keeper._adopt({state_key(new): bytes([2] * 8)})
+    keeper.close(saves=True)
+    assert [files.read(state_key(one)) for one in (old, new)] == [bytes([1] * 8), None]
+    runner.close()
 
 
 async def test_what_was_used_last_is_read_before_anybody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,21 +259,22 @@ async def test_a_runner_that_begins_steps_ahead_has_no_files(tmp_path: Path) -> 
     assert oldest_first(tmp_path) == []
 
 
+@pytest.mark.parametrize("runner", [INFO, STATES], ids=["plain", "states"])
 @pytest.mark.parametrize("seed", range(6))
-async def test_answers_do_not_depend_on_files(tmp_path: Path, seed: int) -> None:
+async def test_answers_do_not_depend_on_files(tmp_path: Path, seed: int, runner: RunnerInfo) -> None:
     """Prompts with few beginnings in a pool for few of them, restarts, and files that are damaged or gone."""
     rng = random.Random(seed)
     beginnings = [tuple(rng.choices(range(50), k=rng.choice([4, 9, 16]))) for _ in range(4)]
     settings = SchedulerSettings(policy=rng.choice(list(Policy)))
     for _ in range(4):
-        engine = opened(tmp_path, settings=settings)
+        engine = opened(tmp_path, settings=settings, runner=runner)
         for _ in range(6):
             texts = [rng.choice(beginnings) + rng.choice(beginnings) for _ in range(rng.randint(1, 5))]
             prompts = [text[: rng.randint(1, 28)] for text in texts]
             found = await asyncio.gather(*(answer(engine, prompt, 6) for prompt in prompts))
             assert [tokens for tokens, _ in found] == [fake_answer(prompt, 6) for prompt in prompts]
+        assert engine.healthy()
         engine.close()
-        assert engine.healthy() is False
         for path in oldest_first(tmp_path):
             if rng.random() < 0.1:
                 path.write_bytes(path.read_bytes()[:-8] + bytes(8))

@@ -107,7 +107,7 @@ int guarded(char* text, size_t text_bytes, Body body) {
 
 extern "C" {
 
-uint32_t llmserve_abi_version(void) { return 10; }
+uint32_t llmserve_abi_version(void) { return 11; }
 
 void llmserve_variants(char* text, size_t text_bytes) { copy_text(variant_names(), text, text_bytes); }
 
@@ -143,6 +143,17 @@ int llmserve_write_block(llmserve::Engine* engine, uint32_t block, const void* d
                          size_t text_bytes) {
   return guarded(text, text_bytes,
                  [&] { return engine->write_block(block, {static_cast<const std::byte*>(data), num_bytes}); });
+}
+
+int llmserve_read_state(const llmserve::Engine* engine, uint32_t state, void* data, size_t num_bytes, char* text,
+                        size_t text_bytes) {
+  return guarded(text, text_bytes, [&] { return engine->read_state(state, {static_cast<std::byte*>(data), num_bytes}); });
+}
+
+int llmserve_write_state(llmserve::Engine* engine, uint32_t state, const void* data, size_t num_bytes, char* text,
+                         size_t text_bytes) {
+  return guarded(text, text_bytes,
+                 [&] { return engine->write_state(state, {static_cast<const std::byte*>(data), num_bytes}); });
 }
 
 int llmserve_load_adapter(llmserve::Engine* engine, uint32_t slot, const llmserve::AdapterPartRecord* parts, size_t count,

@@ -37,6 +37,12 @@ LLMSERVE_EXPORT int llmserve_read_block(const llmserve::Engine* engine, uint32_t
 LLMSERVE_EXPORT int llmserve_write_block(llmserve::Engine* engine, uint32_t block, const void* data, size_t num_bytes,
                                          char* text, size_t text_bytes);
 
+/* Likewise a state of a sequence, of which there are as many as `llmserve_open` was told. */
+LLMSERVE_EXPORT int llmserve_read_state(const llmserve::Engine* engine, uint32_t state, void* data, size_t num_bytes,
+                                        char* text, size_t text_bytes);
+LLMSERVE_EXPORT int llmserve_write_state(llmserve::Engine* engine, uint32_t state, const void* data, size_t num_bytes,
+                                         char* text, size_t text_bytes);
+
 /* A LoRA adapter into a free slot from 1 on, and out of it (adapters.h). The matrices of its `count` parts must stay where
  * they are until then. Not during a step. */
 LLMSERVE_EXPORT int llmserve_load_adapter(llmserve::Engine* engine, uint32_t slot, const llmserve::AdapterPartRecord* parts,

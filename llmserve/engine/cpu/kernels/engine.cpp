@@ -172,6 +172,27 @@ Error Engine::write_block(uint32_t block, std::span<const std::byte> data) {
   return {};
 }
 
+Error Engine::check_state(uint32_t state, size_t num_bytes) const {
+  const size_t expected = sizeof(float) * state_floats_;
+  if (state >= num_states_ || num_bytes != expected) {
+    return invalid("state " + std::to_string(state) + " of " + std::to_string(num_states_) + " has " +
+                   std::to_string(expected) + " bytes, not " + std::to_string(num_bytes));
+  }
+  return {};
+}
+
+Error Engine::read_state(uint32_t state, std::span<std::byte> data) const {
+  if (Error error = check_state(state, data.size())) return error;
+  std::memcpy(data.data(), states_.data() + state * data.size(), data.size());
+  return {};
+}
+
+Error Engine::write_state(uint32_t state, std::span<const std::byte> data) {
+  if (Error error = check_state(state, data.size())) return error;
+  std::memcpy(states_.data() + state * data.size(), data.data(), data.size());
+  return {};
+}
+
 Error Engine::load_adapter(uint32_t slot, std::span<const AdapterPartRecord> parts) {
   if (!adapter_counters_) adapter_counters_ = std::make_unique<TaskCounter[]>(head_);
   return adapters_.load(file_, slot, parts);

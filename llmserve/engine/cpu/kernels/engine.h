@@ -58,6 +58,9 @@ class Engine {
   // What the cache keeps of a block, all layers end to end: out of it, or into it. Not of blocks that a step uses.
   Error read_block(uint32_t block, std::span<std::byte> data) const;
   Error write_block(uint32_t block, std::span<const std::byte> data);
+  // Likewise a state of a sequence.
+  Error read_state(uint32_t state, std::span<std::byte> data) const;
+  Error write_state(uint32_t state, std::span<const std::byte> data);
 
  private:
   friend class Executor;
@@ -65,6 +68,7 @@ class Engine {
   Error allocate();
   Error allocate_states();
   Error check_block(uint32_t block, size_t num_bytes) const;
+  Error check_state(uint32_t state, size_t num_bytes) const;
   void choose_default_tactics();
   std::span<const LinearTactic> tactics_of(const OpRecord& op) const;
   void prepare(const StepRecord& step);
