@@ -123,7 +123,7 @@ _ANSWERS = (
     Metric("llmserve_request_prompt_tokens", "histogram", "Tokens of a prompt"),
     Metric("llmserve_request_generation_tokens", "histogram", "Tokens of an answer"),
 )
-_ROLLOUT = (  # `version` is the candidate's
+_ROLLOUT = (  # `version` is the candidate's; those of an adapter have a label `adapter`, too
     Metric("llmserve_rollout_state", "gauge", "1 for the state that the rollout is in", (*MODEL, "state")),
     Metric("llmserve_rollout_canary_share", "gauge", "Share of the requests that the candidate answers [0.0 - 1.0]"),
     Metric(

@@ -180,6 +180,18 @@ class Adapters(Protocol):
         """Of each, by name, for clients."""
         ...
 
+    def load_candidate(self, name: str, path: Path) -> str:
+        """Beside what has the name, for requests with `wants_candidate`; returns its digest. Blocking, as `load`."""
+        ...
+
+    def promote_candidate(self, name: str) -> None:
+        """It has the name from here on. `InvalidArgument`: another one was loaded since it is there, or none is."""
+        ...
+
+    def unload_candidate(self, name: str) -> None:
+        """Requests under way keep it."""
+        ...
+
 
 class Backend(Protocol):
     @property

@@ -138,7 +138,8 @@ class InferenceCore:
         await self._lifecycle.unload_model(name, unload_dependents=unload_dependents)
 
     async def start_rollout(self, name: str, asked: Asked) -> None:
-        """Open a candidate version of a model beside the one that is served, and divide requests by its rules.
+        """Open a candidate version of a model, or a candidate for the name of one of its adapters, beside what is
+        served, and divide requests by its rules.
 
         Done when the candidate is ready. Raises `Unavailable` where the control mode allows none, `NotFound` for a
         model or version that is not there, `InvalidArgument` for rules or candidates that cannot be, and whatever keeps
@@ -277,11 +278,17 @@ class InferenceCore:
         adapters = self._changeable_adapters(name)
         if any(row.name == adapter for row in self.repository_index()):
             raise AlreadyExists(f"a model has the name '{adapter}'; give the adapter another one")
-        await asyncio.shield(asyncio.to_thread(adapters.load, adapter, Path(path)))
+        await asyncio.shield(self._load_adapter(adapters, adapter, Path(path)))
+
+    async def _load_adapter(self, adapters: Adapters, name: str, path: Path) -> None:
+        await asyncio.to_thread(adapters.load, name, path)
+        self._rollouts.adapter_changed(adapters, name)
 
     async def unload_adapter(self, name: str, adapter: str) -> None:
         """Its running requests end in good order."""
-        self._changeable_adapters(name).unload(adapter)
+        adapters = self._changeable_adapters(name)
+        adapters.unload(adapter)
+        self._rollouts.adapter_changed(adapters, adapter)
 
     def _changeable_adapters(self, name: str) -> Adapters:
         self._check_serving()

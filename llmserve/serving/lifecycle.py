@@ -86,8 +86,9 @@ class ModelLifecycle:
         mode = self._settings.control_mode
         if mode == ControlMode.NONE:
             raise Unavailable("with --model-control-mode none nothing changes: rollouts need explicit, or poll")
-        if asked.parameters and mode != ControlMode.EXPLICIT:
-            raise Unavailable("parameters of a candidate, such as its engine, need --model-control-mode explicit")
+        if (asked.parameters or asked.adapter) and mode != ControlMode.EXPLICIT:
+            what = "parameters of a candidate, such as its engine," if asked.parameters else "rollouts of an adapter"
+            raise Unavailable(f"{what} need --model-control-mode explicit")
         await asyncio.shield(self._run(self._start_rollout(name, asked)))
 
     async def poll(self) -> None:
@@ -197,6 +198,9 @@ class ModelLifecycle:
 
     async def _start_rollout(self, name: str, asked: Asked) -> None:
         self._table.find(name)
+        if asked.adapter is not None:
+            await self._rollouts.start_adapter(name, asked)
+            return
         listing = await self._list_models()
         listing.require_readable()
         if name in listing.places:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.core import EVERYBODY, Tenant
-from llmserve.errors import LlmserveError
+from llmserve.errors import InvalidArgument, LlmserveError
 from llmserve.serving.instruments.trace import Trace
 
 ParameterValue: TypeAlias = str | int | bool | float
@@ -66,6 +66,7 @@ class InferRequest:
     sequence_end: Final[bool] = False
     tenant: Final[Tenant] = EVERYBODY
     trace: Final[Trace | None] = field(default=None, compare=False, repr=False)  # of requests that are being recorded
+    wants_candidate: Final[bool] = False  # of its adapter: what a rollout tries under the name; no client can say so
 
     @property
     def tenant_request_id(self) -> tuple[str, str]:
@@ -80,6 +81,19 @@ class InferRequest:
     @property
     def chooses_adapter(self) -> bool:
         return ADAPTER_NAME in self.parameters or ADAPTER_ID in self.inputs
+
+    @property
+    def asked_adapter(self) -> str:
+        """The name in its parameter, or TensorRT-LLM's number; empty: none. Raises `InvalidArgument`."""
+        name, ids = self.parameters.get(ADAPTER_NAME, ""), self.inputs.get(ADAPTER_ID)
+        if not isinstance(name, str):
+            raise InvalidArgument(f"{ADAPTER_NAME} must be a text, the name of an adapter")
+        if ids is None or not ids.data.size:
+            return name
+        number = str(ids.data.reshape(-1)[0])
+        if ids.data.size > 1 or name not in ("", number):
+            raise InvalidArgument(f"{ADAPTER_ID} must be one number, and that of {ADAPTER_NAME} if both are given")
+        return number
 
     def with_inputs(self, inputs: Mapping[str, Tensor]) -> InferRequest:
         return replace(self, inputs=inputs)

@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -16,9 +16,11 @@ from llmserve.cli.app import app
 from llmserve.cli.rollout import RolloutOptions
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unavailable
 from llmserve.serving.config.rollout_rules import make_rules
+from llmserve.serving.loading.deployment import Deployment
 from llmserve.serving.loading.repository import ModelSource
+from llmserve.serving.rollout.candidates import VersionCandidate
 from llmserve.serving.rollout.report import rollout_report
-from llmserve.serving.rollout.rollout import Candidate, Rollout
+from llmserve.serving.rollout.rollout import Rollout
 from tests.frontends.server import RunningServer
 from tests.frontends.stub_core import StubCore
 from tests.serving.rollout.test_rollouts import QUICK
@@ -41,9 +43,9 @@ def failure(result: Result) -> LlmserveError:
 
 
 def report(core: StubCore, state: str = "canary") -> dict[str, Any]:
-    """As a server makes it."""
+    """As a server makes it. It is not carried out."""
     source = ModelSource("echo", Path(), ModelConfig(), (1,), ())
-    candidate = Candidate(source, "2", "1", {"gpt_model_path": "/e"})
+    candidate = VersionCandidate(source, "2", "1", {"gpt_model_path": "/e"}, cast(Deployment, None))
     made = Rollout("echo", candidate, make_rules(QUICK), lambda rollout, decision: None)
     made.note("started", "it is beside version 1")
     document: dict[str, Any] = json.loads(json.dumps(rollout_report(made))) | {"state": state}
@@ -58,6 +60,7 @@ def test_start_sends_what_was_given(server: RunningServer, core: StubCore, tmp_p
     assert core.rolled_out["echo"]["asked"] == {
         "version": "3",
         "parameters": {"gpt_model_path": str(tmp_path), "tokenizer_dir": str(tmp_path)},
+        "adapter": None,
         "rules": {
             "shadow": "10%", "canary": ["5%", "25%"], "requests": 50, "seconds": 2.5, "max_error_rate": 0.02,
             "min_agreement": None, "max_latency_ratio": 1.5, "timeout_s": 5, "promote": "by_hand",
@@ -65,7 +68,7 @@ def test_start_sends_what_was_given(server: RunningServer, core: StubCore, tmp_p
     }  # fmt: skip
     make_rules(core.rolled_out["echo"]["asked"]["rules"])
     run(server, "start", "echo")
-    assert core.rolled_out["echo"]["asked"] == {"version": "", "parameters": {}, "rules": {}}
+    assert core.rolled_out["echo"]["asked"] == {"version": "", "parameters": {}, "rules": {}, "adapter": None}
     assert RolloutOptions.rules(RolloutOptions("start", canary="none")) == {"canary": []}  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, KeysView, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmserve.backends.tensorrtllm.adapter_folder import AdapterFolder
 from llmserve.engine.adapters.sealed import SealedAdapter
@@ -21,30 +21,17 @@ from llmserve.engine.directory.gate_record import GateRecord, GateRule, GateSubj
 from llmserve.engine.directory.identity import gate_facts
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unsupported, nearest, raise_problems
 from llmserve.serving.backend import GaugeSample
-from llmserve.serving.types import ADAPTER_ID, ADAPTER_NAME, InferRequest
+from llmserve.serving.types import InferRequest
 
 NAME = re.compile(r"[A-Za-z0-9][\w.:@-]{0,127}")  # a part of a path, and a label of a metric
 
 
 def adapter_name(request: InferRequest) -> str:
     """That a request asks for. Empty: none. Raises NotFound for one that its API key may not use."""
-    name, allowed = _asked_name(request), request.tenant.adapters
+    name, allowed = request.asked_adapter, request.tenant.adapters
     if name and allowed is not None and name not in allowed:
         raise NotFound(f"there is no adapter '{name}' for this API key")
     return name
-
-
-def _asked_name(request: InferRequest) -> str:
-    """Its parameter, or TensorRT-LLM's number."""
-    name, ids = request.parameters.get(ADAPTER_NAME, ""), request.inputs.get(ADAPTER_ID)
-    if not isinstance(name, str):
-        raise InvalidArgument(f"{ADAPTER_NAME} must be a text, the name of an adapter")
-    if ids is None or not ids.data.size:
-        return name
-    number = str(ids.data.reshape(-1)[0])
-    if ids.data.size > 1 or name not in ("", number):
-        raise InvalidArgument(f"{ADAPTER_ID} must be one number, and that of {ADAPTER_NAME} if both are given")
-    return number
 
 
 @dataclass(slots=True, eq=False)
@@ -56,12 +43,20 @@ class _Named:
     is_served: bool = True  # under its name
 
 
+class _Candidate(NamedTuple):
+    """Of a rollout, for a name."""
+
+    tried: _Named
+    beside: _Named  # what has the name
+
+
 class ServedAdapters:
     def __init__(self, engine: Engine, gate: GateRule | None = None) -> None:
         """`gate`: what each must have passed."""
         self._engine = engine
         self._gate = gate
         self._named: dict[str, _Named] = {}
+        self._candidates: dict[str, _Candidate] = {}
         self._folder: AdapterFolder | None = None
         self._lock = threading.Lock()  # names are loaded in other threads than the one of requests
 
@@ -81,18 +76,39 @@ class ServedAdapters:
             raise InvalidArgument(
                 f"{name!r} is no name for an adapter: letters, digits and . _ - : @, up to 128, are, and no slash"
             )
-        engine = self._taking()
-        adapter = SealedAdapter.open(path)
-        if self._gate is not None:
-            adapter.require_base(engine.info.digest)
-            require_record(GateSubject(path, engine.info.digest, engine.info.kernels, adapter.digest), self._gate)
-        gates = standing(path, engine.info.digest, adapter.digest)
-        engine.add_adapter(adapter)
+        added = self._added(path)
         with self._lock:
             replaced = self._named.get(name)
-            self._named[name] = _Named(adapter, gates)
+            self._named[name] = added
             if replaced is not None:
                 self._retire(replaced)
+
+    def load_candidate(self, name: str, path: Path) -> str:
+        """See `Adapters`. Nothing that a client can ask for leads to it."""
+        added = self._added(path)
+        with self._lock:
+            try:
+                beside = self._find(name)
+                if beside.adapter.digest == added.adapter.digest:
+                    raise InvalidArgument(f"'{name}' is the adapter in {path} already: the digests are equal")
+            except InvalidArgument:
+                self._retire(added)
+                raise
+            self._candidates[name] = _Candidate(added, beside)
+        return added.adapter.digest
+
+    def promote_candidate(self, name: str) -> None:
+        with self._lock:
+            tried, beside = self._candidates[name]
+            if self._named.get(name) is not beside:
+                raise InvalidArgument(f"adapter '{name}' was loaded again or unloaded meanwhile")
+            del self._candidates[name]
+            self._named[name] = tried
+            self._retire(beside)
+
+    def unload_candidate(self, name: str) -> None:
+        with self._lock:
+            self._retire(self._candidates.pop(name).tried)
 
     def serve_folder(self, path: Path) -> None:
         """What is in it now, and at every `poll`. What cannot be loaded is logged."""
@@ -115,13 +131,16 @@ class ServedAdapters:
             del self._named[name]
 
     @contextmanager
-    def held(self, name: str) -> Iterator[str]:
-        """The digest of the adapter that has this name now, which stays meanwhile; empty for no name."""
+    def held(self, name: str, *, candidate: bool = False) -> Iterator[str]:
+        """The digest of the adapter that has this name now, which stays meanwhile; empty for no name.
+
+        `candidate`: of what a rollout tries under the name, as long as it does.
+        """
         if not name:
             yield ""
             return
         with self._lock:
-            named = self._find(name)
+            named = self._candidates[name].tried if candidate and name in self._candidates else self._find(name)
             named.num_requests += 1
             named.num_asked += 1
         try:
@@ -140,11 +159,24 @@ class ServedAdapters:
         }  # fmt: skip
 
     def gauges(self) -> list[GaugeSample]:
-        """Of those that have a name: how often each was asked for under it."""
+        """Of those that have a name, and of candidates for one: how often each was asked for under it."""
+        with self._lock:
+            tried = [(name, candidate.tried) for name, candidate in self._candidates.items()]
         return [
             ("llmserve_adapter_requests_total", {"adapter": name, "digest": named.adapter.digest}, named.num_asked)
-            for name, named in self._sorted()
+            for name, named in (*self._sorted(), *tried)
         ]
+
+    def _added(self, path: Path) -> _Named:
+        """The adapter in a directory, known to the engine from here on."""
+        engine = self._taking()
+        adapter = SealedAdapter.open(path)
+        if self._gate is not None:
+            adapter.require_base(engine.info.digest)
+            require_record(GateSubject(path, engine.info.digest, engine.info.kernels, adapter.digest), self._gate)
+        gates = standing(path, engine.info.digest, adapter.digest)
+        engine.add_adapter(adapter)
+        return _Named(adapter, gates)
 
     def _taking(self) -> AdapterEngine:
         if isinstance(self._engine, AdapterEngine):

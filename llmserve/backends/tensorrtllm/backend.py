@@ -200,7 +200,7 @@ class EngineInstance:
                 self._stop(request)
                 yield self._response(request, final=True)
                 return
-            with self.adapters.held(adapter_name(request)) as adapter:
+            with self.adapters.held(adapter_name(request), candidate=request.wants_candidate) as adapter:
                 job = await self._guided(self._read(request, adapter))
                 # First of all the engine refuses what it cannot answer; it starts with the first pull.
                 # Of beams, only ids stop: each has its text.
@@ -237,7 +237,7 @@ class EngineInstance:
         try:
             job = pooled_request(request.inputs, self.engine.info, self._id_of(request))
             with (
-                self.adapters.held(adapter_name(request)) as adapter,
+                self.adapters.held(adapter_name(request), candidate=request.wants_candidate) as adapter,
                 counted(ResponseBuilder(job, streaming=False), job, self.config.name) as ended,
             ):
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from llmserve.errors import InvalidArgument
 from llmserve.frontends.http.bodies import off_loop, read_body
 from llmserve.frontends.http.error_answers import json_response
 from llmserve.frontends.http.json_fields import Json, as_object, as_string, parse_json
 from llmserve.frontends.shared.server_core import Core
-from llmserve.serving.rollout.rollouts import Asked
+from llmserve.serving.rollout.rollouts import Asked, AskedAdapter
 from llmserve.wire.http1.answers import WholeAnswer
 from llmserve.wire.http1.connection import Handler
 from llmserve.wire.http1.request import Request
 
-OF_START, OF_ABORT = ("version", "parameters", "rules"), ("reason",)
+OF_START, OF_ABORT = ("version", "parameters", "rules", "adapter"), ("reason",)
+OF_ADAPTER = ("name", "path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class RolloutApi:
             str(version) if isinstance(version, int) else as_string(version, "version"),
             {key: as_string(value, f"parameters.{key}") for key, value in parameters.items()},
             as_object(given.get("rules", {}), "rules"),
+            _adapter(given["adapter"]) if "adapter" in given else None,
         )
         await self.core.start_rollout(request.path_params["model"], asked)
         return self._report(request)
@@ -62,10 +65,23 @@ class RolloutApi:
         if not body:
             return {}
         given = as_object(await off_loop(request, lambda: parse_json(body, request.share), size=len(body)), "request")
-        if unknown := [name for name in given if name not in known]:
-            expected = ", ".join(known) or "none"
-            raise InvalidArgument(f"unknown member '{', '.join(unknown)}' of the request; known: {expected}")
+        _check_names(given, known, "the request")
         return given
+
+
+def _adapter(given: Json) -> AskedAdapter:
+    members = as_object(given, "adapter")
+    _check_names(members, OF_ADAPTER, "adapter")
+    if missing := [name for name in OF_ADAPTER if not members.get(name)]:
+        raise InvalidArgument(f"adapter needs {' and '.join(missing)}: its name, and the path of a directory")
+    name, path = (as_string(members[name], f"adapter.{name}") for name in OF_ADAPTER)
+    return AskedAdapter(name, Path(path))
+
+
+def _check_names(given: Mapping[str, Json], known: tuple[str, ...], of: str) -> None:
+    if unknown := [name for name in given if name not in known]:
+        expected = ", ".join(known) or "none"
+        raise InvalidArgument(f"unknown member '{', '.join(unknown)}' of {of}; known: {expected}")
 
 
 def rollout_routes(api: RolloutApi) -> tuple[list[tuple[str, Handler]], list[tuple[str, Handler]]]:

@@ -24,6 +24,7 @@ def rollout_report(rollout: Rollout) -> dict[str, Any]:
         "stable_version": rollout.stable_version,
         "candidate_version": rollout.candidate.version,
         "candidate_parameters": dict(rollout.candidate.parameters),
+        "adapter": rollout.candidate.adapter,
         "began": rollout.began.isoformat(timespec="seconds"),
         "step": progress.step + 1,
         "num_steps": len(rollout.rules.steps),
@@ -57,6 +58,8 @@ def rollout_samples(rollouts: Iterable[Rollout]) -> Iterator[GaugeSample]:
     for rollout in rollouts:
         progress = rollout.progress
         labels = {"model": rollout.name, "version": rollout.candidate.version}
+        if rollout.candidate.adapter is not None:
+            labels["adapter"] = rollout.candidate.adapter["name"]
         for state in RolloutState:
             yield "llmserve_rollout_state", {**labels, "state": state}, float(rollout.state is state)
         yield "llmserve_rollout_canary_share", labels, rollout.canary_share

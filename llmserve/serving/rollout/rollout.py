@@ -6,15 +6,15 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
 from llmserve.serving.config.labels import Labels
 from llmserve.serving.config.rollout_rules import RolloutRules
-from llmserve.serving.loading.repository import ModelSource
 from llmserve.serving.model import ServedModel
+from llmserve.serving.rollout.candidates import Candidate
 from llmserve.serving.rollout.progress import Decision, Progress, Verdict
 from llmserve.serving.rollout.shadow import CopyOutcome, ShadowCopy, Stopwatch, Timing
 from llmserve.serving.types import InferRequest
@@ -45,20 +45,6 @@ class LoggedDecision:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """What is to be rolled out."""
-
-    source: ModelSource
-    version: str  # as it is called
-    files_version: str  # the version directory that its files are in
-    parameters: Mapping[str, str]  # of its config, that replace those of the repository's
-
-    def __str__(self) -> str:
-        more = ", ".join(f"{key} = {value}" for key, value in self.parameters.items())
-        return f"version {self.version}" + (f" ({more})" if more else "")
-
-
 class Rollout:
     """`Watch` of its requests. All on the event loop."""
 
@@ -73,7 +59,7 @@ class Rollout:
         self.decisions: list[LoggedDecision] = []
         self.progress = Progress(rules, time.monotonic())
         self.stable: ServedModel | None = None  # until the end
-        self.model: ServedModel | None = None  # the candidate's, likewise
+        self.model: ServedModel | None = None  # the candidate's, likewise; of an adapter it is the stable one
         self.stable_version = ""
         self.labels: Labels = {}  # of the candidate
         self.chance = random.Random()
@@ -99,7 +85,7 @@ class Rollout:
         self.stable_version, self.labels = self.stable.version, self.model.labels
         self.progress = Progress(self.rules, time.monotonic())
         self._enter()
-        self.note("started", f"it is beside version {self.stable_version}")
+        self.note("started", f"it is beside {self.candidate.beside(self.stable)}")
         self._looking = asyncio.ensure_future(self._look())
 
     def note(self, what: str, reason: str) -> None:
@@ -134,6 +120,12 @@ class Rollout:
     def waiting(self, patience: asyncio.Timeout, *, begins: bool) -> None:
         (self._waiting.add if begins else self._waiting.discard)(patience)
 
+    def watches(self, request: InferRequest) -> bool:
+        return self.candidate.watches(request)
+
+    def for_candidate(self, request: InferRequest) -> InferRequest:
+        return self.candidate.asked(request)
+
     def copy_of(self, request: InferRequest) -> ShadowCopy | None:
         if not self.is_on or self.chance.random() >= self.rules.shadow:
             return None
@@ -142,7 +134,7 @@ class Rollout:
             return None
         assert self.stable is not None
         assert self.model is not None
-        copy = ShadowCopy(self.stable, self.model, request, self.rules.timeout_s)
+        copy = ShadowCopy(self.stable, self.model, self.for_candidate(request), self.rules.timeout_s)
         self._copies[copy.task] = copy
         copy.task.add_done_callback(self._copy_ended)
         return copy

@@ -10,9 +10,13 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unsupported
+from llmserve.serving.backend import Adapters
 from llmserve.serving.config.labels import Labels
 from llmserve.serving.config.model_config import is_ensemble, served_versions
 from llmserve.serving.config.rollout_rules import Given, RolloutRules, given_rules, make_rules
@@ -20,14 +24,21 @@ from llmserve.serving.loading.deployment import Deployment
 from llmserve.serving.loading.repository import ModelSource, Stamp
 from llmserve.serving.loading.table import ModelTable
 from llmserve.serving.model import ServedModel
+from llmserve.serving.rollout.candidates import AdapterCandidate, VersionCandidate
 from llmserve.serving.rollout.memory import Remembered, digest_of, read_memory, write_memory
 from llmserve.serving.rollout.plans import make_splits
 from llmserve.serving.rollout.progress import Decision, Verdict
-from llmserve.serving.rollout.rollout import Candidate, Rollout, RolloutState
+from llmserve.serving.rollout.rollout import Rollout, RolloutState
 from llmserve.serving.rollout.routing import Split
 from llmserve.serving.schedulers.shared import SharedResources
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedAdapter:
+    name: str  # that an adapter has
+    path: Path  # of another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,7 @@ class Asked:
     version: str = ""
     parameters: Mapping[str, str] = field(default_factory=dict)  # of its config
     rules: Given = field(default_factory=dict)
+    adapter: AskedAdapter | None = None  # instead of a version
 
 
 class Rollouts:
@@ -67,33 +79,51 @@ class Rollouts:
     def candidates(self) -> list[ServedModel]:
         """Those that are loaded and not in the table."""
         current = self._current
-        return [current.model] if current is not None and current.is_on and current.model is not None else []
+        if current is None or not current.is_on or current.model is None or current.model is current.stable:
+            return []
+        return [current.model]
 
     def labels(self, name: str, version: str) -> Labels | None:
         """Of a candidate that may have answered; None: it is none."""
         last = self._last.get(name)
-        return last.labels if last is not None and last.candidate.version == version else None
+        if last is None or last.candidate.adapter is not None or last.candidate.version != version:
+            return None
+        return last.labels
 
     async def start(self, found: ModelSource, asked: Asked) -> None:
         """Returns when the candidate is beside the stable version. `found`: the model in its repository, as it is now.
 
         Raises `LlmserveError` when that cannot be; then nothing has changed.
         """
-        name = found.name
-        stable = self._table.find(name)
+        stable = self._table.find(found.name)
         self._check_model(stable)
         candidate = self._candidate(found, stable, asked)
-        rollout = Rollout(name, candidate, _rules(candidate.source, asked), self._decided)
-        self._current = self._last[name] = rollout
+        await self._open(Rollout(found.name, candidate, _rules(candidate.source.config, asked), self._decided))
+
+    async def start_adapter(self, name: str, asked: Asked) -> None:
+        """The same for an adapter beside the one that has its name."""
+        stable, adapter = self._table.find(name), asked.adapter
+        assert adapter is not None
+        self._check_model(stable)
+        if asked.version or asked.parameters:
+            raise InvalidArgument("a rollout of an adapter changes no model: leave out its version and parameters")
+        if stable.adapters is None:
+            raise Unsupported(f"model '{name}' takes no adapters")
+        candidate = AdapterCandidate(stable, stable.adapters, adapter.name, adapter.path)
+        await self._open(Rollout(name, candidate, _rules(stable.config, asked), self._decided))
+
+    async def _open(self, rollout: Rollout) -> None:
+        candidate = rollout.candidate
+        self._current = self._last[rollout.name] = rollout
         try:
-            model = await self._deployment.load_beside(candidate.source, candidate.version, candidate.files_version)
+            model = await candidate.open()
         except Exception as error:
             self._failed(rollout, f"the candidate cannot be loaded: {error}")
             raise
         try:
             self._begin(rollout, model)
         except LlmserveError as error:
-            self._deployment.close_unused(model, candidate.source)
+            candidate.close(model)
             self._failed(rollout, str(error))
             raise
 
@@ -107,6 +137,15 @@ class Rollouts:
 
     def abort(self, name: str, reason: str = "") -> None:
         self._roll_back(self._active(name), reason or "by hand")
+
+    def adapter_changed(self, adapters: Adapters, name: str) -> None:
+        """Somebody has given a name another adapter, or has taken it away."""
+        rollout = self._current
+        if rollout is None or not rollout.is_active or rollout.is_promoting:
+            return
+        candidate = rollout.candidate
+        if isinstance(candidate, AdapterCandidate) and (candidate.adapters, candidate.name) == (adapters, name):
+            self._end(rollout, RolloutState.ROLLED_BACK, f"adapter '{name}' was loaded again or unloaded meanwhile")
 
     def held(self, source: ModelSource) -> ModelSource | None:
         """What of a model may be loaded without a rollout; None: what is served is to be left as it is.
@@ -137,7 +176,8 @@ class Rollouts:
                 continue
             current, digest = self._current, digest_of(source)
             if current is not None and current.is_active:
-                if current.name == source.name and digest_of(current.candidate.source) != digest:
+                tried = current.candidate.source if isinstance(current.candidate, VersionCandidate) else None
+                if tried is not None and tried.name == source.name and digest_of(tried) != digest:
                     self._roll_back(current, "its files have changed; the next poll starts again")
                     del self._refused[source.name]
             elif digest != self._refused.get(source.name) and source.stamp != self._tried.get(source.name):
@@ -176,14 +216,15 @@ class Rollouts:
         if stable.config.HasField("sequence_batching"):
             raise Unsupported(f"model '{stable.name}' keeps state between requests, which two versions cannot share")
 
-    def _candidate(self, found: ModelSource, stable: ServedModel, asked: Asked) -> Candidate:
+    def _candidate(self, found: ModelSource, stable: ServedModel, asked: Asked) -> VersionCandidate:
         name, served = found.name, self._deployment.source(found.name)
         if asked.parameters and not asked.version:
             source = served or found
             used = {*map(int, self._table.versions(name)), *found.versions}
             parameters = {**source.parameters, **asked.parameters}
             files = self._files.get((name, stable.version), stable.version)
-            return Candidate(replace(source, parameters=parameters), str(max(used) + 1), files, asked.parameters)
+            source = replace(source, parameters=parameters)
+            return VersionCandidate(source, str(max(used) + 1), files, asked.parameters, self._deployment)
         if not found.versions:
             raise InvalidArgument(f"model '{name}' has no versions: {'; '.join(found.problems)}")
         version = asked.version or str(found.versions[-1])
@@ -195,12 +236,18 @@ class Rollouts:
                 f"version {version} of model '{name}' is served already; there must be a version that is not "
                 f"(there are {known}), or parameters that make one"
             )
-        return Candidate(replace(found, parameters=asked.parameters), version, version, asked.parameters)
+        source = replace(found, parameters=asked.parameters)
+        return VersionCandidate(source, version, version, asked.parameters, self._deployment)
 
     def _begin(self, rollout: Rollout, model: ServedModel) -> None:
         if not rollout.is_active:
-            raise InvalidArgument(f"the rollout of model '{rollout.name}' was aborted while its candidate was loaded")
+            reason = rollout.decisions[-1].reason
+            raise InvalidArgument(
+                f"the rollout of model '{rollout.name}' ended while its candidate was loaded: {reason}"
+            )
         rollout.stable, rollout.model = self._table.find(rollout.name), model
+        if rollout.candidate.adapter is not None and model is not rollout.stable:
+            raise InvalidArgument(f"model '{rollout.name}' was loaded again meanwhile, and its adapters with it")
         self.splits.update(self._planned(rollout))
         rollout.begin()
 
@@ -237,16 +284,15 @@ class Rollouts:
         candidate, model, stable = rollout.candidate, rollout.model, rollout.stable
         assert model is not None
         assert stable is not None
-        wanted = set(map(str, served_versions(model.config, candidate.source.versions)))
-        kept = {version for version in wanted if int(version) < int(candidate.version)}
-        if candidate.version not in wanted:
-            kept.discard(stable.version)
         try:
-            await self._deployment.promote(candidate.source, model, over=stable, kept=kept)
+            await candidate.promote(model, over=stable)
         except InvalidArgument as error:
             self._end(rollout, RolloutState.ROLLED_BACK, str(error))
             raise
+        self.splits.clear()
         rollout.end(RolloutState.PROMOTED, reason)
+        if not isinstance(candidate, VersionCandidate):
+            return
         self._files[rollout.name, candidate.version] = candidate.files_version
         source = candidate.source
         self._refused[rollout.name] = digest_of(source) if _newest(source) > int(candidate.version) else ""
@@ -254,17 +300,20 @@ class Rollouts:
             await self._write(source, int(candidate.version))
 
     def _roll_back(self, rollout: Rollout, reason: str) -> None:
-        self._refused[rollout.name] = digest_of(rollout.candidate.source)
+        candidate = rollout.candidate
         self._end(rollout, RolloutState.ROLLED_BACK, reason, rescues=True)
-        if rollout.stable_version and not rollout.candidate.parameters:
-            self._run(self._write(rollout.candidate.source, int(rollout.stable_version)))
+        if not isinstance(candidate, VersionCandidate):
+            return
+        self._refused[rollout.name] = digest_of(candidate.source)
+        if rollout.stable_version and not candidate.parameters:
+            self._run(self._write(candidate.source, int(rollout.stable_version)))
 
     def _end(self, rollout: Rollout, state: RolloutState, reason: str, *, rescues: bool = False) -> None:
         model = rollout.model
         self.splits.clear()
         rollout.end(state, reason, rescues=rescues)
         if model is not None:
-            self._deployment.close_unused(model, rollout.candidate.source)
+            rollout.candidate.close(model)
 
     async def _offered(self, source: ModelSource) -> None:
         version = str(_newest(source))
@@ -309,5 +358,5 @@ def _newest(source: ModelSource) -> int:
     return max(served_versions(source.config, source.versions), default=0)
 
 
-def _rules(source: ModelSource, asked: Asked) -> RolloutRules:
-    return make_rules({**(given_rules(source.config) or {}), **asked.rules})
+def _rules(config: ModelConfig, asked: Asked) -> RolloutRules:
+    return make_rules({**(given_rules(config) or {}), **asked.rules})

@@ -31,6 +31,11 @@ class Watch(Protocol):
     def canary_share(self) -> float: ...
     @property
     def first_response_limit_s(self) -> float: ...
+    def watches(self, request: InferRequest) -> bool:
+        """Others are answered as without a rollout."""
+        ...
+
+    def for_candidate(self, request: InferRequest) -> InferRequest: ...
     def copy_of(self, request: InferRequest) -> ShadowCopy | None:
         """None: this request is not copied."""
         ...
@@ -94,6 +99,7 @@ class CandidateStep(_WatchedStep):
     async def infer(
         self, request: InferRequest, ensemble_timing: RequestTiming | None = None
     ) -> AsyncGenerator[InferResponse, None]:
+        request = self._watch.for_candidate(request)
         stopwatch = Stopwatch()
         try:
             async with aclosing(self._model.infer(request, ensemble_timing)) as stream:
@@ -123,7 +129,8 @@ class Split:
         watch: Watch,
         chance: random.Random,
     ) -> None:
-        """`unwatched`: what is served now, for requests that the candidate has failed: not counted, not copied."""
+        """`unwatched`: what is served now, for requests that the rollout has nothing to do with, and for those that the
+        candidate has failed: not counted, not copied."""
         self._stable = stable
         self._candidate = candidate
         self._unwatched = unwatched
@@ -132,11 +139,10 @@ class Split:
         self._of_stable: Counter[tuple[str, str]] = Counter()  # requests that run, by tenant and the client's id
         self._of_candidate: Counter[tuple[str, str]] = Counter()
 
-    async def infer(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        responses = self._canary(request) if self._is_canary(request) else self._plain(self._stable, request)
-        async with aclosing(responses) as stream:
-            async for response in stream:
-                yield response
+    def infer(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        if not self._watch.watches(request):
+            return self._unwatched().infer(request)
+        return self._canary(request) if self._is_canary(request) else self._plain(self._stable, request)
 
     def _is_canary(self, request: InferRequest) -> bool:
         """Sequences stay with the stable version, and what has the id of a request that runs goes where that is: it may

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from llmserve.serving.types import InferRequest, Tensor
 from tests.backends.tensorrtllm.models import ids, instance_over, load_model, request, responses, value
 from tests.engine.test_adapters import adapters
 from tests.gate_records import add_gate_record
+from tests.sealed_adapters import random_parts, sealed
 
 PROMPT = [11, 12, 13, 14, 15]
 
@@ -119,6 +121,76 @@ async def test_a_request_that_waits_keeps_what_its_name_was(known: list[SealedAd
     engine.close()
 
 
+async def test_a_candidate_is_for_requests_that_want_it_until_it_has_the_name(known: list[SealedAdapter]) -> None:
+    engine = fake_engine(step_delay_s=0.002)
+    loaded = load_model(engine, adapters=directories(style=known[0]))
+    (instance,), served = loaded.instances, loaded.adapters
+    assert served is not None
+    stable, tried = (fake_answer(PROMPT, 40, adapter=adapter.digest) for adapter in known[:2])
+    wants = replace(named("style", 40, streaming=True), wants_candidate=True)
+    assert await tokens_of(instance, wants) == stable, "there is none"
+    assert served.load_candidate("style", known[1].path) == known[1].digest
+    assert served.facts()["style"]["digest"] == known[0].digest
+    streams = [instance.execute([asked])[0] for asked in (named("style", 40, streaming=True), wants)]
+    begun = [ids(await anext(stream)) for stream in streams]
+    served.promote_candidate("style")
+    assert await tokens_of(instance, named("style", 40)) == tried
+    found = [first + [token async for one in stream for token in ids(one)]
+             for first, stream in zip(begun, streams, strict=True)]  # fmt: skip
+    assert found == [stable, tried]
+    assert await tokens_of(instance, wants) == tried, "it has been promoted"
+    labels = {"adapter": "style", "digest": known[1].digest}
+    assert ("llmserve_adapter_requests_total", labels, 3) in loaded.gauges()
+    with pytest.raises(InvalidArgument, match="the engine has no adapter"):
+        engine.submit(_generate(known[0].digest))
+    engine.close()
+
+
+async def test_a_candidate_goes_and_leaves_nothing(known: list[SealedAdapter]) -> None:
+    engine = fake_engine()
+    loaded = load_model(engine, adapters=directories(style=known[0]))
+    (instance,), served = loaded.instances, loaded.adapters
+    assert served is not None
+    wants = replace(named("style"), wants_candidate=True)
+    served.load_candidate("style", known[1].path)
+    assert await tokens_of(instance, wants) == fake_answer(PROMPT, 5, adapter=known[1].digest)
+    served.load("style", known[2].path)
+    with pytest.raises(InvalidArgument, match="'style' was loaded again or unloaded meanwhile"):
+        served.promote_candidate("style")
+    served.unload_candidate("style")
+    assert await tokens_of(instance, wants) == fake_answer(PROMPT, 5, adapter=known[2].digest)
+    with pytest.raises(InvalidArgument, match="the engine has no adapter"):
+        engine.submit(_generate(known[1].digest))
+    engine.close()
+
+
+async def test_what_cannot_be_a_candidate(known: list[SealedAdapter], tmp_path: Path) -> None:
+    engine = fake_engine()
+    served = load_model(engine, gate=GateRule()).adapters
+    assert served is not None
+    add_gate_record(known[0].path, engine.info.digest, adapter=known[0].digest, kernels=KERNELS)
+    served.load("style", known[0].path)
+    foreign = sealed(tmp_path / "foreign", random_parts({"0.qkv": (8, 8)}), base_digest="f" * 64)
+    for path, error, words in (
+        (known[0].path, InvalidArgument, "'style' is the adapter in .* already"),
+        (known[1].path, GateClosed, "no suite has a record for this adapter"),
+        (foreign.path, EngineFileError, "was built for the engine"),
+        (tmp_path / "gone", NotFound, "no adapter directory"),
+    ):
+        with pytest.raises(error, match=words):
+            served.load_candidate("style", path)
+    with pytest.raises(InvalidArgument, match="there is no adapter 'stile'; did you mean 'style'"):
+        served.load_candidate("stile", known[0].path)
+    served.unload("style")
+    with pytest.raises(InvalidArgument, match="the engine has no adapter"):
+        engine.submit(_generate(known[0].digest))
+    engine.close()
+
+
+async def tokens_of(instance: Any, asked: InferRequest) -> list[int]:
+    return [token async for one in instance.execute([asked])[0] for token in ids(one)]
+
+
 def _generate(digest: str) -> GenerateRequest:
     return GenerateRequest("r", tuple(PROMPT), SamplingParams(max_tokens=5, temperature=0.0), adapter=digest)
 
@@ -187,5 +259,6 @@ def test_engines_that_take_none_are_named(known: list[SealedAdapter]) -> None:
 
     served = load_model(Without(fake_engine())).adapters
     assert served is not None
-    with pytest.raises(Unsupported, match="serve without --cluster"):
-        served.load("style", known[0].path)
+    for load in (served.load, served.load_candidate):
+        with pytest.raises(Unsupported, match="serve without --cluster"):
+            load("style", known[0].path)

@@ -31,19 +31,28 @@ def ask(call: Http, method: str, path: str, body: Any = None) -> tuple[int, Any]
 def test_a_rollout_is_started_watched_and_ended(call: Http) -> None:
     assert ask(call, "GET", "/v2/repository/rollouts") == (200, [])
     given = {"version": 2, "parameters": {"gpt_model_path": "/e"}, "rules": {"shadow": "5%"}}
-    report = {"model": "echo", "asked": {**given, "version": "2"}}
+    report = {"model": "echo", "asked": {**given, "version": "2", "adapter": None}}
     assert ask(call, "POST", f"{PATH}/start", given) == (200, report)
     assert ask(call, "GET", PATH) == (200, report)
     assert ask(call, "GET", "/v2/repository/rollouts") == (200, [report])
     assert ask(call, "POST", f"{PATH}/promote")[1]["state"] == "promoted"
     assert ask(call, "POST", f"{PATH}/abort", {"reason": "slow"})[1]["state"] == "rolled_back slow"
-    assert ask(call, "POST", f"{PATH}/start")[1]["asked"] == {"version": "", "parameters": {}, "rules": {}}
+    nothing: dict[str, Any] = {"version": "", "parameters": {}, "rules": {}, "adapter": None}
+    assert ask(call, "POST", f"{PATH}/start")[1]["asked"] == nothing
 
 
 @pytest.mark.parametrize(
     ("verb", "body", "problem"),
     [
-        ("start", {"engine": "/e"}, "unknown member 'engine' of the request; known: version, parameters, rules"),
+        (
+            "start",
+            {"engine": "/e"},
+            "unknown member 'engine' of the request; known: version, parameters, rules, adapter",
+        ),
+        ("start", {"adapter": {"name": "a", "file": "/d"}}, "unknown member 'file' of adapter; known: name, path"),
+        ("start", {"adapter": {}}, "adapter needs name and path: its name, and the path of a directory"),
+        ("start", {"adapter": {"name": "a", "path": 1}}, "string"),
+        ("start", {"adapter": "a"}, "object"),
         ("start", {"parameters": {"a": 1}}, "string"),
         ("start", {"parameters": []}, "object"),
         ("start", {"version": []}, "string"),

@@ -20,7 +20,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from llmserve.backends.identity import IdentityBackend
 from llmserve.errors import InternalError, InvalidArgument, LlmserveError
 from llmserve.serving.answers import AnswerReader, every_output
-from llmserve.serving.backend import Backend, LoadContext, LoadedModel
+from llmserve.serving.backend import Adapters, Backend, LoadContext, LoadedModel
 from llmserve.serving.core import InferenceCore, ServerSettings
 from llmserve.serving.settings import ControlMode
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
@@ -57,6 +57,7 @@ class Versions:
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
     name: str = "versioned"
     comparable: bool = True
+    adapters: Adapters | None = None
 
     def __getitem__(self, version: int) -> Behaviour:
         return self.behaviours.setdefault(str(version), Behaviour())
@@ -78,6 +79,7 @@ class Versions:
             batches_itself=True,
             reads_answer=self._reader,
             promised_bytes=lambda: behaviour.promised_bytes,
+            adapters=self.adapters,
         )
 
     def _reader(self, wanted: InferRequest) -> AnswerReader | None:
