@@ -1,4 +1,4 @@
-"""`llmserve rollout`: a candidate version beside the one that is served, compared, and promoted or rolled back."""
+"""`llmserve rollout`: a candidate version or adapter beside what is served, compared, and promoted or rolled back."""
 
 from __future__ import annotations
 
@@ -40,6 +40,12 @@ class RolloutOptions:
         Path | None, typer.Option(help="start: an engine directory, as the server sees it.", show_default=False)
     ] = None
     version: Annotated[str, typer.Option(help="start: a version in the repository.", show_default="the newest")] = ""
+    adapter: Annotated[
+        str,
+        typer.Option(
+            help="start: NAME=DIR, another adapter directory for a loaded adapter's name.", show_default=False
+        ),
+    ] = ""
     shadow: Annotated[
         str | None, typer.Option(help="Share of requests to copy, such as 10%.", rich_help_panel=RULES)
     ] = None
@@ -90,11 +96,23 @@ class RolloutOptions:
         rules = {name: value for name, value in given.items() if value is not None}
         return rules | {name: _value(text) for name, text in judged.items() if text is not None}
 
+    def asked(self) -> dict[str, Any]:
+        """What a server is told."""
+        name, _, path = self.adapter.partition("=")
+        adapter = {"name": name, "path": str(Path(path).absolute())} if self.adapter else None
+        given = {
+            "version": self.version, "parameters": _parameters(self.engine), "adapter": adapter, "rules": self.rules(),
+        }  # fmt: skip
+        return {name: value for name, value in given.items() if value}
+
     def check(self) -> None:
         """Raises `InvalidArgument` for what does not go together."""
-        only_start = {"--engine": self.engine, "--version": self.version, "a rule": self.rules()}
-        given = [name for name, value in only_start.items() if value]
+        candidate = {"--engine": self.engine, "--version": self.version, "--adapter": self.adapter}
+        given = [name for name, value in {**candidate, "a rule": self.rules()}.items() if value]
+        name, _, path = self.adapter.partition("=")
         problems = [
+            (bool(self.adapter) and not (name and path), f"--adapter {self.adapter}: expected NAME=DIR"),
+            (bool(self.adapter) and given[0] != "--adapter", "--adapter: not together with --engine or --version"),
             (not self.model and self.action is not Action.STATUS, "it needs the name of a model, such as tensorrt_llm"),
             (bool(given) and self.action is not Action.START, f"{', '.join(given)}: only rollout start takes that"),
             (bool(self.reason) and self.action is not Action.ABORT, "--reason: only rollout abort takes one"),
@@ -105,7 +123,7 @@ class RolloutOptions:
 
 
 def rollout(options: RolloutOptions) -> None:
-    """Roll out a new version of a model in a running server: start, watch, promote or abort it."""
+    """Roll out a new version of a model, or of an adapter, in a running server: start, watch, promote or abort it."""
     from llmserve.cli.rollout_client import RolloutClient
 
     options.check()
@@ -115,7 +133,7 @@ def rollout(options: RolloutOptions) -> None:
         _print(client.all(), as_json=options.as_json)
         return
     if options.action is Action.START:
-        report = client.start(model, options.version, _parameters(options.engine), options.rules())
+        report = client.start(model, options.asked())
     elif options.action is Action.PROMOTE:
         report = client.promote(model)
     elif options.action is Action.ABORT:
@@ -182,12 +200,17 @@ def _lines(report: dict[str, Any]) -> list[str]:
         f"{name.replace('_', ' ')} {value:.2f}" for name, value in report["latency_ratio"].items() if value
     )
     more = ", ".join(f"{key} = {value}" for key, value in report["candidate_parameters"].items())
+    adapter = report["adapter"]
+    who = {role: f"version {report[f'{role}_version'] or '?'}" for role in ("stable", "candidate")}
+    if adapter is not None:
+        who = {role: f"digest {adapter[f'{role}_digest'][:12] or '?'}" for role in who}
+        more = adapter["path"]
     rows = {
         "state": f"{report['state']}, step {report['step']} of {report['num_steps']}, "
                  f"canary {report['canary_share']:.0%}, shadow {report['shadow_share']:.0%}",
         "waits for": report["waits_for"],
-        "stable": f"version {report['stable_version'] or '?'}: {_counts(stable['requests'])}",
-        "candidate": f"version {report['candidate_version']}: {_counts(canary)}, {canary['rescued']} rescued; "
+        "stable": f"{who['stable']}: {_counts(stable['requests'])}",
+        "candidate": f"{who['candidate']}: {_counts(canary)}, {canary['rescued']} rescued; "
                      f"copies: {_counts(shadow)}",
         "made with": more,
         "agreement": f"{agreement['equal']} of {agreement['compared']} answers are equal, "
@@ -195,7 +218,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         "latency": ratios and f"{ratios} times the stable version's",
     }  # fmt: skip
     return [
-        f"rollout of {report['model']}",
+        f"rollout of {report['model']}" + (f", adapter {adapter['name']}" if adapter is not None else ""),
         *(f"  {name:<10} {text}" for name, text in rows.items() if text),
         *(f"  {_line(decision)}" for decision in report["decisions"]),
     ]

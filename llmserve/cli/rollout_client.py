@@ -38,11 +38,8 @@ class RolloutClient:
     def status(self, model: str) -> dict[str, Any]:
         return self._of(model)
 
-    def start(
-        self, model: str, version: str, parameters: Mapping[str, str], rules: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        given = {"version": version, "parameters": parameters, "rules": rules}
-        return self._of(model, "/start", {name: value for name, value in given.items() if value})
+    def start(self, model: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        return self._of(model, "/start", asked)
 
     def promote(self, model: str) -> dict[str, Any]:
         return self._of(model, "/promote", {})

@@ -69,6 +69,11 @@ def test_start_sends_what_was_given(server: RunningServer, core: StubCore, tmp_p
     make_rules(core.rolled_out["echo"]["asked"]["rules"])
     run(server, "start", "echo")
     assert core.rolled_out["echo"]["asked"] == {"version": "", "parameters": {}, "rules": {}, "adapter": None}
+    run(server, "start", "echo", "--adapter", f"formal={tmp_path}", "--shadow", "0")
+    adapter = {"name": "formal", "path": tmp_path}
+    assert core.rolled_out["echo"]["asked"] == {
+        "version": "", "parameters": {}, "rules": {"shadow": 0}, "adapter": adapter,
+    }  # fmt: skip
     assert RolloutOptions.rules(RolloutOptions("start", canary="none")) == {"canary": []}  # type: ignore[arg-type]
 
 
@@ -105,6 +110,9 @@ def test_promote_and_abort(server: RunningServer, core: StubCore) -> None:
         (("abort", "echo", "--version", "2"), "--version: only rollout start takes that"),
         (("status", "echo", "--shadow", "5%"), "a rule: only rollout start takes that"),
         (("start", "echo", "--reason", "x"), "--reason: only rollout abort takes one"),
+        (("start", "echo", "--adapter", "formal"), "--adapter formal: expected NAME=DIR"),
+        (("start", "echo", "--adapter", "a=b", "--version", "2"), "--adapter: not together with --engine or --version"),
+        (("promote", "echo", "--adapter", "a=b"), "--adapter: only rollout start takes that"),
         (("status", "--wait"), "--wait: for which model?"),
     ],
 )

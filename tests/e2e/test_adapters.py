@@ -142,6 +142,32 @@ async def swapped_under_load(
     return count
 
 
+def test_an_adapter_is_rolled_out_to_the_requests_for_its_name(
+    server: ServerProcess, adapters: dict[str, Path]
+) -> None:
+    models = ("ensemble", "formal", "brief")
+    alone = {model: ask(server, model)["choices"][0]["text"] for model in models}
+    name = {"lora_name": "tried"}
+    loaded = {**name, "lora_path": str(adapters["formal"])}
+    assert httpx.post(f"{server.http}/v1/load_lora_adapter", json=loaded, timeout=60).status_code == 200
+    rules = "--shadow 100% --canary 50% --requests 6 --seconds 0 --min-agreement none --max-latency-ratio none --wait"
+    command = ("rollout", "start", "tensorrt_llm", "--adapter", f"tried={adapters['brief']}", *rules.split())
+    with ThreadPoolExecutor(5) as pool:
+        rollout, found = pool.submit(llmserve, *command, "--url", server.http), set()
+        while not rollout.done():
+            asked = ("tried", *models)
+            for model, answer in zip(asked, pool.map(lambda model: ask(server, model), asked), strict=True):
+                text = answer["choices"][0]["text"]
+                assert text == alone[model] if model != "tried" else text in (alone["formal"], alone["brief"])
+                found |= {text} if model == "tried" else set()
+    done = rollout.result()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rollout of tensorrt_llm, adapter tried" in done.stdout
+    assert found == {alone["formal"], alone["brief"]}
+    assert ask(server, "tried")["choices"][0]["text"] == alone["brief"]
+    assert httpx.post(f"{server.http}/v1/unload_lora_adapter", json=name, timeout=60).status_code == 200
+
+
 @pytest.mark.parametrize("more", [("--engine-process",), ("--frontends", "2", "--max-adapters", "5")], ids=str)
 def test_an_engine_in_a_process_of_its_own_has_adapters(
     server: ServerProcess, demo_engine: Path, adapters: dict[str, Path], more: tuple[str, ...]

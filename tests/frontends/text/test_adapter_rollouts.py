@@ -13,7 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner, Result
 
+from llmserve.cli.app import app
 from llmserve.core import GenerateRequest
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.fake import FakeRunner, fake_engine
@@ -271,3 +273,20 @@ def test_where_nothing_may_change_nothing_does(text_dir: Path, running: Adapted)
         body = {"adapter": {"name": "formal", "path": str(running.tried.path)}}
         answer = httpx.post(f"{server.http_url}{ROLLOUT}/start", json=body, timeout=60)
         assert "rollouts of an adapter need --model-control-mode explicit" in answer.json()["error"]
+
+
+def test_the_command_line(adapted: Adapted, monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["rollout", *arguments, "--url", adapted.server.http])
+
+    monkeypatch.chdir(adapted.tried.path.parent)
+    rules = ("--canary", "100%", "--shadow", "0", "--min-agreement", "none", "--max-latency-ratio", "none", "--by-hand")
+    begun = command("start", "tensorrt_llm", "--adapter", f"formal={adapted.tried.path.name}", *rules)
+    assert begun.exit_code == 0, begun.output
+    lines = begun.output.splitlines()
+    assert lines[0] == "rollout of tensorrt_llm, adapter formal"
+    assert f"  stable     digest {adapted.formal.digest[:12]}: 0 answered, 0 failed" in lines
+    assert f"  made with  {adapted.tried.path}" in lines
+    assert adapted.ask() == adapted.texts[adapted.tried.digest]
+    assert command("promote", "tensorrt_llm", "--wait").exit_code == 0
+    assert adapted.ask() == adapted.texts[adapted.tried.digest]
