@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import version
+from typing import Any
 
 from tools.benchmark.job import Job
 from tools.benchmark.peers.llama_batches import BatchedModel
@@ -24,3 +25,8 @@ class IkLlamaModel(BatchedModel):
     def __init__(self, job: Job) -> None:
         super().__init__(import_module("ik_llama_cpp._ctypes_api"), job)
         self.versions = {"ik-llama-cpp-python": version("ik-llama-cpp-python")}
+
+    def context_params(self, batch: int) -> Any:
+        params = super().context_params(batch)
+        params.flash_attn = batch == 1  # with several sequences it ends the process
+        return params
