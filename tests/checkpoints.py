@@ -628,7 +628,23 @@ GEMMA4: dict[str, Any] = {key: value for key, value in GEMMA.items() if key not 
     "final_logit_softcapping": 3.0,
     "rms_norm_eps": 1e-3,  # so that it is seen
 }
+GEMMA3N: dict[str, Any] = GEMMA4 | {
+    "architectures": ["Gemma3nForCausalLM"],
+    "model_type": "gemma3n_text",
+    "head_dim": 16,
+    "rope_theta": 300000.0,
+    "rope_local_base_freq": 10000.0,
+    "vocab_size_per_layer_input": 300,
+    "altup_num_inputs": 3,
+    "altup_active_idx": 1,
+    "laurel_rank": 5,
+    "activation_sparsity_pattern": [0.8, 0.0, 0.0, 0.6],
+    "intermediate_size": [96, 96, 80, 96],
+}
+for unknown in ("global_head_dim", "use_double_wide_mlp", "attention_k_eq_v"):
+    del GEMMA3N[unknown]
 KINDS |= {
+    "gemma3n": GEMMA3N,
     "gemma4": GEMMA4,
     # keys of full attention are its values, too, and of fewer heads
     "gemma4-moe": GEMMA4
@@ -737,7 +753,7 @@ def transformers_shapes(config: str) -> dict[str, tuple[int, ...]]:
 
 def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Experts one by one, but for Granite: transformers has those of a layer in one tensor."""
-    if model_type in ("gpt_oss", "llama4_text", "qwen3_5_moe_text", "gemma4_text"):
+    if model_type in ("gpt_oss", "llama4_text", "qwen3_5_moe_text", "gemma4_text", "gemma3n_text"):
         return shapes
     if model_type.startswith("granitemoe"):
         published = {"router.weight": "router.layer.weight"}
@@ -812,7 +828,7 @@ def random_tensors(config: dict[str, Any], *, dtype: str, seed: int) -> dict[str
 
 def is_around_one(config: dict[str, Any], norm: str) -> bool:
     name = config["model_type"]
-    return name.startswith(AROUND_ONE) and "linear_attn" not in norm and not name.startswith("gemma4")
+    return name.startswith(AROUND_ONE) and "linear_attn" not in norm and not name.startswith(("gemma3n", "gemma4"))
 
 
 def write_tensors(path: Path, tensors: dict[str, NDArray[Any]], format: str) -> None:

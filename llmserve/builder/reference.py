@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.builder import row_ops
 from llmserve.builder.activations import activation, gated_activation, sigmoid
 from llmserve.builder.attention import attention, attention_in_integers, soft_capped, softmax
 from llmserve.builder.delta_rule import convolution, delta_rule, selective_scan
@@ -134,8 +135,11 @@ class ReferenceModel:
         table, scale = self._load(name), np.float32(op.number("scale"))
         self._advance(name, math.prod(table.shape))
 
+        num_rows = int(op.number("rows")) or table.shape[0]
+
         def row(token: int, run: Run) -> Matrix:
-            found, parts = slice(token, token + 1), self._quantized.get(name)
+            place = token if token < num_rows else 0
+            found, parts = slice(place, place + 1), self._quantized.get(name)
             return to_float32(table[found]) if run.exact_weights or not parts else round_weight(parts, table, found)
 
         rows = ([row(int(token), run) for token in ids] for ids, run in zip(tokens, runs, strict=True))
@@ -299,24 +303,6 @@ def scaled_and_capped(op: Op, logits: Matrix) -> Matrix:
     return soft_capped(logits * np.float32(op.number("scale")), op.number("soft_cap"))
 
 
-def _scale_by_position(op: Op, x: Matrix) -> Matrix:
-    intervals = (np.arange(len(x)) + int(op.number("shift"))) // int(op.number("interval"))
-    scaled: Matrix = x * (1 + op.number("strength") * np.log(1.0 + intervals)).astype(np.float32)[:, None]
-    return scaled
-
-
-def _add(op: Op, a: Matrix, b: Matrix) -> Matrix:
-    return a + b
-
-
-def _multiply(op: Op, a: Matrix, b: Matrix) -> Matrix:
-    return a * b
-
-
-def _scale(op: Op, x: Matrix, weight: Matrix) -> Matrix:
-    return x * weight
-
-
 def _route(op: Op, logits: Matrix, *weights: Matrix) -> Matrix:
     has_bias = bool(op.number("biased"))
     routes = _chosen(op, logits, weights[0] if has_bias else None)
@@ -383,13 +369,16 @@ OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and pr
     OpKind.LAYER_NORM: _layer_norm,
     OpKind.SLICE: _slice,
     OpKind.ROPE: _rope,
-    OpKind.SCALE_BY_POSITION: _scale_by_position,
+    OpKind.SCALE_BY_POSITION: row_ops.scale_by_position,
     OpKind.ATTENTION: attention,
     OpKind.GATED_ACTIVATION: gated_activation,
     OpKind.ACTIVATION: activation,
-    OpKind.ADD: _add,
-    OpKind.MULTIPLY: _multiply,
-    OpKind.SCALE: _scale,
+    OpKind.ADD: row_ops.add,
+    OpKind.MULTIPLY: row_ops.multiply,
+    OpKind.SCALE: row_ops.multiply,
+    OpKind.MIX: row_ops.mix,
+    OpKind.SPREAD: row_ops.spread,
+    OpKind.OVER_THRESHOLD: row_ops.over_threshold,
     OpKind.ROUTE: _route,
     OpKind.SIGMOID_GATE: _sigmoid_gate,
     OpKind.CONVOLUTION: convolution,

@@ -93,7 +93,7 @@ def from_hf(config: HfConfig) -> Gemma4Spec:
         reader.problems.append("vocab_size_per_layer_input must be vocab_size")
     own = {
         "full_head_dim": full_dim, "full_kv_heads": full_kv_heads, "full_rope": _read_rope(reader, FULL, full_dim),
-        "num_borrowers": _read_borrowers(reader, types, sizes.num_layers), "keys_are_values": equal,
+        "num_borrowers": read_borrowers(reader, types, sizes.num_layers), "keys_are_values": equal,
         "per_layer_size": per_layer, "wide_borrowers": reader.flag("use_double_wide_mlp"),
         "activation": ACTIVATIONS.get(str(reader.get("hidden_activation")), ""),
         "logit_soft_cap": reader.optional_positive("final_logit_softcapping"), **_read_experts(reader),
@@ -129,7 +129,7 @@ def _layer_types(reader: ConfigReader, num_layers: int) -> object:
     return [*types[:-1], FULL] if isinstance(types, list) and types else types
 
 
-def _read_borrowers(reader: ConfigReader, types: object, num_layers: int) -> int:
+def read_borrowers(reader: ConfigReader, types: object, num_layers: int) -> int:
     count = reader.integer("num_kv_shared_layers", 0, minimum=0)
     if count and isinstance(types, list) and {*map(str, types[: num_layers - count])} != {*map(str, types)}:
         reader.problems.append(
@@ -180,27 +180,31 @@ def params(spec: Gemma4Spec) -> list[Param]:
 
         return [
             *norm("attn.norm", "input_layernorm"),
-            *_attention_params(own, i),
+            *attention_params(own, i),
             *norm("attn.post_norm", "post_attention_layernorm"),
             *norm("mlp.norm", "pre_feedforward_layernorm"),
             *weights.gated_mlp(own, i),
             *(_expert_params(own, name, source) if spec.num_experts else ()),
             *norm("mlp.post_norm", "post_feedforward_layernorm"),
-            *(_per_layer_params(own, name, source) if spec.per_layer_size else ()),
+            *(per_layer_params(own, name, source) if spec.per_layer_size else ()),
             Param(f"{name}.scale", (1,), (f"{source}.layer_scalar",), ((1,),), is_exact=True),
         ]
 
-    found, width = weights.decoder(spec, layer), spec.num_layers * spec.per_layer_size
-    if not width:
-        return found
+    found = weights.decoder(spec, layer)
+    return [found[0], *per_layer_tables(spec, spec.vocab_size), *found[1:]] if spec.per_layer_size else found
+
+
+def per_layer_tables(spec: Gemma4Spec, num_rows: int) -> list[Param]:
+    """What all layers get of a token: a table of so many rows, and what the embedding is projected with."""
+    width = spec.num_layers * spec.per_layer_size
     module, rows = "model.per_layer_model_projection", (spec.per_layer_size,)
-    embed = weights.copied("per_layer.embed", "model.embed_tokens_per_layer.weight", (spec.vocab_size, width))
+    embed = weights.copied("per_layer.embed", "model.embed_tokens_per_layer.weight", (num_rows, width))
     norm = weights.copied("per_layer.norm", "model.per_layer_projection_norm.weight", rows)
     projection = weights.linear("per_layer.projection", {module: width}, spec.hidden_size, Shard.NONE, bias=False)
-    return [found[0], embed, *projection, replace(norm, factors=((rows[0], ROOT_HALF),)), *found[1:]]
+    return [embed, *projection, replace(norm, factors=((rows[0], ROOT_HALF),))]
 
 
-def _attention_params(own: Gemma4Spec, layer: int) -> list[Param]:
+def attention_params(own: Gemma4Spec, layer: int) -> list[Param]:
     source, name = f"{weights.layer_source(layer)}.self_attn", f"layers.{layer}.attn"
     borrows = layer >= own.first_borrower
     rows = {"q_proj": own.q_width}
@@ -241,7 +245,7 @@ def _expert_params(own: Gemma4Spec, name: str, source: str) -> list[Param]:
     ]  # fmt: skip
 
 
-def _per_layer_params(own: Gemma4Spec, name: str, source: str) -> list[Param]:
+def per_layer_params(own: Gemma4Spec, name: str, source: str) -> list[Param]:
     size, hidden = own.per_layer_size, own.hidden_size
     return [
         *weights.linear(
@@ -256,37 +260,41 @@ def _per_layer_params(own: Gemma4Spec, name: str, source: str) -> list[Param]:
 
 def forward(g: Graph, spec: Gemma4Spec) -> None:
     x = g.embed("embed", spec.hidden_size, scale=spec.hidden_size**0.5)
-    inputs = _per_layer_inputs(g, spec, x) if spec.per_layer_size else None
+    inputs = per_layer_inputs(g, spec, x) if spec.per_layer_size else None
     kept: dict[int, tuple[Value, Value]] = {}  # keys and values of layers
     for layer in range(spec.num_layers):
         own, name = spec.of_layer(layer), f"layers.{layer}"
-        y = _attention(g, own, blocks.norm(g, own, x, f"{name}.attn.norm"), layer, kept)
+        y = attention(g, own, blocks.norm(g, own, x, f"{name}.attn.norm"), layer, kept)
         x = g.add(x, blocks.norm(g, own, y, f"{name}.attn.post_norm"))
         y = blocks.gated_mlp(g, own, blocks.norm(g, own, x, f"{name}.mlp.norm"), layer, activation=own.activation)
         if own.num_experts:
             y = g.add(blocks.norm(g, own, y, f"{name}.mlp.dense_norm"), _experts(g, own, x, f"{name}.mlp"))
         x = g.add(x, blocks.norm(g, own, y, f"{name}.mlp.post_norm"))
         if inputs is not None:
-            y = g.linear(x, f"{name}.per_layer.gate", own.per_layer_size)
-            y = g.activation(y, activation=own.activation)
-            y = g.multiply(y, g.slice(inputs, layer * own.per_layer_size, own.per_layer_size))
-            y = g.linear(y, f"{name}.per_layer.output", own.hidden_size)
-            x = g.add(x, blocks.norm(g, own, y, f"{name}.per_layer.norm"))
+            x = g.add(x, of_layer_input(g, own, x, inputs, layer))
         x = g.scale(x, f"{name}.scale")
     g.logits(blocks.norm(g, spec, g.select_rows(x), "norm"), "head", soft_cap=spec.logit_soft_cap)
 
 
-def _per_layer_inputs(g: Graph, spec: Gemma4Spec, x: Value) -> Value:
+def per_layer_inputs(g: Graph, spec: Gemma4Spec, x: Value, *, num_rows: int = 0) -> Value:
     """Of all layers: what is looked up, and what the embedding is projected to. The norm takes the projection's factor,
-    one over the root of the hidden size, from its epsilon."""
+    one over the root of the hidden size, from its epsilon. `num_rows`: of the table, if they are not all."""
     width = spec.num_layers * spec.per_layer_size
-    found = g.embed("per_layer.embed", width, scale=spec.per_layer_size**0.5 * ROOT_HALF)
+    found = g.embed("per_layer.embed", width, scale=spec.per_layer_size**0.5 * ROOT_HALF, rows=num_rows)
     projected = g.linear(x, "per_layer.projection", width)
     eps = spec.norm_eps * spec.hidden_size
     return g.add(g.rms_norm(projected, "per_layer.norm", eps=eps, groups=spec.num_layers), found)
 
 
-def _attention(g: Graph, own: Gemma4Spec, x: Value, layer: int, kept: dict[int, tuple[Value, Value]]) -> Value:
+def of_layer_input(g: Graph, own: Gemma4Spec, x: Value, inputs: Value, layer: int) -> Value:
+    """What is added for what a layer gets of a token."""
+    name = f"layers.{layer}.per_layer"
+    y = g.activation(g.linear(x, f"{name}.gate", own.per_layer_size), activation=own.activation)
+    y = g.multiply(y, g.slice(inputs, layer * own.per_layer_size, own.per_layer_size))
+    return blocks.norm(g, own, g.linear(y, f"{name}.output", own.hidden_size), f"{name}.norm")
+
+
+def attention(g: Graph, own: Gemma4Spec, x: Value, layer: int, kept: dict[int, tuple[Value, Value]]) -> Value:
     name, lender, rope = f"layers.{layer}.attn", own.lender(layer), own.rope
 
     def normed(heads: Value, weight: str | None) -> Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from llmserve.errors import CheckpointError
@@ -11,10 +11,12 @@ from llmserve.models.gemma4 import Gemma4Spec
 from llmserve.models.multimodal import OUTSIDE
 from llmserve.models.spec import Architecture, HfConfig, Param, renamed
 
-OTHERS = (
-    r"model\.(vision_tower|embed_vision|audio_tower|embed_audio)\..*",
-    *(pattern.replace(r"model\.", r"model\.language_model\.", 1) for pattern in gemma4.BORROWED),
-)
+TOWERS = r"model\.(vision_tower|embed_vision|audio_tower|embed_audio)\..*"
+
+
+def outside(unread: Sequence[str]) -> tuple[str, ...]:
+    """Patterns of what is not the language model's, and of its own tensors that nothing reads."""
+    return (TOWERS, *(pattern.replace(r"model\.", r"model\.language_model\.", 1) for pattern in unread))
 
 
 def from_hf(config: HfConfig) -> Gemma4Spec:
@@ -35,5 +37,5 @@ def published(name: str) -> str:
 
 ARCHITECTURE: Architecture[Gemma4Spec] = replace(
     gemma4.ARCHITECTURE, names=("Gemma4ForConditionalGeneration",), model_type="gemma4", from_hf=from_hf,
-    params=params, ignored=OTHERS,
+    params=params, ignored=outside(gemma4.BORROWED),
 )  # fmt: skip

@@ -38,8 +38,9 @@ class Graph:
         self._vocab_size = vocab_size
         self._ops: list[Op] = []
 
-    def embed(self, weight: str, width: int, *, scale: float = 1.0) -> Value:
-        return self._record(OpKind.EMBED, (), width, (weight,), scale=scale)
+    def embed(self, weight: str, width: int, *, scale: float = 1.0, rows: int = 0) -> Value:
+        """`rows`: of the table, where it has fewer than the vocabulary has tokens; those behind it have the first."""
+        return self._record(OpKind.EMBED, (), width, (weight,), scale=scale, rows=rows)
 
     def embed_position(self, weight: str, width: int, *, begin: int = 0) -> Value:
         return self._record(OpKind.EMBED_POSITION, (), width, (weight,), begin=begin)
@@ -152,8 +153,31 @@ class Graph:
         return self._record(OpKind.MULTIPLY, (a, b), a.width)
 
     def scale(self, x: Value, weight: str) -> Value:
-        """All of x times one number."""
+        """All of x times one number, or each column times its own."""
         return self._record(OpKind.SCALE, (x,), x.width, (weight,))
+
+    def mix(
+        self, x: Value, z: Value, coefficients: Value | None = None, *, groups: int, offset: float = 0.0, first: int = 0
+    ) -> Value:
+        """Of the equal column groups x_k of `x` and z_j of `z`: y_k = x_k + sum over j of (c[k, j] + offset) * z_j, in
+        order. `coefficients` has c row by row; without them c is 0. Groups before `first` stay as they are."""
+        assert x.width % groups == 0
+        width = x.width // groups
+        assert z.width % width == 0
+        assert first < groups
+        assert coefficients is None or coefficients.width == groups * (z.width // width)
+        inputs = (x, z) if coefficients is None else (x, z, coefficients)
+        return self._record(OpKind.MIX, inputs, x.width, groups=groups, offset=offset, first=first)
+
+    def spread(self, x: Value, z: Value, *, least: float) -> Value:
+        """x, and beside it the groups of `z` that are as wide, each as large as x: times the root mean square of x over
+        its own, whose square is at least `least`."""
+        assert z.width % x.width == 0
+        return self._record(OpKind.SPREAD, (x, z), x.width + z.width, least=least)
+
+    def over_threshold(self, x: Value, *, deviations: float) -> Value:
+        """max(0, x - mean - deviations * standard deviation) of a row."""
+        return self._record(OpKind.OVER_THRESHOLD, (x,), x.width, deviations=deviations)
 
     def route(
         self,

@@ -19,7 +19,7 @@ Attr: TypeAlias = int | float | str | bool | tuple[int, ...] | tuple[float, ...]
 class OpKind(Enum):
     """op: inputs; weights; attrs. `y` is the output."""
 
-    EMBED = "embed"  # (); [V,H]; scale?: y[t] = scale * weight[token_ids[t]]
+    EMBED = "embed"  # (); [V,H]; scale?, rows?: y[t] = scale * weight[token_ids[t]]; see Graph.embed
     EMBED_POSITION = "embed_position"  # (); [P,H]; begin: y[t] = weight[begin + position of t]
     EMBED_SEGMENT = "embed_segment"  # (); [S,H]; y[t] = weight[0], or of a second text's tokens weight[1] where it is
     RMS_NORM = "rms_norm"  # x; [N]?; eps, groups, offset?, own_weights?; see Graph.rms_norm
@@ -33,7 +33,10 @@ class OpKind(Enum):
     ACTIVATION = "activation"  # x; ; activation: see PLAIN_ACTIVATIONS
     ADD = "add"  # a, b
     MULTIPLY = "multiply"  # a, b
-    SCALE = "scale"  # x; [1]: y = weight * x
+    SCALE = "scale"  # x; [1] or [N]: y = weight * x
+    MIX = "mix"  # x, z, coefficients [T,G*M]?; groups, offset?, first?; see Graph.mix
+    SPREAD = "spread"  # x, z; least; see Graph.spread
+    OVER_THRESHOLD = "over_threshold"  # x; ; deviations; see Graph.over_threshold
     ROUTE = "route"  # logits [T,E]; correction bias? [E], scales? [E]; see Graph.route
     EXPERTS = "experts"  # x, routes; [E*2I,H] or plain [E*I,H], [E*H,I], two biases?; see Graph.experts
     SIGMOID_GATE = "sigmoid_gate"  # x, gate [T,1] or as wide; silu?: y = sigmoid(gate) * x, or silu(gate) * x
@@ -56,10 +59,11 @@ PLAIN_ACTIVATIONS = ("gelu", "gelu_tanh", "relu2", "tanh")
 POOLINGS = ("first", "last", "mean", "max")
 # Attributes that an op has only where they are not these: no embedding scale, no soft cap and so on.
 UNLESS_GIVEN: Mapping[OpKind, Mapping[str, float]] = {
-    OpKind.EMBED: {"scale": 1.0},
+    OpKind.EMBED: {"scale": 1.0, "rows": 0},
     OpKind.RMS_NORM: {"offset": 0.0, "own_weights": False},
     OpKind.LAYER_NORM: {"groups": 1, "offset": 0.0},
     OpKind.SCALE_BY_POSITION: {"shift": 0},
+    OpKind.MIX: {"offset": 0.0, "first": 0},
     OpKind.ATTENTION: {"soft_cap": 0.0, "sinks": False, "chunked": False, "bidirectional": False},
     OpKind.ROUTE: {
         "sigmoid": False,

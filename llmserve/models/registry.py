@@ -27,6 +27,8 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "gemma2",
     "gemma3",
     "gemma3_multimodal",
+    "gemma3n",
+    "gemma3n_multimodal",
     "gemma4",
     "gemma4_multimodal",
     "glm",

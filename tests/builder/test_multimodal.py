@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from llmserve.errors import CheckpointError
 from llmserve.evaluation.baseline.hf import HfModel
 from llmserve.models.registry import architecture_for
-from tests.checkpoints import KINDS, WITH_STATES
+from tests.checkpoints import KINDS, WITH_STATES, make_checkpoint
 from tests.oracle import oracle_logits, reference_logits, relative_error
 
 PROMPT = tuple(int(i) for i in np.random.default_rng(7).integers(11, 320, size=90))  # 10 is an image's
@@ -103,6 +104,24 @@ def test_the_language_model_is_that_of_transformers(variant: str, tmp_path: Path
     tolerance = 1e-4 if kind in WITH_STATES or kind.startswith("gemma4") else 1e-5
     assert relative_error(reference_logits(tmp_path)(PROMPT), wanted) < tolerance
     assert relative_error(HfModel(tmp_path, "float32").logits(PROMPT), wanted) < 1e-6, "a baseline is the same network"
+
+
+def test_gemma3n_as_published_is_its_language_model(tmp_path: Path) -> None:
+    """transformers' own class asks for timm, which makes its vision tower."""
+    alone = make_checkpoint(tmp_path / "alone", "gemma3n", with_tokenizer=False)
+    wanted = reference_logits(alone)(PROMPT)
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): tensor
+        for name, tensor in load_file(alone / "model.safetensors").items()
+    }
+    tensors["model.vision_tower.timm_model.conv_stem.weight"] = np.zeros((2, 2), np.float32)
+    published = tmp_path / "published"
+    published.mkdir()
+    save_file(tensors, published / "model.safetensors")
+    own = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n"}
+    text = json.loads((alone / "config.json").read_text())
+    (published / "config.json").write_text(json.dumps(own | {"text_config": text}))
+    np.testing.assert_array_equal(reference_logits(published)(PROMPT), wanted)
 
 
 def test_older_configs_say_in_the_language_model_whether_it_is_tied() -> None:

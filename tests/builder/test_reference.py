@@ -35,7 +35,7 @@ PROMPT = tuple(int(i) for i in np.random.default_rng(7).integers(3, 320, size=90
 def assert_parity(path: Path) -> None:
     found = reference_logits(path)(PROMPT)
     config = json.loads((path / "config.json").read_text())
-    is_sensitive = "linear_num_key_heads" in config or config["model_type"].startswith("gemma4")
+    is_sensitive = "linear_num_key_heads" in config or config["model_type"].startswith(("gemma3n", "gemma4"))
     tolerance = TOLERANCE_OF_STATES if is_sensitive else TOLERANCE
     assert relative_error(found, oracle_logits(load_oracle(path), PROMPT)) < tolerance
 
@@ -238,6 +238,23 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba of one group": ("bamba", {"mamba_n_groups": 1, "mamba_conv_bias": False, "mamba_d_conv": 2}),
     "bamba with a group for each head": ("bamba", {"mamba_n_groups": 6, "mamba_d_state": 5, "mamba_d_head": 20}),
     "bamba of wide heads": ("bamba", {"mamba_n_heads": 2, "mamba_n_groups": 2, "mamba_expand": 3}),
+    "gemma3n of four streams": (
+        "gemma3n",
+        {"altup_num_inputs": 4, "altup_active_idx": 0, "vocab_size_per_layer_input": 320},
+    ),
+    "gemma3n without corrections' scales": ("gemma3n", {"altup_correct_scale": False, "num_key_value_heads": 1}),
+    "gemma3n without layers that borrow": ("gemma3n", {"num_kv_shared_layers": 0, "intermediate_size": 72}),
+    "gemma3n that lets all gates pass": ("gemma3n", {"activation_sparsity_pattern": None, "hidden_activation": "gelu"}),
+    "gemma3n as transformers 5 writes it": (
+        "gemma3n",
+        {
+            "layer_types": None,
+            "num_hidden_layers": 11,
+            "intermediate_size": 480,
+            "activation_sparsity_pattern": None,
+            "num_kv_shared_layers": 1,
+        },
+    ),
     "gemma4 without layers that borrow": ("gemma4", {"num_kv_shared_layers": 0, "final_logit_softcapping": None}),
     "gemma4 without inputs of layers": (  # which transformers has only without layers that borrow
         "gemma4",

@@ -58,7 +58,11 @@ def test_matrix_products_and_only_those_may_be_quantized(kind: str) -> None:
     spec = spec_of(kind)
     ops = architecture.program(spec).ops
     products = {name for op in ops for name in op.weights[: MATRICES.get(op.kind, 0)]}
-    chooses = {name for name in products if name.endswith((".router", "mlp.gate", "attn.gates"))}
+    chooses = {
+        name
+        for name in products
+        if name.endswith((".router", "mlp.gate", "attn.gates", ".altup.prediction", ".altup.correction"))
+    }
     products -= chooses
     assert {param.name for param in architecture.params(spec) if param.quantizable} == products
 
@@ -153,6 +157,9 @@ def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
         ("nemotron-h", {"hybrid_override_pattern": None}, "hybrid_override_pattern letters, of layers, got []"),
         ("nemotron-h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act 'silu' is not supported; supported: 'relu2'"),
         ("nemotron-h", {"tie_word_embeddings": True}, "tie_word_embeddings True is not supported; supported: False"),
+        ("gemma3n", {"altup_active_idx": 3}, "altup_active_idx must be an integer from 0 to 2"),
+        ("gemma3n", {"intermediate_size": [96]}, "or a list of one for each of 4 layers"),
+        ("gemma3n", {"activation_sparsity_pattern": 1.0}, "activation_sparsity_pattern must be a number from 0"),
         ("gemma4", {"layer_types": ["sliding_attention", "conv"] * 2}, "layer type 'conv' is not supported"),
         ("gemma4", {"num_kv_shared_layers": 3}, "num_kv_shared_layers (3) must leave a layer of each type"),
         ("gemma4", {"vocab_size_per_layer_input": 7}, "vocab_size_per_layer_input must be vocab_size"),

@@ -43,6 +43,9 @@ class OpCode(IntEnum):
     EMBED_SEGMENT = 32
     POOL = 33
     SELECTIVE_SCAN = 34
+    MIX = 35
+    SPREAD = 36
+    OVER_THRESHOLD = 37
 
 
 class Blocks(IntEnum):

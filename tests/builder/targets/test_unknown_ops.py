@@ -80,6 +80,7 @@ def test_queries_that_grow_are_refused_by_name(name: str) -> None:
         ("qwen3.5", ("op convolution", "op delta_rule", "op sigmoid_gate")),
         ("granite4-h", ("op convolution", "op selective_scan", "own_weights of rms_norm: True")),
         ("nemotron-h-moe", ("op experts", "op selective_scan")),
+        ("gemma3n", ("op mix", "op spread", "op over_threshold", "rows of embed: 300")),
         ("gemma4", ("op scale", "op multiply", "op activation")),
         ("phimoe", ("biased of logits: True", "op layer_norm", "op route")),
     ],

@@ -189,6 +189,15 @@ def odd_network(
             g.convolution(y, param(f"{i}.conv", hidden, 3), taps=3, bias=param(f"{i}.conv_bias", hidden)), h
         )
 
+    def streams(x: Value, i: int) -> Value:
+        """Three, mixed with each other and with what passes of one, of which one goes on."""
+        others = g.linear(x, param(f"{i}.streams", 2 * hidden, hidden), 2 * hidden)
+        spread = g.spread(x, others, least=1e-3)
+        coefficients = g.activation(g.linear(x, param(f"{i}.coefficients", 9, hidden), 9), activation="tanh")
+        mixed = g.mix(spread, spread, coefficients, groups=3)
+        mixed = g.mix(mixed, g.over_threshold(x, deviations=0.3), groups=3, offset=-0.5, first=1)
+        return g.scale(g.slice(mixed, hidden, hidden), param(f"{i}.scales", hidden, near=0.5))
+
     def scan(h: Value, i: int) -> Value:
         """The columns of a head take four vectors and a part of one."""
         net_heads, net_groups, size, width = 4, 2, 11, 4 * 70
@@ -284,6 +293,7 @@ def odd_network(
         x = g.add(y, x)
         if states:
             x = g.scale(x, param(f"{i}.scale", 1, near=0.8))
+            x = g.add(x, streams(x, i)) if i == 1 else x
     x = norm(g.select_rows(x), "norm")
     arrays["head"] = arrays["embed"] if peculiar else arrays[param("head", vocab, hidden)]
     head_bias = param("head_bias", vocab) if plain else None

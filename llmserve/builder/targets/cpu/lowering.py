@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from llmserve.builder.quantization import LINEAR_KINDS, WeightPart, num_matrices
 from llmserve.builder.targets.buffers import LOGITS_BUFFER, NOWHERE, Place
-from llmserve.builder.targets.cpu.file_lowering import FileLowering
 from llmserve.builder.targets.cpu.lowered import GROUPED, NORMS, DeviceOp, Lowered, activations_of
+from llmserve.builder.targets.cpu.row_lowering import RowLowering
 from llmserve.builder.targets.op_lowering import Rule
 from llmserve.engine.cpu.layout import NO_TENSOR, DType
 from llmserve.engine.cpu.op_codes import (
@@ -31,7 +31,7 @@ from llmserve.models.number_formats import INT8_ACTIVATIONS
 from llmserve.models.spec import Param
 
 
-class Lowering(FileLowering):
+class Lowering(RowLowering):
     def run(self) -> Lowered:
         self._lower_ops()
         return Lowered(
@@ -73,6 +73,7 @@ class Lowering(FileLowering):
             tensors, fields = self._grouped(table, part), GROUPED[part.scheme.format].fields
         else:
             tensors, fields = (self._param(table),), {}
+        fields = {**fields, "window": int(op.number("rows"))}
         self._emit(OpCode.EMBED, op, output, tensors=tensors, fields=fields)
         self._in_place(OpCode.SCALE, op, output, op.number("scale"), unless=1.0)
 
@@ -114,13 +115,6 @@ class Lowering(FileLowering):
             self._ops.append(DeviceOp(OpCode.ROPE_TABLE, table, tensors=(frequencies,), fields=fields))
             self._tables[key] = key
         return self._buffers[key]
-
-    def _scale_by_position(self, op: Op) -> None:
-        source = self._buffers[op.inputs[0]]
-        interval, shift = (int(op.number(name)) for name in ("interval", "shift"))
-        fields = {"scalar": op.number("strength"), "groups": interval, "window": shift}
-        output = self._buffers.over(op.output, op.inputs[0])
-        self._emit(OpCode.SCALE_BY_POSITION, op, output, inputs=(source,), fields=fields)
 
     def _attention(self, op: Op) -> None:
         q, k, v = (self._buffers[name] for name in op.inputs)
@@ -167,16 +161,6 @@ class Lowering(FileLowering):
             self._emit(code, op, output, fields={"scalar": 1.0})
             return
         self._emit(code, op, self._buffers.new(op.output, op.width), inputs=(source,))
-
-    def _add(self, op: Op) -> None:
-        left, right = (self._buffers[name] for name in op.inputs)
-        code = OpCode.ADD if op.kind is OpKind.ADD else OpCode.MULTIPLY
-        self._emit(code, op, self._buffers.over(op.output, op.inputs[0]), inputs=(left, right))
-
-    def _scale(self, op: Op) -> None:
-        output = self._buffers.over(op.output, op.inputs[0])
-        assert output == self._buffers[op.inputs[0]], "only a value that nobody else reads is scaled"
-        self._emit(OpCode.SCALE, op, output, tensors=(self._vector(op.weights[0]),))
 
     def _select_rows(self, op: Op) -> None:
         source = self._buffers[op.inputs[0]]
@@ -257,12 +241,6 @@ class Lowering(FileLowering):
             biases = (NO_TENSOR, *biases)
         self._emit(OpCode.ROUTE, op, output, inputs=(self._buffers[op.inputs[0]],), tensors=biases, fields=fields)
 
-    def _sigmoid_gate(self, op: Op) -> None:
-        x, gate = (self._buffers[name] for name in op.inputs)
-        fields = {"groups": int(op.number("silu"))}
-        output = self._buffers.over(op.output, op.inputs[0])
-        self._emit(OpCode.SIGMOID_GATE, op, output, inputs=(x, gate), fields=fields)
-
     def _convolution(self, op: Op) -> None:
         source, output = self._buffers[op.inputs[0]], self._buffers.new(op.output, op.width)
         fields = {"window": int(op.number("taps")), "groups": int(op.number("silu"))}
@@ -337,7 +315,8 @@ class Lowering(FileLowering):
         return self._buffers.assign(value, Place(place.buffer, 0, width, stride))
 
     RULES: ClassVar[Mapping[OpKind, Rule]] = {
-        OpKind.EMBED: Rule(_embed, ("scale",)),
+        **RowLowering.RULES,
+        OpKind.EMBED: Rule(_embed, ("scale", "rows")),
         OpKind.EMBED_POSITION: Rule(_embed_position, ("begin",)),
         OpKind.EMBED_SEGMENT: Rule(_embed_segment),
         OpKind.RMS_NORM: Rule(_norm, ("eps", "groups", "offset", "own_weights")),
@@ -345,7 +324,6 @@ class Lowering(FileLowering):
         OpKind.LINEAR: Rule(_linear),
         OpKind.SLICE: Rule(_slice, ("start",)),
         OpKind.ROPE: Rule(_rope, ("head_dim", "inv_freq", "scale")),
-        OpKind.SCALE_BY_POSITION: Rule(_scale_by_position, ("strength", "interval", "shift")),
         OpKind.ATTENTION: Rule(
             _attention,
             (
@@ -364,9 +342,6 @@ class Lowering(FileLowering):
         ),
         OpKind.GATED_ACTIVATION: Rule(_activation, ("activation",)),
         OpKind.ACTIVATION: Rule(_activation, ("activation",)),
-        OpKind.ADD: Rule(_add),
-        OpKind.MULTIPLY: Rule(_add),
-        OpKind.SCALE: Rule(_scale),
         OpKind.ROUTE: Rule(
             _route,
             (
@@ -384,7 +359,6 @@ class Lowering(FileLowering):
         OpKind.EXPERTS: Rule(
             _experts, ("experts_per_token", "num_experts", "activation", "biased", "scales_inputs", "plain")
         ),
-        OpKind.SIGMOID_GATE: Rule(_sigmoid_gate, ("silu",)),
         OpKind.CONVOLUTION: Rule(_convolution, ("taps", "silu", "biased")),
         OpKind.DELTA_RULE: Rule(_delta_rule, ("num_heads", "num_key_heads", "key_dim")),
         OpKind.SELECTIVE_SCAN: Rule(_selective_scan, ("num_heads", "num_groups", "state_size")),

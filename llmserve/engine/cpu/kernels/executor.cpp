@@ -80,7 +80,14 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
     case OpKind::kAdd:
       return over_rows(&Executor::pairwise, kernels.add);
     case OpKind::kMultiply:
-      return over_rows(&Executor::pairwise, kernels.multiply);
+      return op.in[1].buffer == kNoBuffer ? over_rows(&Executor::multiply_columns)
+                                          : over_rows(&Executor::pairwise, kernels.multiply);
+    case OpKind::kMix:
+      return over_rows(&Executor::mix);
+    case OpKind::kSpread:
+      return over_rows(&Executor::spread);
+    case OpKind::kOverThreshold:
+      return over_rows(&Executor::over_threshold);
     case OpKind::kRoute:
       return over_rows(&Executor::route);
     case OpKind::kDispatch:

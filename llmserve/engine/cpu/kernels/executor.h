@@ -45,6 +45,10 @@ class Executor {
   template <class Args, class Fn>
   void over_head_panels(const OpRecord& op, TaskCounter& tasks, Args args, Fn fn) const;
   void scale_by_position(const OpRecord& op, size_t begin, size_t end);
+  void multiply_columns(const OpRecord& op, size_t begin, size_t end);
+  void mix(const OpRecord& op, size_t begin, size_t end);
+  void spread(const OpRecord& op, size_t begin, size_t end);
+  void over_threshold(const OpRecord& op, size_t begin, size_t end);
   void rope(const OpRecord& op, size_t begin, size_t end);
   void quantize(const OpRecord& op, size_t begin, size_t end, float* scratch);
   View<const float> before_quantization(const OpRecord& op, View<const float> x, float* scratch) const;

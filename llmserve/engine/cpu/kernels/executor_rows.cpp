@@ -34,7 +34,37 @@ void Executor::embed(const OpRecord& op, size_t begin, size_t end, const int32_t
   const EmbedArgs args = {engine_.file_.tensor<void>(op.tensors[0]), static_cast<DType>(table.dtype),
                           static_cast<Layout>(table.layout), op.out.width, engine_.file_.tensor<void>(op.tensors[1]),
                           engine_.file_.tensor<float>(op.tensors[2]), static_cast<Blocks>(op.groups)};
-  engine_.kernels_->embed(args, ids + begin, end - begin, view<float>(op.out, begin));
+  const auto y = view<float>(op.out, begin);
+  if (op.window == 0) return engine_.kernels_->embed(args, ids + begin, end - begin, y);
+  for (size_t r = begin; r < end; ++r) {
+    const int32_t id = static_cast<uint32_t>(ids[r]) < op.window ? ids[r] : 0;
+    engine_.kernels_->embed(args, &id, 1, view<float>(op.out, r));
+  }
+}
+
+void Executor::multiply_columns(const OpRecord& op, size_t begin, size_t end) {
+  const View<const float> weights = {engine_.file_.tensor<float>(op.tensors[0]), 0};  // the same for every row
+  const auto x = view<const float>(op.in[0], first_row(op) + begin);
+  engine_.kernels_->multiply(x, weights, op.out.width, end - begin, view<float>(op.out, begin));
+}
+
+void Executor::mix(const OpRecord& op, size_t begin, size_t end) {
+  const size_t first = first_row(op) + begin, width = op.out.width / op.groups;
+  const MixArgs args = {view<const float>(op.in[0], first), view<const float>(op.in[1], first),
+                        view<const float>(op.in[2], first), op.groups, op.in[1].width / width, width, op.window,
+                        op.scalar, view<float>(op.out, begin)};
+  engine_.kernels_->mix(args, end - begin);
+}
+
+void Executor::spread(const OpRecord& op, size_t begin, size_t end) {
+  const size_t first = first_row(op) + begin, width = op.in[0].width;
+  engine_.kernels_->spread(view<const float>(op.in[0], first), width, view<const float>(op.in[1], first),
+                           op.in[1].width / width, op.scalar, end - begin, view<float>(op.out, begin));
+}
+
+void Executor::over_threshold(const OpRecord& op, size_t begin, size_t end) {
+  const auto x = view<const float>(op.in[0], first_row(op) + begin);
+  engine_.kernels_->over_threshold(x, op.scalar, op.out.width, end - begin, view<float>(op.out, begin));
 }
 
 void Executor::select_rows(const OpRecord& op, size_t begin, size_t end) {

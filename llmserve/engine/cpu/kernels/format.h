@@ -54,7 +54,8 @@ constexpr size_t code_bits(DType type) {
 
 // operand roles (in[0..2] -> out); tensors; fields used
 enum class OpKind : uint32_t {
-  kEmbed,         // -> f32; table; in panels of integers with group scales and row scales, groups = Blocks, as below
+  kEmbed,         // -> f32; table; in panels of integers with group scales and row scales, groups = Blocks, as below;
+                  // window = rows, if they are not as many as tokens of the vocabulary: those behind them have the first
   kRmsNorm,       // x -> f32; weight of a group, or of all columns with window = 1; groups, scalar = eps
   kQuantize,      // x, row facts (written) -> i8, for kLinearInt8 and kLinearInt4; norm weight?, its bias?; before
   kLinear,        // x, residual? -> f32; weight, bias?
@@ -91,13 +92,18 @@ enum class OpKind : uint32_t {
   kConvolution,  // x -> f32; weight of all columns, window numbers each, bias?; groups = 1: and then SiLU. Has a state
   kDeltaRule,    // q, k and v side by side, gates -> f32; decay, its bias; num_heads, groups = key heads, head_dim of keys.
                  // Has a state
-  kMultiply,     // as kAdd
+  kMultiply,     // as kAdd; instead of b a tensor as long as a row
   kEmbedPosition,  // -> f32; table of floats, a row for each position
   kEmbedSegment,   // -> f32; table of floats, a row for each segment
   kPool,           // x of all tokens -> f32, a row for each chunk whose last token is selected;
                    // groups = Pool, plus kNormalized: divided by its length
   kSelectiveScan,  // x, b and c side by side, steps -> f32; decay, bias of steps, skip; num_heads, groups that share b and c,
                    // head_dim = rows of a head's state. Has a state
+  kMix,            // x of `groups` groups of columns, z of groups as wide, coefficients? -> f32: each group of x from the
+                   // one of number `window` on, plus the groups of z, each times its coefficient + scalar
+  kSpread,         // x, z -> f32, side by side; the groups of z, which are as wide as x, have its mean square, each divided
+                   // by its own, which is at least scalar
+  kOverThreshold,  // x -> f32: what is over mean + scalar * standard deviation of the row, or 0
 };
 
 inline constexpr uint32_t kRouteToOne = 1;    // the weights of a row have a sum of one

@@ -161,6 +161,19 @@ struct DeltaRuleArgs {
   View<float> y;  // [num_rows, num_heads * value_dim]
 };
 
+// y_k = x_k + the sum over j of (coefficients[k, j] + offset) * z_j, in order, of groups of `width` columns.
+struct MixArgs {
+  View<const float> x;             // [num_rows, groups * width]
+  View<const float> z;             // [num_rows, num_others * width]
+  View<const float> coefficients;  // [num_rows, groups * num_others]; data null: zeros
+  size_t groups;
+  size_t num_others;
+  size_t width;
+  size_t first;  // groups of x before it stay as they are
+  float offset;
+  View<float> y;  // overlaps none of them
+};
+
 struct SelectiveScanArgs {
   View<const float> xbc;    // [num_rows, num_heads * head_dim + 2 * num_groups * state_size]
   View<const float> steps;  // [num_rows, num_heads]
@@ -239,6 +252,13 @@ struct KernelTable {
   void (*selective_scan)(const SelectiveScanArgs& args, size_t head, size_t begin, size_t end);
   void (*add)(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
   void (*multiply)(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
+  void (*mix)(const MixArgs& args, size_t num_rows);
+  // y = x, and beside it the `others` groups of z, each times the root mean square of x over its own, whose square is at
+  // least `least`; y overlaps neither
+  void (*spread)(View<const float> x, size_t width, View<const float> z, size_t others, float least, size_t num_rows,
+                 View<float> y);
+  // y = max(0, x - mean - deviations * standard deviation) of each row; y may be x
+  void (*over_threshold)(View<const float> x, float deviations, size_t width, size_t num_rows, View<float> y);
 
   // Over logits; NaN counts as minus infinity, plus infinity as the largest float. A weight is
   // exp((x - peak) / temperature), and not quite 0 for minus infinity.

@@ -30,7 +30,7 @@ class OpCheck : private RecordCheck {
     switch (static_cast<OpKind>(op_.kind)) {
       case OpKind::kEmbed:
         output(4);
-        table();
+        table(op_.window ? op_.window : header_.vocab_size);
         require(has(RowsOf::kTokens));
         return true;
       case OpKind::kEmbedPosition:
@@ -99,11 +99,26 @@ class OpCheck : private RecordCheck {
         require(op_.in[0].width == uint64_t{op_.out.width} * 2);
         for_experts_ = true;
         return true;
-      case OpKind::kAdd:
       case OpKind::kMultiply:
+        if (op_.in[1].buffer == kNoBuffer) {
+          same_width();
+          vector(op_.tensors[0], DType::kF32, op_.out.width);
+          return true;
+        }
+        [[fallthrough]];
+      case OpKind::kAdd:
         same_width();
         operand(op_.in[1], 4);
         require(op_.in[1].width == op_.out.width);
+        return true;
+      case OpKind::kMix:
+        mix();
+        return true;
+      case OpKind::kSpread:
+        spread();
+        return true;
+      case OpKind::kOverThreshold:
+        same_width();
         return true;
       case OpKind::kScale:
         output(4);
@@ -307,12 +322,12 @@ class OpCheck : private RecordCheck {
   }
 
   // Floats in rows or in the panels of a tied head, or integers in panels.
-  void table() {
-    if (op_.tensors[1] == kNoTensor && op_.tensors[2] == kNoTensor) return matrix(op_.tensors[0], header_.vocab_size, op_.out.width);
+  void table(uint64_t rows) {
+    if (op_.tensors[1] == kNoTensor && op_.tensors[2] == kNoTensor) return matrix(op_.tensors[0], rows, op_.out.width);
     const std::array<int32_t, 3> indices = {op_.tensors[0], op_.tensors[1], op_.tensors[2]};
     const TensorRecord* t = tensor(indices[0]);
-    if (t && t->dtype > static_cast<uint32_t>(DType::kI8)) return blocks(indices, header_.vocab_size, op_.out.width);
-    integers(DType::kI8, indices, header_.vocab_size, op_.out.width);
+    if (t && t->dtype > static_cast<uint32_t>(DType::kI8)) return blocks(indices, rows, op_.out.width);
+    integers(DType::kI8, indices, rows, op_.out.width);
   }
 
   // Of at least so many rows, which are looked up by number.

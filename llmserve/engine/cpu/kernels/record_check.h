@@ -73,6 +73,32 @@ class RecordCheck {
     require(t && t->dtype <= static_cast<uint32_t>(DType::kBF16) && t->rows == rows && t->cols == cols);
   }
 
+  // Streams side by side, which others of their width are added to.
+  void mix() {
+    same_width();
+    operand(op_.in[1], 4);
+    require(op_.groups > 0 && op_.out.width % op_.groups == 0 && op_.window < op_.groups);
+    if (!ok_) return;
+    const uint64_t width = op_.out.width / op_.groups, others = op_.in[1].width / width;
+    require(op_.in[1].width % width == 0);
+    if (op_.in[2].buffer != kNoBuffer) {
+      operand(op_.in[2], 4);
+      require(op_.in[2].width == op_.groups * others && op_.in[2].buffer != op_.out.buffer);
+    }
+    require(op_.out.buffer != op_.in[1].buffer);
+  }
+
+  // x and, beside it, groups as wide.
+  void spread() {
+    for (size_t i = 0; i < 2; ++i) {
+      operand(op_.in[i], 4);
+      require(op_.out.buffer != op_.in[i].buffer);
+    }
+    output(4);
+    require(op_.scalar > 0.0f && op_.out.width == uint64_t{op_.in[0].width} + op_.in[1].width);
+    if (ok_) require(op_.in[1].width % op_.in[0].width == 0);
+  }
+
   const EngineFile& file_;
   const FileHeader& header_;
   const OpRecord& op_;

@@ -36,6 +36,10 @@ void convolution(const ConvolutionArgs& args, size_t begin, size_t end);
 void delta_rule(const DeltaRuleArgs& args, size_t head, size_t begin, size_t end);
 void selective_scan(const SelectiveScanArgs& args, size_t head, size_t begin, size_t end);
 void add(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
+void mix(const MixArgs& args, size_t num_rows);
+void spread(View<const float> x, size_t width, View<const float> z, size_t others, float least, size_t num_rows,
+            View<float> y);
+void over_threshold(View<const float> x, float deviations, size_t width, size_t num_rows, View<float> y);
 void multiply(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
 void block_peaks(const float* x, size_t count, float* peaks);
 void block_weights(const float* x, size_t count, Softmax softmax, double* sums);

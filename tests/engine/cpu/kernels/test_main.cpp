@@ -354,6 +354,7 @@ int run(const std::vector<std::string>& engines, const std::string& scratch) {
     test_sparse_mixer(*kernels);
     test_routes_of_no_numbers(*kernels);
     test_states(*kernels, random);
+    test_streams(*kernels, random);
     test_attention(*kernels, random);
     test_sampling(*kernels, random);
     test_choosing(*kernels, random);

@@ -145,6 +145,7 @@ void test_threads();
 void test_linear_layers(const KernelTable& kernels, Random& random);
 void test_attention(const KernelTable& k, Random& random);
 void test_states(const KernelTable& k, Random& random);
+void test_streams(const KernelTable& k, Random& random);
 void test_sampling(const KernelTable& k, Random& random);
 void test_choosing(const KernelTable& k, Random& random);
 
