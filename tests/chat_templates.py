@@ -34,6 +34,13 @@ R1 = (
     "{%- for message in messages %}<|{{ message.role }}|>{{ message.content.split('</think>')[-1] }}{% endfor %}"
     "{%- if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
 )
+# As those of older models: no tools, and the roles alternate.
+PLAIN = (
+    "{%- for message in messages %}"
+    "{%- if message.role not in ('system', 'user', 'assistant') %}{{ raise_exception('unknown role') }}{%- endif %}"
+    "[{{ message.role }}]{{ message.content }}{% endfor %}"
+    "{%- if add_generation_prompt %}[assistant]{% endif %}"
+)
 # As Llama 3.1: one call, an object with parameters.
 LLAMA = (
     "{%- if tools %}<|start_header_id|>system<|end_header_id|>\nEnvironment: ipython\n"
@@ -115,11 +122,12 @@ GPT_OSS = (
 )
 TEMPLATES = {
     "qwen": QWEN, "qwen3": QWEN3, "r1": R1, "llama": LLAMA, "mistral": MISTRAL, "mistral_args": MISTRAL_ARGS,
-    "coder": CODER, "seed": SEED, "glm": GLM, "minimax": MINIMAX, "gpt_oss": GPT_OSS,
+    "coder": CODER, "seed": SEED, "glm": GLM, "minimax": MINIMAX, "gpt_oss": GPT_OSS, "plain": PLAIN,
 }  # fmt: skip
 FORMATS = {
     "qwen": "hermes", "qwen3": "hermes", "llama": "llama3", "mistral": "mistral", "mistral_args": "mistral_args",
     "coder": "qwen3_coder", "seed": "seed_oss", "glm": "glm45", "minimax": "minimax_m2", "gpt_oss": "harmony",
+    "plain": "generic",
 }  # fmt: skip
 REASONING = {"qwen3": "think", "r1": "think", "glm": "think", "gpt_oss": "harmony"}
 SPECIAL = {

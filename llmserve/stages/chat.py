@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any, Protocol, TypeAlias
 
 from llmserve.errors import InvalidArgument, PromptTooLong, Unsupported, raise_problems
@@ -18,12 +20,14 @@ from llmserve.stages.files import TextFiles
 from llmserve.stages.reasoning import found_reasoning, is_open_after
 from llmserve.stages.token_lengths import check_length
 from llmserve.stages.tokenizer import Tokenizer
+from llmserve.stages.tool_formats import generic
 from llmserve.stages.tool_formats.registry import TOOL_FORMATS, found_tool_format
 
 BAICHUAN_USER_ID, BAICHUAN_ASSISTANT_ID = 195, 196
 Tools: TypeAlias = Sequence[Mapping[str, Any]]  # as OpenAI's API describes them
 
 
+DATES = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
 MORE_OF_A_MESSAGE: Mapping[str, type] = {  # that templates read besides
     "tool_calls": list, "tool_call_id": str, "name": str, "reasoning_content": str,
 }  # fmt: skip
@@ -85,13 +89,14 @@ def chat_format(
     if is_baichuan or (user and assistant):
         user_id = user[0] if user else BAICHUAN_USER_ID
         found: ChatFormat | None = RoleIdFormat(
-            tokenizer, user_id, assistant[0] if assistant else BAICHUAN_ASSISTANT_ID, files.max_seq_len
-        )
+            tokenizer, user_id, assistant[0] if assistant else BAICHUAN_ASSISTANT_ID, files.max_seq_len,
+            "" if tool_format == NONE else generic.NAME,
+        )  # fmt: skip
     elif files.chat_template:
         return template_format(tokenizer, files, tool_format, reasoning_format)
     else:
         found = None
-    if {tool_format, reasoning_format} - {AUTO, NONE}:
+    if {tool_format, reasoning_format} - {AUTO, NONE, generic.NAME}:
         raise InvalidArgument(f"tool_format and reasoning_format are for a chat template, and {files.path} has none")
     return found
 
@@ -102,7 +107,9 @@ def template_format(
     template = ChatTemplate(files.chat_template, files.special_tokens)
     has_other = files.tool_template != files.chat_template
     for_tools = ChatTemplate(files.tool_template, files.special_tokens) if has_other else template
-    calls = found_tool_format(files.tool_template) if tool_format == AUTO else tool_format
+    calls = tool_format
+    if tool_format == AUTO:
+        calls = (found_tool_format(files.tool_template) if "tools" in for_tools.names else "") or generic.NAME
     thoughts = found_reasoning(files.chat_template) if reasoning_format == AUTO else reasoning_format
     return TemplateFormat(
         tokenizer,
@@ -187,6 +194,7 @@ class RoleIdFormat:
     user_id: int
     assistant_id: int
     max_seq_len: int | None = None
+    tool_format: str = ""  # empty: it takes no tools
 
     def encode(
         self,
@@ -198,12 +206,16 @@ class RoleIdFormat:
         ending = Ending.of([message.role for message in messages], values)
         values = {name: value for name, value in values.items() if name not in ENDINGS}
         unread = [f"chat_template_kwargs ({', '.join(values)})"] if values else []
-        unread += ["tools"] if tools else []
+        unread += ["tools"] if tools and not self.tool_format else []
         if unread:
             raise InvalidArgument(
                 f"{' and '.join(unread)}: this checkpoint marks who speaks with token ids, and has no chat template "
                 "that could read them"
             )
+        if self.tool_format and generic.has_calls(messages):
+            messages = generic.spoken(messages)
+        if tools:
+            messages = generic.with_system(messages, generic.described(tools))
         system, dialogue = self._split(messages)
         ids = self._content(system)
         rounds = _rounds(dialogue)
@@ -259,7 +271,7 @@ class RoleIdFormat:
         return self.tokenizer.encode(text, banned=(self.user_id, self.assistant_id))
 
     def style(self, values: Mapping[str, Any] = NO_VALUES) -> ChatStyle:
-        return ChatStyle()
+        return ChatStyle(takes_tools=bool(self.tool_format), tool_format=self.tool_format)
 
 
 def _rounds(dialogue: Sequence[Message]) -> list[list[Message]]:
@@ -284,6 +296,8 @@ class TemplateFormat:
     tool_format: str = ""  # how they are called; empty: in no form that is known
     reasoning: str = ""  # how thoughts are written; empty: likewise
     max_seq_len: int | None = None
+    writes_begin: bool = True  # the template itself; else the tokenizer's special tokens come before its text
+    tells_date: bool = False  # to templates that read one of DATES, as llama.cpp does
 
     def encode(
         self,
@@ -294,23 +308,50 @@ class TemplateFormat:
     ) -> ChatPrompt:
         text = self.text(messages, values, tools)
         check_length(text, self.tokenizer, self.max_seq_len)
-        return ChatPrompt(self.tokenizer.encode_marked(text))
+        begin = [] if self.writes_begin else self.tokenizer.encode("", add_special_tokens=True)
+        return ChatPrompt([*begin, *self.tokenizer.encode_marked(text)])
 
     def text(self, messages: Sequence[Message], values: Mapping[str, Any] = NO_VALUES, tools: Tools = ()) -> str:
         """The prompt with its special tokens spelled out."""
-        listed = [{"role": message.role, "content": message.content, **self._more(message)} for message in messages]
+        values = {**self._own_values(), **values}
+        if self.tool_format == generic.NAME and (tools or generic.has_calls(messages)):
+            return self._told_in_text(messages, values, tools)
+        listed = self._listed(messages)
         if not tools:
             return self.template.render(listed, values)
         if "tools" not in self.tool_template.names:
             raise InvalidArgument("tools: this checkpoint's chat template does not give them to the model")
         return self.tool_template.render(listed, values, tools)
 
+    def _own_values(self) -> Mapping[str, str]:
+        """Names that few templates read, and none can be without."""
+        names = self.template.names
+        today = {name: date.today().strftime(pattern) for name, pattern in DATES.items()} if self.tells_date else {}
+        return {name: value for name, value in {"functions": "", **today}.items() if name in names}
+
+    def _told_in_text(self, messages: Sequence[Message], values: Mapping[str, Any], tools: Tools) -> str:
+        """Tools in the system message. Where there are none, calls stay as the template has them, if it has."""
+        if not tools:
+            with suppress(InvalidArgument):
+                text = self.template.render(self._listed(messages), values)
+                if all(message.content in text for message in messages if message.role == "tool"):
+                    return text
+            return self.template.render(self._listed(generic.spoken(messages)), values)
+        told, text = generic.spoken(messages), generic.described(tools)
+        with suppress(InvalidArgument):
+            return self.template.render(self._listed(generic.with_system(told, text)), values)
+        # a template without a system message, unless it refuses something else
+        return self.template.render(self._listed(generic.with_system(told, text, in_question=True)), values)
+
+    def _listed(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        return [{"role": message.role, "content": message.content, **self._more(message)} for message in messages]
+
     def style(self, values: Mapping[str, Any] = NO_VALUES) -> ChatStyle:
         names = self.template.names | self.tool_template.names
         markers = [*TOOL_FORMATS[self.tool_format].markers] if self.tool_format else []
         markers += [each for each in thought_markers(self.reasoning) if each not in markers]
         return ChatStyle(
-            takes_tools="tools" in self.tool_template.names,
+            takes_tools="tools" in self.tool_template.names or self.tool_format == generic.NAME,
             tool_format=self.tool_format,
             reasoning=self.reasoning,
             is_open=bool(self.reasoning) and self._opens_thought(values),

@@ -22,6 +22,7 @@ from llmserve.stages.chat import (
 from llmserve.stages.chat_style import AUTO, ChatStyle
 from llmserve.stages.chat_template import TEMPLATE
 from llmserve.stages.files import TextFiles
+from llmserve.stages.named_templates import named_template
 from llmserve.stages.text import is_unicode
 from llmserve.stages.token_lengths import check_length
 from llmserve.stages.tokenizer import Tokenizer, tokenizer_of
@@ -108,8 +109,11 @@ class Preprocessor:
         reasoning_format: str = AUTO,
         allows_templates: bool = False,
         has_other_template: bool = False,
+        tells_date: bool = False,
+        template_begins: bool = True,
     ) -> None:
-        """`allows_templates`: of requests. `has_other_template`: that of `files` replaces the checkpoint's format."""
+        """`allows_templates`: of requests. `has_other_template`: that of `files` replaces the checkpoint's format.
+        `template_begins`: it writes the begin token, if there is one."""
         self.tokenizer = tokenizer
         self._allows_templates = allows_templates
         self._given_format = lru_cache(MAX_GIVEN)(self._make_format)
@@ -120,6 +124,8 @@ class Preprocessor:
             if has_other_template
             else chat_format(tokenizer, files, tool_format=tool_format, reasoning_format=reasoning_format)
         )
+        if isinstance(self._chat, TemplateFormat):
+            self._chat = replace(self._chat, tells_date=tells_date, writes_begin=template_begins)
         self._add_special_tokens = add_special_tokens
         declared = files.token_ids("eos_token_id")
         self._end_ids = declared or ((tokenizer.eos_id,) if tokenizer.eos_id is not None else ())
@@ -136,12 +142,14 @@ class Preprocessor:
         reasoning_format: str = AUTO,
         allows_templates: bool = False,
         template_file: str = "",
+        tells_date: bool = False,
     ) -> Preprocessor:
         """`tool_format`, `reasoning_format`: see `ChatStyle`; `auto`: what the chat template says. `template_file`: of
         the template in place of the checkpoint's."""
         files = TextFiles.read(path)
+        named = named_template(template_file)
         if template_file:
-            files = replace(files, chat_template_file=_template(Path(template_file)))
+            files = replace(files, chat_template_file=named or _template(Path(template_file)))
         return cls(
             tokenizer_of(files),
             files,
@@ -150,6 +158,8 @@ class Preprocessor:
             reasoning_format=reasoning_format,
             allows_templates=allows_templates,
             has_other_template=bool(template_file),
+            tells_date=tells_date,
+            template_begins=named is None,
         )
 
     @property

@@ -2,18 +2,20 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sentencepiece
 
 from llmserve.errors import CheckpointError, InvalidArgument, Unsupported
-from llmserve.stages.chat import Message, chat_format, parse_messages, require_chat_format
+from llmserve.stages.chat import Message, chat_format, parse_messages, require_chat_format, template_format
 from llmserve.stages.chat_template import ChatTemplate
 from llmserve.stages.files import TextFiles
+from llmserve.stages.named_templates import NAMES, named_template
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from tests.stages.conftest import write_json
-from tests.tiny_tokenizers import CHAT_TEMPLATE, SENTENCES, sentencepiece_model
+from tests.tiny_tokenizers import CHAT_TEMPLATE, SENTENCES, sentencepiece_model, write_byte_level_tokenizer
 
 USER, ASSISTANT = 195, 196
 
@@ -213,8 +215,8 @@ def test_a_checkpoint_without_a_chat_format_says_so(tokenizer_dirs: dict[str, Pa
 
 
 def test_unknown_roles_are_listed(baichuan: Path) -> None:
-    messages = [Message("user", "a"), Message("system", "b"), Message("tool", "c")]
-    with pytest.raises(InvalidArgument, match=r"(?s)'system'.*'tool'"):
+    messages = [Message("user", "a"), Message("system", "b"), Message("critic", "c")]
+    with pytest.raises(InvalidArgument, match=r"(?s)'system'.*'critic'"):
         encode(baichuan, messages)
     with pytest.raises(InvalidArgument, match="no user message"):
         encode(baichuan, [Message("system", "b")])
@@ -222,7 +224,7 @@ def test_unknown_roles_are_listed(baichuan: Path) -> None:
 
 def test_equal_messages_are_told_apart(baichuan: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"(?s)message 1 has.*message 2 has.*and 4901 more"):
-        encode(baichuan, [Message("user", "a"), *[Message("tool", "b")] * 5000])
+        encode(baichuan, [Message("user", "a"), *[Message("critic", "b")] * 5000])
 
 
 def test_messages_come_as_json() -> None:
@@ -251,3 +253,31 @@ def test_a_template_reads_further_values_and_none_that_are_the_servers() -> None
     assert (template.render(listed), template.render(listed, {"thinks": True})) == ("fox", "fox <think>")
     with pytest.raises(InvalidArgument, match="must not have bos_token, messages"):
         template.render(listed, {"messages": [], "bos_token": "x"})
+
+
+def test_templates_by_their_names(tmp_path: Path) -> None:
+    talk = [Message("system", "Be brief "), Message("user", "Hi"), Message("assistant", "Yes"), Message("user", "So?")]
+    write_byte_level_tokenizer(tmp_path, 420)
+    tokenizer, files = load_tokenizer(tmp_path), TextFiles.read(tmp_path)
+
+    def text(name: str, messages: list[Message]) -> str:
+        return template_format(tokenizer, replace(files, chat_template_file=named_template(name) or "")).text(messages)
+
+    assert text("llama3", talk[:2]) == (
+        "<|start_header_id|>system<|end_header_id|>\n\nBe brief<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    assert text("command-r", talk[1:]) == (
+        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Hi<|END_OF_TURN_TOKEN|>"
+        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>Yes<|END_OF_TURN_TOKEN|>"
+        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>So?<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
+    )
+    for name in NAMES:
+        begun = text(name, talk[1:2])  # a conversation grows at its end
+        assert text(name, talk[1:]).startswith(f"{begun}Yes")
+    assert text("chatml", talk) == ChatTemplate(files.chat_template, {}).render(
+        [{"role": each.role, "content": each.content.strip()} for each in talk]
+    )  # the tokenizer's own template
+    with pytest.raises(InvalidArgument, match="no role system"):
+        text("gemma", talk)
+    assert text("gemma", talk[1:2]) == "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from llmserve.stages.chat_style import ChatStyle
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import Preprocessor, TextPrompt
 from llmserve.stages.stage_arrays import prepare_arrays, text_arrays
-from tests.chat_templates import QWEN, write_talker
+from llmserve.stages.tool_formats.generic import HOW, OPENING
+from tests.chat_templates import PLAIN, QWEN, write_talker
 from tests.stages.test_preprocess import number, strings
 
 VOCAB_SIZE = 420
@@ -72,7 +74,6 @@ def test_a_template_for_tools_is_taken_for_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "messages", "tools", "words"),
     [
-        ("r1", [ASKED], [TOOL], "chat template does not give them to the model"),
         ("qwen", [], [TOOL], "tools are for messages"),
         ("qwen", [{"role": "assistant", "tool_calls": [{}]}], [], 'needs a "function" with a "name"'),
         ("qwen", [{"role": "assistant"}], [], "needs a string in: content"),
@@ -85,8 +86,61 @@ def test_what_is_refused(tmp_path: Path, kind: str, messages: list[Any], tools: 
         prompt(stage, messages, *tools)
 
 
+def test_tools_are_described_where_no_template_does(tmp_path: Path, tokenizer_dirs: dict[str, Path]) -> None:
+    told = f"{OPENING}\n{json.dumps(TOOL['function'])}\n{HOW}"
+    said = f"{json.dumps({'name': 'get_time', 'arguments': {'zone': 'é'}}, ensure_ascii=False)}"
+    rest = f"[user]When?[assistant]{said}[user]Result of get_time: Noon"
+    plain = opened(tmp_path, "plain")
+    assert prompt(plain, TALK, TOOL) == f"[system]{told}{rest}[assistant]"
+    assert prompt(plain, TALK) == f"{rest}[assistant]"
+    brief = {"role": "system", "content": "Be brief"}
+    assert prompt(plain, [brief, *TALK], TOOL) == f"[system]Be brief\n\n{told}{rest}[assistant]"
+    several = [*TALK, {**TALK[-1], "content": "Late"}, {"role": "user", "content": "So?"}]
+    assert prompt(plain, several).endswith("Noon\nResult of get_time: Late[user]So?[assistant]")
+    without = Preprocessor.open(tmp_path, tool_format="none")
+    with pytest.raises(InvalidArgument, match="chat template does not give them to the model"):
+        prompt(without, [ASKED], TOOL)
+    marked = Preprocessor.open(tokenizer_dirs["baichuan"])  # with token ids for who speaks
+    assert marked.chat_style({}).tool_format == "generic"
+    assert len(prompt(marked, TALK, TOOL)) > len(prompt(marked, TALK)) > len(prompt(marked, TALK[:1]))
+
+
+def test_a_template_that_refuses_system_messages_gets_tools_in_the_question(tmp_path: Path) -> None:
+    write_talker(tmp_path, "plain", VOCAB_SIZE)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{%- if messages[0].role == 'system' %}{{ raise_exception('no') }}{%- endif %}" + PLAIN
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    text = prompt(Preprocessor.open(tmp_path), [ASKED], TOOL)
+    assert text.startswith(f"[user]{OPENING}")
+    assert text.endswith(f"{HOW}\n\nWhen?[assistant]")
+
+
+def test_what_a_template_says_of_calls_itself_stays(tmp_path: Path) -> None:
+    write_talker(tmp_path, "qwen", VOCAB_SIZE)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["chat_template"] = QWEN.replace("<tool_call>", "<call>")  # a form that is not known
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    stage = Preprocessor.open(tmp_path)
+    assert stage.chat_style({}).tool_format == "generic"
+    assert "<tool_response>\nNoon\n</tool_response>" in prompt(stage, TALK)
+    assert "Result of get_time: Noon" in prompt(stage, TALK, TOOL)
+
+
+def test_dates_are_told_to_templates_that_read_them(tmp_path: Path) -> None:
+    write_talker(tmp_path, "plain", VOCAB_SIZE)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    head = "{{ functions }}{% if date_string is defined %}{{ date_string }}, {{ datetime }} {% endif %}"
+    settings["chat_template"] = head + PLAIN
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert prompt(Preprocessor.open(tmp_path), [ASKED]) == "[user]When?[assistant]"
+    days = {date.today()}
+    told = prompt(Preprocessor.open(tmp_path, tells_date=True), [ASKED])
+    days.add(date.today())
+    assert told in {f"{day:%d %b %Y}, {day:%b %d %Y} [user]When?[assistant]" for day in days}
+
+
 def test_token_ids_that_mark_who_speaks_say_nothing_of_tools(tokenizer_dirs: dict[str, Path]) -> None:
-    stage = Preprocessor.open(tokenizer_dirs["baichuan"])
+    stage = Preprocessor.open(tokenizer_dirs["baichuan"], tool_format="none")
     assert replace(stage.chat_style({}), tokenizer={}) == ChatStyle()
     with pytest.raises(InvalidArgument, match="tools: this checkpoint marks who speaks with token ids"):
         prompt(stage, [ASKED], TOOL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llmserve.stages.harmony import CHANNEL, MESSAGE, Harmony
+from llmserve.stages.tool_formats.generic import Generic
 from llmserve.stages.tool_formats.hermes import BEGIN, Hermes
 from llmserve.stages.tool_formats.llama3 import PYTHON_TAG, Llama3
 from llmserve.stages.tool_formats.mistral import ARGS, CALLS, Mistral, MistralNamed
@@ -12,7 +13,7 @@ from llmserve.stages.tool_formats.tagged_arguments import GLM45, MINIMAX_M2, QWE
 from llmserve.stages.tool_formats.tool_format import ToolFormat
 
 FORMATS: tuple[ToolFormat, ...] = (
-    Hermes(), Llama3(), Mistral(), MistralNamed(), QWEN3_CODER, SEED_OSS, GLM45, MINIMAX_M2, Harmony(),
+    Hermes(), Llama3(), Mistral(), MistralNamed(), QWEN3_CODER, SEED_OSS, GLM45, MINIMAX_M2, Harmony(), Generic(),
 )  # fmt: skip
 TOOL_FORMATS: Mapping[str, ToolFormat] = {each.name: each for each in FORMATS}
 BY_TAG = (

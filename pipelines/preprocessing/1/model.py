@@ -18,9 +18,9 @@ class TritonPythonModel:
             reasoning_format=text_parameter(args, "reasoning_format", "auto"),
             allows_templates=flag_parameter(args, "allow_chat_template", False),
             template_file=text_parameter(args, "chat_template", ""),
+            tells_date=flag_parameter(args, "template_dates", False),
         )
-        # up to a prompt of a page, execute is a matter of microseconds
-        self.llmserve_inline_bytes = 2048 if self.stage.is_brief else 0
+        self.llmserve_inline_bytes = 2048 if self.stage.is_brief else 0  # microseconds, up to a prompt of a page
 
     def execute(self, requests):
         return [self.respond(request) for request in requests]

@@ -80,10 +80,10 @@ def test_all_problems_are_told_at_once(http: httpx.Client) -> None:
     assert all(name in message for name in ("prompt", "top_p", "tools"))
 
 
-def test_tools_are_refused_and_no_tools_are_not(http: httpx.Client) -> None:
+def test_tools_that_contradict_each_other(http: httpx.Client) -> None:
     chat = {"model": "ensemble", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    answer = http.post("/v1/chat/completions", json={**chat, "tools": [tool]})
+    answer = http.post("/v1/chat/completions", json={**chat, "tools": [tool, tool]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
     assert http.post("/v1/chat/completions", json={**chat, "tools": [], "tool_choice": "none"}).status_code == 200
 

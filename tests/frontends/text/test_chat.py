@@ -126,13 +126,6 @@ def test_messages_that_cannot_be_given_to_the_model(http: httpx.Client, messages
     assert (error["type"], error["param"]) == ("invalid_request_error", "messages")
 
 
-def test_what_tools_have_said_needs_a_template(http: httpx.Client) -> None:
-    talk = [*MESSAGES, {"role": "tool", "content": "x", "tool_call_id": "1"}]
-    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": talk})
-    assert answer.status_code == 400
-    assert "has role 'tool'" in answer.json()["error"]["message"]
-
-
 def test_template_values_need_a_template(http: httpx.Client) -> None:
     body = {"model": MODEL, "messages": MESSAGES, "chat_template_kwargs": {"enable_thinking": False}}
     answer = http.post("/v1/chat/completions", json=body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 from anthropic import beta_tool
 
 from llmserve.core import FinishReason
+from tests.frontends.text.conftest import serving
 from tests.frontends.text.talkers import ARGUMENTS, MODEL, TOOLS, WEATHER, Talker, talking
 
 ASKED: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
@@ -20,6 +22,7 @@ BOTH = f'Let me see.\n{CALLED}\n<tool_call>\n{{"name": "get_time", "arguments": 
 KINDS = {
     "qwen": CALLED,
     "llama": f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}',
+    "plain": f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}',
     "mistral": f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {ARGUMENTS}}}]',
 }
 RESPONSE_TOOLS: list[Any] = [{"type": "function", "strict": None, **tool["function"]} for tool in TOOLS]
@@ -310,8 +313,12 @@ def test_choices_of_anthropics(qwen: Talker) -> None:
     assert counted.input_tokens > qwen.anthropic.messages.count_tokens(model=MODEL, messages=ASKED).input_tokens
 
 
-def test_a_model_whose_template_knows_no_tools(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="tools are not supported by model 'ensemble'") as caught:
+def test_a_model_without_a_form_of_calls(text_dir: Path) -> None:
+    with (
+        serving(text_dir, preprocessing={"tool_format": "none"}) as server,
+        openai.OpenAI(base_url=f"{server.http_url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.BadRequestError, match="tools are not supported by model 'ensemble'") as caught,
+    ):
         client.chat.completions.create(model=MODEL, messages=ASKED, tools=TOOLS)
     assert caught.value.param == "tools"
 

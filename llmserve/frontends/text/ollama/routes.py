@@ -172,10 +172,14 @@ class Ollama:
         return json_answer({"version": __version__})
 
     async def show(self, body: OllamaShowRequest, request: Request) -> Response:
-        """What is known of a model."""
+        """What is known of a model; tools only where it has a form of its own for calls."""
         body.model = body.model or body.name
         style = await self.state.conversations.style(self._find(body))
-        can = ["completion", *(["tools"] if style.tools else []), *(["thinking"] if style.reasoning else [])]
+        can = [
+            "completion",
+            *(["tools"] if style.tools and style.tools.markers else []),
+            *(["thinking"] if style.reasoning else []),
+        ]
         head = self._model(body.model)
         known = {"details": head["details"], "modified_at": head["modified_at"], "capabilities": can}
         return json_answer({"modelfile": "", "parameters": "", "template": "", "model_info": {}, **known})
