@@ -9,6 +9,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 import llmserve
 from llmserve.errors import NotFound
+from llmserve.stages.named_templates import NAMES
 
 ENGINE_BACKEND = "tensorrtllm"
 ALLOW_TEMPLATE, TEMPLATE = "allow_chat_template", "chat_template"  # parameters of a model's config
@@ -43,6 +44,7 @@ def engine_parameters(
         return {**limits, ENGINE_PATH: path, TOKENIZER_PATH: path} if path else dict(limits)
     wanted = {ALLOW_TEMPLATE: "true"} if allows_templates else {}
     if template is not None:
-        wanted[TEMPLATE] = str(template.absolute())
+        is_name = str(template) in NAMES and not template.is_file()
+        wanted[TEMPLATE] = str(template if is_name else template.absolute())
     chosen = {key: value for key, value in wanted.items() if key in config.parameters}
     return {**chosen, **({TOKENIZER_PATH: path} if path and TOKENIZER_PATH in config.parameters else {})}

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import zip_longest
@@ -152,6 +153,8 @@ def make_extensions(options: ServeOptions) -> Extensions:
     logs = LogControl(settings, logger=logging.getLogger("llmserve"), handlers=logging.getLogger().handlers)
     http, grpc = http_restrictions(options), grpc_restrictions(options)
     keys = make_api_keys(options)
+    if options.cors_allow_credentials and not options.cors_allow_origin:
+        raise InvalidArgument("--cors-allow-credentials is for pages of other origins; add --cors-allow-origin")
     forward, secret = ForwardedHeaders.matching, http.headers() | grpc.headers() | (HEADERS if keys else frozenset())
     return Extensions(
         memory=SharedMemory(allowed=options.allow_client_shm),
@@ -162,11 +165,34 @@ def make_extensions(options: ServeOptions) -> Extensions:
         http_restrictions=http,
         grpc_restrictions=grpc,
         api_keys=keys,
-        cross_origin=parse_origins(options.cors_allow_origin or (), "--cors-allow-origin"),
+        cross_origin=replace(
+            parse_origins(options.cors_allow_origin or (), "--cors-allow-origin"),
+            with_credentials=options.cors_allow_credentials,
+        ),
+        root_path=root_path(options.root_path or ""),
         requests=request_memory(options.request_memory, options.request_memory_each),
         text=text_settings(options),
         grpc_compression=options.grpc_infer_response_compression_level.zlib_level,
     )
+
+
+def check_chat_template(given: Path | None) -> None:
+    """A file, or a name. Raises `InvalidArgument`."""
+    from llmserve.stages.named_templates import NAMES
+
+    if given is not None and not given.is_file() and str(given) not in NAMES:
+        names = ", ".join(NAMES)
+        raise InvalidArgument(
+            f"--chat-template {given} is no file; give a file with a Jinja template, or one of {names}"
+        )
+
+
+def root_path(text: str) -> str:
+    """Without a slash at its end. Raises `InvalidArgument`."""
+    path = text.rstrip("/")
+    if path and (not path.startswith("/") or "//" in path or not path.isascii() or "?" in path or "%" in path):
+        raise InvalidArgument(f"--root-path {text}: expected a path such as /llm")
+    return path
 
 
 def server_settings(options: ServeOptions) -> ServerSettings:
@@ -180,8 +206,7 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         raise InvalidArgument("--load-model needs --model-control-mode explicit: in other modes every model is loaded")
     if ALL_MODELS in names and len(names) > 1:
         raise InvalidArgument(f"--load-model {ALL_MODELS} is every model; leave the others out")
-    if options.chat_template is not None and not options.chat_template.is_file():
-        raise InvalidArgument(f"--chat-template {options.chat_template} is no file; give a file with a Jinja template")
+    check_chat_template(options.chat_template)
     repositories = find_repositories(options.engine, options.model_repository or ())
     models = {path.name for each in repositories for path in Path(each).glob("*/")}
     limits = {

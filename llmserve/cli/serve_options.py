@@ -159,6 +159,14 @@ class ListenOptions:
     allow_web_page: Annotated[
         bool, typer.Option(help="Serve the web page at / over HTTP.", rich_help_panel=LISTENING)
     ] = True
+    root_path: Annotated[
+        str | None,
+        typer.Option(
+            help="Prefix that HTTP paths may have, such as /llm behind a proxy that keeps it.",
+            show_default="none",
+            rich_help_panel=LISTENING,
+        ),
+    ] = None
     http_max_input_size: Annotated[
         int, typer.Option(help="Most bytes of an HTTP body.", min=1, rich_help_panel=LISTENING)
     ] = DEFAULT_MAX_INPUT_BYTES
@@ -289,6 +297,14 @@ class AccessOptions:
             rich_help_panel=ACCESS,
         ),
     ] = None
+    cors_allow_credentials: Annotated[
+        bool,
+        typer.Option(
+            "--cors-allow-credentials",
+            help="Allow these pages to send cookies and the browser's other credentials.",
+            rich_help_panel=ACCESS,
+        ),
+    ] = False
     allow_client_shm: Annotated[
         bool, typer.Option(help="Let clients register shared memory of this machine.", rich_help_panel=ACCESS)
     ] = False

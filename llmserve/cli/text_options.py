@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InvalidArgument, raise_problems
 
 if TYPE_CHECKING:
     from llmserve.frontends.shared.text_settings import TextSettings
 
 TEXT_APIS = "OpenAI's API"
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")  # that have defaults
 
 
 class UnknownFields(StrEnum):
@@ -44,7 +45,7 @@ class TextOptions:
     chat_template: Annotated[
         Path | None,
         typer.Option(
-            help="File with a Jinja chat template to use in place of the checkpoint's.",
+            help="File with a Jinja chat template, or the name of one, in place of the checkpoint's.",
             show_default="the checkpoint's",
             rich_help_panel=TEXT_APIS,
         ),
@@ -62,6 +63,36 @@ class TextOptions:
         typer.Option(
             "--allow-chat-template",
             help="Let requests bring a chat template, which runs in a process with limits.",
+            rich_help_panel=TEXT_APIS,
+        ),
+    ] = False
+    default_sampling: Annotated[
+        str | None,
+        typer.Option(
+            help='JSON object of sampling defaults, before the checkpoint\'s, such as {"temperature": 0.7}.',
+            show_default="none",
+            rich_help_panel=TEXT_APIS,
+        ),
+    ] = None
+    enable_force_include_usage: Annotated[
+        bool,
+        typer.Option(
+            "--enable-force-include-usage", help="Tell the usage in every chunk of a stream.", rich_help_panel=TEXT_APIS
+        ),
+    ] = False
+    enable_per_request_metrics: Annotated[
+        bool,
+        typer.Option(
+            "--enable-per-request-metrics",
+            help="Tell the times of each request in its answer's member metrics.",
+            rich_help_panel=TEXT_APIS,
+        ),
+    ] = False
+    return_tokens_as_token_ids: Annotated[
+        bool,
+        typer.Option(
+            "--return-tokens-as-token-ids",
+            help="Log probs name tokens as token_id:ID, unless a request says otherwise.",
             rich_help_panel=TEXT_APIS,
         ),
     ] = False
@@ -107,8 +138,24 @@ def text_settings(options: TextOptions) -> TextSettings:
         batch_dir=options.batch_dir,
         stored_responses=options.stored_responses,
         checkpoint_sampling=options.checkpoint_sampling,
+        forces_usage=options.enable_force_include_usage,
+        names_tokens_by_id=options.return_tokens_as_token_ids,
+        tells_metrics=options.enable_per_request_metrics,
+        sampling=_sampling(options.default_sampling or "{}", "--default-sampling"),
         template_values=_object(options.default_chat_template_kwargs or "{}", "--default-chat-template-kwargs"),
     )
+
+
+def _sampling(text: str, flag: str) -> dict[str, float]:
+    """Checked as requests are."""
+    found = _object(text, flag)
+    problems = [f"unknown field '{name}'; known: {', '.join(SAMPLING)}" for name in found if name not in SAMPLING]
+    if found and not problems:
+        from llmserve.frontends.text.requests.fields import sampling_problems
+
+        problems = sampling_problems(found)
+    raise_problems(InvalidArgument, f"{flag} is wrong", problems)
+    return found
 
 
 def _object(text: str, flag: str) -> dict[str, Any]:

@@ -26,9 +26,11 @@ import numpy as np
 
 from llmserve.core import Guide, GuideState
 from llmserve.errors import InvalidArgument, ResourceExhausted
+from llmserve.stages import token_set
 from llmserve.stages.guide_vocabulary import Vocabulary, unpacked
 from llmserve.stages.likely_text import ByteVocabulary, LikelyTexts
 from llmserve.stages.token_guide import TokenGuide
+from llmserve.stages.token_set import TokenSet
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from llmserve.stages.tool_formats.grammars import WHITE_SPACE
 
@@ -58,6 +60,7 @@ class GuideKind(Enum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     EBNF_GRAMMAR = "ebnf_grammar"  # GBNF (`root ::= ...`), or llguidance's Lark (`start: ...`)
+    TOKEN_IDS = token_set.KIND  # the only ones that an answer has; ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,8 @@ class GuideCompiler:
         from llguidance import LLMatcher
 
         try:
+            if text.kind is GuideKind.TOKEN_IDS:
+                return TokenSet(text.text, self._vocab_size)
             grammar = _grammar(text)
         except (ValueError, RecursionError) as error:
             raise _invalid(text, str(error)) from error

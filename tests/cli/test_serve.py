@@ -301,6 +301,16 @@ def test_the_others_can_be_served_all_the_same(tmp_path: Path, servers: list[Ser
             ["--model-repository", "{repository}", "--chat-template={repository}"],
             "is no file; give a file with a Jinja",
         ),
+        (["--model-repository", "{repository}", "--root-path=llm"], "--root-path llm: expected a path such as /llm"),
+        (["--model-repository", "{repository}", "--cors-allow-credentials"], "add --cors-allow-origin"),
+        (
+            ["--model-repository", "{repository}", "--default-sampling", '{{"temprature": 1}}'],
+            "unknown field 'temprature'; known: temperature, top_p",
+        ),
+        (
+            ["--model-repository", "{repository}", "--default-sampling", '{{"top_p": 2}}'],
+            "--default-sampling is wrong: top_p: must be at most 1",
+        ),
         (["--model-repository", "{repository}", "--cluster=demo"], "demo is not NAMESPACE.NAME"),
         (["--model-repository", "{repository}", "--cluster=a.b"], "NVIDIA Dynamo, in its own environment"),
         (["--model-repository", "{repository}", "--cluster=a.b", "--engine-process"], "no engine runs here"),
@@ -342,6 +352,8 @@ def test_engine_and_limits_become_parameters_of_the_right_models() -> None:
     assert {name: found for name, found in chosen.items() if found} == {
         "preprocessing": {"chat_template": str(Path("a.jinja").absolute())}
     }
+    named = [engine_parameters(None, {}, config, template=Path("chatml")) for config in configs]
+    assert {"chat_template": "chatml"} in named
 
 
 @pytest.mark.parametrize("following", [[], ["--threads", "2"], ["./engine"], ["engine"], ["any"], ["docs", "engine"]])

@@ -69,6 +69,7 @@ def running_server(
     api_keys: ApiKeys | None = None,
     logs: LogControl | None = None,
     cross_origin: CrossOrigin | None = None,
+    root_path: str = "",
     http_tls: ssl.SSLContext | None = None,
     mounts: Sequence[MakeMount] = (text_apis, web_page),
     text: TextSettings = STRICT,
@@ -92,6 +93,7 @@ def running_server(
             api_keys=api_keys,
             logs=logs or LogControl(),
             cross_origin=cross_origin or CrossOrigin(),
+            root_path=root_path,
             text=text,
             memory=SharedMemory(allowed=allows_shared_memory),
         )

@@ -324,6 +324,8 @@ def http_handler(
     prefixes = tuple(prefix for mount in mounted for prefix in mount.prefixes)
 
     def answer(request: Request) -> Awaitable[Answer]:
+        if extensions.root_path and request.path.startswith(f"{extensions.root_path}/"):
+            request.path = request.path.removeprefix(extensions.root_path)
         if routes.find(request.method, request.path) is None:
             for mount in mounted:
                 request.path = mount.canonical(request.path)

@@ -1,6 +1,7 @@
 """Which pages of other origins may read the answers (CORS): by default none, and nothing is said of it.
 
-Nothing is allowed with a browser's own credentials: keys are in headers that a page has to set by itself.
+Unless the operator says so, nothing is allowed with a browser's own credentials: keys are in headers that a page has to
+set by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from llmserve.wire.http1.request import Request
 
 EVERY, LOCAL = "*", "localhost"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # hosts that LOCAL stands for, with any port
-METHODS = "GET, POST"
+METHODS = "GET, POST, DELETE, OPTIONS"
 MAX_AGE_S = 600  # for which a browser remembers a permission
 USUAL_PORTS = {"http": 80, "https": 443}  # which browsers leave out
 READABLE = (  # headers of answers, besides those that every page may read
@@ -30,23 +31,33 @@ class CrossOrigin:
     """`origins` as browsers write them, `LOCAL`, or `EVERY` alone."""
 
     origins: frozenset[str] = frozenset()
+    with_credentials: bool = False
 
     def headers(self, request: Request) -> dict[str, str]:
         """That every answer to `request` has."""
         if not self.origins:
             return {}
         allowed = self._allowed(request)
-        varies = {} if EVERY in self.origins else {"Vary": "Origin"}  # a cache must not show it to other origins
-        if not allowed:
-            return varies
-        return {**varies, "Access-Control-Allow-Origin": allowed, "Access-Control-Expose-Headers": READABLE}
+        headers = {} if self._is_for_all else {"Vary": "Origin"}  # a cache must not show it to other origins
+        if allowed:
+            headers |= {"Access-Control-Allow-Origin": allowed, "Access-Control-Expose-Headers": READABLE}
+            headers |= {"Access-Control-Allow-Credentials": "true"} if self.with_credentials else {}
+        return headers
+
+    @property
+    def _is_for_all(self) -> bool:
+        """Whether one answer is for every origin. With credentials browsers want to read their own."""
+        return EVERY in self.origins and not self.with_credentials
 
     def preflight(self, request: Request) -> WholeAnswer | None:
-        """The answer to a browser that asks before it sends a page's request; None: it is not that, or not allowed."""
-        if request.method != "OPTIONS" or not self._allowed(request):
+        """The answer to a browser that asks before it sends a page's request; None: it is not that, or no page may.
+        A page that may not is told nothing, so its browser does not send the request."""
+        if request.method != "OPTIONS" or not self.origins or request.header(b"origin") is None:
             return None
         if request.header(b"access-control-request-method") is None:
             return None
+        if not self._allowed(request):
+            return WholeAnswer()
         headers = {"Access-Control-Allow-Methods": METHODS, "Access-Control-Max-Age": str(MAX_AGE_S)}
         if wanted := request.header(b"access-control-request-headers"):
             headers["Access-Control-Allow-Headers"] = wanted
@@ -58,7 +69,7 @@ class CrossOrigin:
         if origin is None:
             return ""
         if EVERY in self.origins:
-            return EVERY
+            return EVERY if self._is_for_all else origin
         is_allowed = origin in self.origins - {LOCAL} or (LOCAL in self.origins and _is_local(origin))
         return origin if is_allowed else ""
 

@@ -32,6 +32,7 @@ class Extensions:
     http_restrictions: Restrictions = field(default_factory=Restrictions)
     grpc_restrictions: Restrictions = field(default_factory=Restrictions)
     api_keys: ApiKeys | None = None  # None: nobody needs one
+    root_path: str = ""  # that may stand before every path over HTTP, as behind a proxy
     cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
     requests: RequestMemory = field(default_factory=RequestMemory)
     background: set[asyncio.Task[None]] = field(default_factory=set)  # work that no client waits for

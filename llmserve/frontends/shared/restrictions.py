@@ -72,10 +72,16 @@ CALLS: Mapping[Api, Calls] = {
             *_of_model("/infer", "/generate", "/generate_stream"),
             *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"),
             *("/completion", "/apply-template", "/v1/chat/completions/input_tokens", "/v1/responses/input_tokens"),
-            *("/v1/responses/{response_id}", "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"),
+            *(
+                "/v1/responses/{response_id}",
+                "/v1/responses/{response_id}/cancel",
+                "/v1/files",
+                "/v1/files/{file_id}",
+                "/v1/files/{file_id}/content",
+            ),
             *("/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"),
             *("/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/v1/rerank"),
-            *("/api/chat", "/api/generate", "/api/embed"),
+            *("/api/chat", "/api/generate", "/api/embed", "/v1/chat/completions/batch", "/invocations"),
         ),
     ),
     Api.SHARED_MEMORY: Calls(

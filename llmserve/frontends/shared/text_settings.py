@@ -16,4 +16,8 @@ class TextSettings:
     batch_dir: Path | None = None  # of files and batches; None: there are none
     stored_responses: int = 1000  # most of them; 0: none
     template_values: Mapping[str, Any] = field(default_factory=dict)  # of chat templates, unless a request says others
+    forces_usage: bool = False  # in every chunk of a stream
+    names_tokens_by_id: bool = False  # in log probs, unless a request says otherwise
+    tells_metrics: bool = False  # of each request, beside its answer
+    sampling: Mapping[str, float] = field(default_factory=dict)  # defaults, by the names of `Sampling`
     checkpoint_sampling: bool = True  # requests get the checkpoint's sampling where they do not say theirs

@@ -21,9 +21,11 @@ from llmserve.frontends.text.batches.store import Store
 from llmserve.frontends.text.llama_cpp.routes import LlamaCpp
 from llmserve.frontends.text.ollama.routes import Ollama
 from llmserve.frontends.text.openai.adapters import LoraAdapters
+from llmserve.frontends.text.openai.background import Background
 from llmserve.frontends.text.openai.chat import Chat
 from llmserve.frontends.text.openai.completions import Completions
 from llmserve.frontends.text.openai.embeddings import Embeddings
+from llmserve.frontends.text.openai.invocations import Invocations
 from llmserve.frontends.text.openai.models import Models
 from llmserve.frontends.text.openai.rerank import Rerank
 from llmserve.frontends.text.openai.responses import Responses
@@ -80,7 +82,9 @@ def make_application(core: Core, extensions: Extensions, store: Store | None = N
     app.state.jobs = None if store is None else Jobs(store, app, extensions)
     files, batches = Files(state, store), Batches(state, app.state.jobs)
     models, ollama, llama_cpp = Models(state), Ollama(state), LlamaCpp(state)
-    responses = Responses(state, StoredResponses(extensions.text.stored_responses))
+    chat, completions, embeddings = Chat(state), Completions(state), Embeddings(state)
+    stored = StoredResponses(extensions.text.stored_responses)
+    responses = Responses(state, stored, Background(extensions.background))
     get: tuple[tuple[str, Endpoint], ...] = (
         ("/v1/models", models.list),
         ("/v1/models/{model}", models.retrieve),
@@ -98,25 +102,23 @@ def make_application(core: Core, extensions: Extensions, store: Store | None = N
         ("/api/version", ollama.version),
     )
     post: tuple[tuple[str, Endpoint], ...] = (
-        ("/v1/completions", Completions(state).create),
-        ("/v1/chat/completions", Chat(state).create),
+        ("/v1/completions", completions.create),
+        ("/v1/chat/completions", chat.create),
         ("/v1/responses", responses.create),
+        ("/v1/responses/{response_id}/cancel", responses.cancel),
         ("/v1/files", files.create),
         ("/v1/batches", batches.create),
         ("/v1/batches/{batch_id}/cancel", batches.cancel),
         ("/v1/messages", Messages(state).create),
         ("/v1/messages/count_tokens", Messages(state).count_tokens),
-        ("/v1/embeddings", Embeddings(state).create),
+        ("/v1/embeddings", embeddings.create),
         ("/v1/rerank", Rerank(state).create),
-        ("/v1/load_lora_adapter", LoraAdapters(state).load),
-        ("/v1/unload_lora_adapter", LoraAdapters(state).unload),
-        ("/tokenize", models.tokenize),
-        ("/detokenize", models.detokenize),
+        *_of_vllm(models, LoraAdapters(state), Invocations(chat, completions, embeddings)),
         *_of_llama_cpp(llama_cpp, responses),
         ("/api/chat", ollama.chat),
         ("/api/generate", ollama.generate),
         ("/api/show", ollama.show),
-        ("/api/embed", Embeddings(state).embed),
+        ("/api/embed", embeddings.embed),
     )
     delete: tuple[tuple[str, Endpoint], ...] = (
         ("/v1/responses/{response_id}", responses.delete),
@@ -125,6 +127,17 @@ def make_application(core: Core, extensions: Extensions, store: Store | None = N
     for method, routes in (("GET", get), ("POST", post), ("DELETE", delete)):
         _add_routes(app, method, routes)
     return app
+
+
+def _of_vllm(models: Models, adapters: LoraAdapters, invocations: Invocations) -> tuple[tuple[str, Endpoint], ...]:
+    return (
+        ("/v1/load_lora_adapter", adapters.load),
+        ("/v1/unload_lora_adapter", adapters.unload),
+        ("/v1/chat/completions/batch", invocations.chat.create_several),
+        ("/invocations", invocations.create),
+        ("/tokenize", models.tokenize),
+        ("/detokenize", models.detokenize),
+    )
 
 
 def _of_llama_cpp(llama_cpp: LlamaCpp, responses: Responses) -> tuple[tuple[str, Endpoint], ...]:

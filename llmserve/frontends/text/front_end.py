@@ -32,9 +32,12 @@ PATHS = (  # method, path; `restrictions.py` says which group each is of
     ("GET", "/tokenizer_info"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/chat/completions/batch"),
+    ("POST", "/invocations"),
     ("POST", "/v1/responses"),
     ("GET", "/v1/responses/{response_id}"),
     ("DELETE", "/v1/responses/{response_id}"),
+    ("POST", "/v1/responses/{response_id}/cancel"),
     ("GET", "/v1/files"),
     ("POST", "/v1/files"),
     ("GET", "/v1/files/{file_id}"),
@@ -67,7 +70,7 @@ PATHS = (  # method, path; `restrictions.py` says which group each is of
 )
 PREFIXES = (
     "/v1/", "/api/", "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json", "/completion", "/apply-template",
-    "/props",
+    "/props", "/invocations",
 )  # fmt: skip
 
 

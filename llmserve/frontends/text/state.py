@@ -11,10 +11,12 @@ from llmserve.core import SAMPLING_DEFAULTS, Tenant
 from llmserve.errors import InvalidArgument
 from llmserve.frontends.http.admission import header_of
 from llmserve.frontends.shared.extension_state import Extensions
+from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.frontends.text.answers.failures import Refused
 from llmserve.frontends.text.answers.generation import Caller, Sampling, Usage
 from llmserve.frontends.text.answers.log_probs import TokenTexts
 from llmserve.frontends.text.requests.ensembles import Ensemble, Ensembles, Values
+from llmserve.frontends.text.requests.fields import Sampled
 from llmserve.frontends.text.requests.messages import Conversations
 from llmserve.frontends.text.requests.notes import current_notes, note
 from llmserve.frontends.text.requests.validation import given_tenant, wire_request
@@ -22,6 +24,7 @@ from llmserve.frontends.text.requests.validation import given_tenant, wire_reque
 LIMIT_WITHOUT_END = 1024  # tokens
 END = "end_id"
 DRAFT = "draft_input_ids"
+OF_PROMPTS = ("text_input", "messages", "prompt_ids", "add_special_tokens", "chat_template_kwargs", "tools")  # inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +38,33 @@ class ApiState:
     embedders: Ensembles  # that make vectors
     created: int = field(default_factory=lambda: int(time.time()))  # what models say of themselves
 
+    @property
+    def settings(self) -> TextSettings:
+        return self.extensions.text
+
     async def sampling(self, ensemble: Ensemble, asked: Sampling) -> Sampling:
-        """With what is not asked for: the checkpoint's defaults, and a limit where no token ends an answer."""
-        if self.extensions.text.checkpoint_sampling:
+        """With what is not asked for: the operator's defaults, then the checkpoint's, and a limit where no token ends
+        an answer."""
+        asked = asked.with_defaults(self.settings.sampling)
+        if self.settings.checkpoint_sampling:
             asked = asked.with_defaults(self.ensembles.core.facts(ensemble.name).get(SAMPLING_DEFAULTS, {}))
+        if self.settings.tells_metrics:
+            asked = replace(asked, wants_metrics=True)
         if asked.max_tokens is None and not asked.more.get(END) and not await self.ensembles.has_end(ensemble):
             warning = f"this model has no end token: answers without max_tokens end after {LIMIT_WITHOUT_END}"
             return replace(asked, max_tokens=LIMIT_WITHOUT_END, warning=warning)
         return asked
+
+    async def cut_prompt(self, ensemble: Ensemble, prompt: Values, body: Sampled) -> Values:
+        """`prompt` as a request has it: ids that a router has made of it already, or only some of its tokens."""
+        given = None if body.kv_transfer_params is None else body.kv_transfer_params.prompt_token_ids
+        most = body.truncate_prompt_tokens
+        if given is None and most is None:
+            return prompt
+        ids = await self.ensembles.prompt_ids(ensemble, prompt) if given is None else given
+        if most is not None:
+            ids = ids[:most] if body.truncation_side == "right" else ids[-most:]
+        return {**{name: each for name, each in prompt.items() if name not in OF_PROMPTS}, "prompt_ids": ids}
 
     async def drafts(self, ensemble: Ensemble, text: str) -> Values:
         """The tokens of what a client thinks that the answer will be. No answer depends on them, so what cannot be

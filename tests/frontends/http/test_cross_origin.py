@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -56,10 +57,10 @@ def test_by_default_nothing_is_said(none: Http) -> None:
 @pytest.mark.parametrize("path", [ADD_TWO, "/v1/chat/completions", "/v1/models"])
 def test_a_browser_asks_first(some: Http, path: str) -> None:
     assert some("OPTIONS", path, None, {"origin": OURS, **ASKING}) == (200, b"")
-    assert granted(some) == [OURS, "GET, POST", "authorization,content-type"]
+    assert granted(some) == [OURS, "GET, POST, DELETE, OPTIONS", "authorization,content-type"]
     assert some.response.headers["access-control-max-age"] == "600"
     assert some.response.headers["vary"] == "Origin"
-    assert some("OPTIONS", path, None, {"origin": THEIRS, **ASKING})[0] == 405
+    assert some("OPTIONS", path, None, {"origin": THEIRS, **ASKING})[0] == 200
     assert granted(some) == [None, None, None]
 
 
@@ -87,6 +88,19 @@ def test_every_page(every: Http) -> None:
     assert "vary" not in every.response.headers
     every("POST", ADD_TWO, BODY)
     assert granted(every) == [None, None, None]
+
+
+def test_credentials_of_every_page_where_the_operator_says_so() -> None:
+    made = replace(parse_origins("*", "--flag"), with_credentials=True)
+    with running_server(StubCore, cross_origin=made) as running:
+        call = Http(running.http_port)
+        for method, body in (("OPTIONS", None), ("POST", BODY)):
+            assert call(method, ADD_TWO, body, {"origin": THEIRS, **(ASKING if body is None else {})})[0] == 200
+            headers = call.response.headers
+            assert headers["access-control-allow-origin"] == THEIRS  # browsers take no * with credentials
+            assert headers["access-control-allow-credentials"] == "true"
+            assert headers["vary"] == "Origin"
+        call.connection.close()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,9 @@ import pytest
 from llmserve.frontends.http.routes import Routes
 from llmserve.wire.http1.answers import Answer, WholeAnswer
 from llmserve.wire.http1.request import Request
+from tests.frontends.http.test_inference_api import Http
+from tests.frontends.server import running_server
+from tests.frontends.stub_core import StubCore
 
 
 async def handler(request: Request) -> Answer:
@@ -64,3 +67,13 @@ def test_the_root_is_a_path_like_others(routes: Routes) -> None:
     assert found.handler is handler
     for path in ("", "//", "*", "x:80", "v2", "/v2/"):
         assert routes.find("GET", path) is None
+
+
+def test_a_prefix_of_all_paths() -> None:
+    with running_server(StubCore, root_path="/llm") as running:
+        call = Http(running.http_port)
+        for path in ("/v2/health/live", "/llm/v2/health/live", "/llm/v1/models", "/v1/models", "/llm/models"):
+            assert call("GET", path)[0] == 200, path
+        for path in ("/llm", "/llmv2/health/live", "/llm/llm/v1/models", "/other/v1/models"):
+            assert call("GET", path)[0] == 404, path
+        call.connection.close()

@@ -126,7 +126,7 @@ def test_log_probs_of_an_answer(client: openai.OpenAI, tokenizer: Tokenizer) -> 
     assert found.token_logprobs == pytest.approx([fake_log_prob(token, VOCAB_SIZE) for token in ids])
     assert found.tokens is not None
     assert len(found.tokens) == len(found.text_offset or ()) == 6
-    assert found.top_logprobs is None
+    assert found.top_logprobs == [{t: p} for t, p in zip(found.tokens or (), found.token_logprobs or (), strict=True)]
 
 
 def test_log_probs_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> None:

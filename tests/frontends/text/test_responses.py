@@ -64,7 +64,7 @@ def test_a_stream_of_typed_events(client: openai.OpenAI, tokenizer: Tokenizer) -
         ({"conversation": "conv_1"}, "conversation"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"reasoning": {"effort": "low"}}, "reasoning"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
         ({"input": [{"type": "reasoning", "id": "x", "summary": []}]}, "input"),
         ({"input": []}, "input"),
         ({"unknown": 1}, "unknown"),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +13,14 @@ import httpx
 import openai
 import pytest
 
+from llmserve.core import TokenEvent
 from llmserve.frontends.shared.api_keys import ApiKeys
 from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.frontends.text.openai import stored_responses
 from llmserve.frontends.text.openai.stored_responses import MAX_AGE_S, StoredResponses
-from tests.frontends.server import STRICT
+from tests.frontends.server import STRICT, wait_until
 from tests.frontends.text.conftest import serving
-from tests.frontends.text.talkers import ARGUMENTS, TOOLS, talking
+from tests.frontends.text.talkers import ARGUMENTS, TOOLS, WideEngine, talking
 
 MODEL = "ensemble"
 KEYS = {"ann": "ann-0123456789abcdef", "ben": "ben-0123456789abcdef"}
@@ -52,6 +57,66 @@ def test_a_stored_response_is_fetched_and_deleted(client: openai.OpenAI) -> None
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model=MODEL, input="x", previous_response_id=made.id)
     assert caught.value.code == "previous_response_not_found"
+
+
+def test_a_response_is_made_in_the_background(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "input": "Hello", "temperature": 0, "max_output_tokens": 16}
+    made = client.responses.create(**asked, background=True)
+    assert (made.status, made.background, made.output) == ("queued", True, [])
+    wait_until(lambda: client.responses.retrieve(made.id).status not in ("queued", "in_progress"))
+    found = client.responses.retrieve(made.id)
+    assert (found.status, found.output_text) == ("incomplete", client.responses.create(**asked).output_text)
+    assert client.responses.cancel(made.id) == found
+    follows = client.responses.create(model=MODEL, input="More", previous_response_id=made.id, max_output_tokens=4)
+    with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
+        client.responses.cancel(follows.id)
+    refused: list[dict[str, Any]] = [{"store": False}, {"stream": True}]
+    for more in refused:
+        with pytest.raises(openai.BadRequestError, match="background"):
+            client.responses.create(**{**asked, "background": True, **more})
+
+
+def test_what_is_made_in_the_background_is_cancelled_or_fails(tmp_path: Path) -> None:
+    with talking(tmp_path, "plain") as talker:
+        engine, responses = talker.engine, talker.openai.responses
+        with monkeypatched_stream(engine) as begun:
+            made = responses.create(model=MODEL, input="Hello", background=True)
+            assert begun.wait(60)
+            assert responses.retrieve(made.id).status == "in_progress"
+            with pytest.raises(openai.NotFoundError):
+                responses.retrieve("resp_x")
+            assert responses.cancel(made.id).status == "cancelled"
+            assert engine.closed
+        assert responses.retrieve(made.id).status == "cancelled"
+        with pytest.raises(openai.BadRequestError, match="is cancelled: nothing can follow it"):
+            responses.create(model=MODEL, input="x", previous_response_id=made.id)
+        failing = responses.create(model=MODEL, input="fox " * 5000, background=True)
+        wait_until(lambda: responses.retrieve(failing.id).status not in ("queued", "in_progress"))
+        failed = responses.retrieve(failing.id)
+        assert failed.status == "failed"
+        assert failed.error is not None
+        assert "context_length_exceeded" in failed.error.code
+        responses.delete(made.id)
+
+
+@contextmanager
+def monkeypatched_stream(engine: WideEngine) -> Iterator[threading.Event]:
+    """Answers that have begun and never end."""
+    begun, told = threading.Event(), engine.submit
+
+    async def endless() -> AsyncGenerator[TokenEvent, None]:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+            yield TokenEvent((), (), 0.0)
+        finally:
+            engine.closed = True
+
+    engine.submit = lambda request: endless()  # type: ignore[method-assign]
+    try:
+        yield begun
+    finally:
+        engine.submit = told  # type: ignore[method-assign]
 
 
 def test_what_is_not_to_be_stored_is_not(client: openai.OpenAI) -> None:

@@ -44,7 +44,10 @@ def test_ids_of_prompt_and_answer(http: httpx.Client, path: str, tokenizer: Toke
     prompt = (choice if path == "/v1/completions" else answer)["prompt_token_ids"]
     assert choice["token_ids"] == expected_ids(prompt, 8)
     assert text_of(choice) == tokenizer.decode(choice["token_ids"])
-    assert "token_ids" not in asked(http, path)["choices"][0]
+    other = asked(http, path)
+    assert other["choices"][0]["token_ids"] is None
+    place = other["choices"][0] if path == "/v1/completions" else other
+    assert (place["prompt_token_ids"], place["prompt_logprobs"]) == (None, None)
 
 
 def test_streams_have_the_ids_too(client: openai.OpenAI, http: httpx.Client) -> None:

@@ -9,9 +9,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.core import Tenant
+from llmserve.errors import InvalidArgument
 from llmserve.frontends.http.bodies import off_loop
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.shared.extension_state import Extensions
@@ -34,13 +36,14 @@ TEXT = (
     "text_output", "finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "warning",
     "stop_word",
 )  # fmt: skip
-TIMES = ("first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
+TIMES = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
 DRAFTS = ("total_draft_tokens", "total_accepted_draft_tokens")
 NUM_TOKENS = "num_prompt_tokens"
 TOKENS = (
     "output_token_ids", "output_log_probs", "cum_log_probs", "output_top_ids", "output_top_log_probs",
     "prompt_log_probs", "prompt_top_ids", "prompt_top_log_probs",
 )  # fmt: skip
+LOGITS = "generation_logits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class Piece:
     receipt: Json = None  # in the last piece, where asked for
     stop_word: str = ""  # in the last piece: what was met, as far as that is known
     timings: Json = None  # in the last piece, where asked for
+    metrics: Json = None  # likewise
+    times_ns: Sequence[int] = ()  # TIMES, in the last piece, where asked for
     arrays: Arrays = field(default_factory=dict)  # of the outputs TOKENS that were asked for
 
 
@@ -101,6 +106,8 @@ class Sampling:
     more: Values = field(default_factory=dict)  # inputs of the ensemble that are named as it names them
     shows_stop: bool = False  # the answer ends with the stop word that was met
     wants_times: bool = False
+    wants_metrics: bool = False
+    scored_ids: Sequence[int] = ()  # tokens whose log probs are told at each place, in place of the likeliest
     warning: str = ""  # what the client should know of it
 
     def values(self) -> dict[str, Sequence[Any]]:
@@ -154,13 +161,14 @@ class Caller:
     ) -> AsyncGenerator[Piece, None]:
         """The answers to one prompt, all of them interleaved; each ends with a piece that has a finish reason.
 
-        Without `streaming` each of them is one piece. `counts_drafts`: also in a stream. Raises `LlmserveError` at any
-        time.
+        Without `streaming` each of them is one piece, unless logits are read. `counts_drafts`: also in a stream.
+        Raises `LlmserveError` at any time.
         """
         name_model(ensemble.adapter or ensemble.name)
+        streaming = streaming or bool(sampling.scored_ids)  # a row of logits is large: each is read as it comes
         outputs = (
-            *(TOKENS if wants_tokens else ()), *(TIMES if sampling.wants_times else ()),
-            *(DRAFTS if counts_drafts or not streaming else ()),
+            *(TOKENS if wants_tokens else ()), *(TIMES if sampling.wants_times or sampling.wants_metrics else ()),
+            *(DRAFTS if counts_drafts or not streaming else ()), *((LOGITS,) if sampling.scored_ids else ()),
         )  # fmt: skip
         asked = _infer_request(ensemble, {**prompt, **sampling.values()}, streaming, outputs)
         trace = self._trace(ensemble.name)
@@ -173,8 +181,14 @@ class Caller:
                     if response.error is not None:
                         raise response.error
                     if response.outputs:
-                        found = {tensor.name: tensor.data for tensor in response.outputs}
+                        found: Arrays = {tensor.name: tensor.data for tensor in response.outputs}
+                        if sampling.scored_ids:
+                            found = _with_scores(found, sampling.scored_ids)
                         piece = _piece(found, wants_tokens=wants_tokens, hides_limit=hides_limit)
+                        if sampling.wants_times and piece.times_ns:
+                            piece.timings = _timings(piece.times_ns, piece.usage or Usage())
+                        if sampling.wants_metrics and piece.times_ns:
+                            piece.metrics = _metrics(piece.times_ns, piece.usage or Usage())
                         if sampling.shows_stop:
                             piece.text += piece.stop_word
                         yield self._warned(piece, sampling)
@@ -257,7 +271,7 @@ def _piece(outputs: Arrays, *, wants_tokens: bool, hides_limit: bool) -> Piece:
         piece.warning = _warning(outputs, hides_limit)
         piece.stop_word = outputs["stop_word"].item(0).decode("utf-8", "replace") if "stop_word" in outputs else ""
         if all(name in outputs for name in TIMES):
-            piece.timings = _timings([outputs[name].item(0) for name in TIMES], piece.usage or Usage())
+            piece.times_ns = [outputs[name].item(0) for name in TIMES]
         if "receipt" in outputs:
             piece.receipt = json.loads(outputs["receipt"].item(0) or b"null")
     return piece
@@ -265,7 +279,7 @@ def _piece(outputs: Arrays, *, wants_tokens: bool, hides_limit: bool) -> Piece:
 
 def _timings(times_ns: Sequence[int], usage: Usage) -> Json:
     """As llama.cpp tells them. The first token comes with the prompt: the time after it is that of the others."""
-    scheduled, first, last = times_ns
+    _, scheduled, first, last = times_ns
     computed = usage.prompt - usage.cached
     rows = (
         ("prompt", computed, computed, first - scheduled),
@@ -280,6 +294,35 @@ def _timings(times_ns: Sequence[int], usage: Usage) -> Json:
             f"{name}_per_second": timed * 1e9 / duration_ns if duration_ns else 0.0,
         }
     return found
+
+
+def _metrics(times_ns: Sequence[int], usage: Usage) -> Json:
+    """As vLLM tells them."""
+    arrival, scheduled, first, last = (each / 1e6 for each in times_ns)
+    found: dict[str, Json] = {
+        "time_to_first_token_ms": first - arrival, "generation_time_ms": last - scheduled,
+        "queue_time_ms": scheduled - arrival,
+        "tokens_per_second": usage.completion * 1e3 / (last - scheduled) if last > scheduled else 0.0,
+    }  # fmt: skip
+    if usage.completion > 1:
+        found["mean_itl_ms"] = (last - first) / (usage.completion - 1)
+    return found
+
+
+def _with_scores(outputs: Arrays, chosen: Sequence[int]) -> Arrays:
+    """The log probs of `chosen` tokens at each place, as those of the likeliest are told. Raises `InvalidArgument`."""
+    logits = outputs[LOGITS].astype(np.float64)
+    logits = logits.reshape(-1, logits.shape[-1])
+    if logits.size and max(chosen) >= logits.shape[1]:
+        raise InvalidArgument(f"logprob_token_ids: the vocabulary has the ids 0 to {logits.shape[1] - 1}")
+    ids = np.array(chosen, np.int32)
+    rows = len(logits)
+    scores = np.empty((rows, len(ids)))
+    if rows:
+        highest = logits.max(axis=1, keepdims=True)
+        scores = logits[:, ids] - highest - np.log(np.exp(logits - highest).sum(axis=1, keepdims=True))
+    more: Arrays = {"output_top_ids": np.tile(ids, (rows, 1))[None], "output_top_log_probs": scores[None]}
+    return {**{name: data for name, data in outputs.items() if name != LOGITS}, **more}
 
 
 def _usage(outputs: Arrays) -> Usage | None:

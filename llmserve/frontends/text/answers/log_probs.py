@@ -54,6 +54,14 @@ def with_top(tokens: Iterable[Scored], count: int | None) -> list[Scored]:
     return [replace(one, top=one.top[: count or 0]) for one in tokens]
 
 
+def with_itself(tokens: Iterable[Scored]) -> list[Scored]:
+    """With the token first among the alternatives: others than the likeliest have been asked for."""
+    return [
+        replace(one, top=[(one.token, one.log_prob or 0.0), *(each for each in one.top if each[0] != one.token)])
+        for one in tokens
+    ]
+
+
 def token_ids(pieces: Sequence[Piece]) -> list[int]:
     return [token for piece in pieces for token in piece.arrays["output_token_ids"].reshape(-1).tolist()]
 
@@ -126,7 +134,7 @@ def _chat_token(token: int, log_prob: float, texts: TokenBytes) -> dict[str, Jso
     return {"token": token_text(content), "logprob": max(log_prob, LOWEST), "bytes": list(content)}
 
 
-def completion_log_probs(tokens: Sequence[Scored], texts: TokenBytes, *, offset: int, num_top: int) -> dict[str, Json]:
+def completion_log_probs(tokens: Sequence[Scored], texts: TokenBytes, *, offset: int) -> dict[str, Json]:
     """`offset`: in characters, of the first token in the answer's text."""
     offsets = []
     for one in tokens:
@@ -135,7 +143,7 @@ def completion_log_probs(tokens: Sequence[Scored], texts: TokenBytes, *, offset:
     return {
         "tokens": [token_text(texts[one.token]) for one in tokens],
         "token_logprobs": [None if one.log_prob is None else max(one.log_prob, LOWEST) for one in tokens],
-        "top_logprobs": [_alternatives(one, texts) for one in tokens] if num_top else None,
+        "top_logprobs": [_alternatives(one, texts) for one in tokens],
         "text_offset": offsets,
     }
 
@@ -160,10 +168,11 @@ def text_length(tokens: Sequence[Scored], texts: TokenBytes) -> int:
 
 
 def _alternatives(one: Scored, texts: TokenBytes) -> dict[str, float] | None:
-    """The likeliest, and the token itself. Of two that are written alike the likelier."""
+    """The token itself, and the likeliest. Of two that are written alike the likelier."""
     if one.log_prob is None:
         return None
     found: dict[str, float] = {}
-    for token, log_prob in (*one.top, (one.token, one.log_prob)):
-        found.setdefault(token_text(texts[token]), max(log_prob, LOWEST))
+    for token, log_prob in ((one.token, one.log_prob), *one.top):
+        text = token_text(texts[token])
+        found[text] = max(log_prob, found.get(text, LOWEST))
     return found

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LIMITS = ("length", "timed_out")  # finish reasons of an answer that something cut off
 NOTHING: Mapping[str, Json] = {}
+NOT_ASKED: dict[str, Json] = {"prompt_token_ids": None, "prompt_logprobs": None}  # vLLM's clients look for them
 TokenLists = Sequence[Sequence[Scored]]  # of each choice
 
 
@@ -75,7 +76,7 @@ def extra_fields(last: Piece) -> dict[str, Json]:
 def with_extras(document: dict[str, Json], lasts: Iterable[Piece]) -> dict[str, Json]:
     """Of a whole answer, from the last pieces of its choices: the first that says something."""
     for last in reversed([*lasts]):
-        document |= extra_fields(last)
+        document |= extra_fields(last) | ({} if last.metrics is None else {"metrics": last.metrics})
     return document
 
 
@@ -117,6 +118,7 @@ class Chunks:
     wants_usage: bool
     total: Usage | None = field(default_factory=Usage)  # None: the ensemble does not count
     running: Usage | None = None  # so far, where every chunk tells it
+    metrics: Json = None  # of the latest choice, beside the usage
 
     @property
     def _rest(self) -> dict[str, Json]:
@@ -139,6 +141,7 @@ class Chunks:
 
     def count(self, piece: Piece) -> None:
         """The last piece of an answer. Of several to one prompt the prompt counts once."""
+        self.metrics = piece.metrics
         if self.total is None or piece.usage is None:
             self.total = None
         else:
@@ -146,5 +149,6 @@ class Chunks:
 
     def end(self) -> Iterator[bytes]:
         if self.wants_usage:
-            yield data({**self.head, "choices": [], "usage": usage_document(self.total)})
+            more: Mapping[str, Json] = NOTHING if self.metrics is None else {"metrics": self.metrics}
+            yield data({**self.head, "choices": [], "usage": usage_document(self.total), **more})
         yield DONE

@@ -99,6 +99,7 @@ def _problem(line: bytes, endpoint: str, ids: set[str]) -> tuple[str, str, str |
         return "mismatched_url", f"url must be the batch's endpoint, {endpoint}", "url"
     if not isinstance(document.get("body"), dict):
         return "missing_required_parameter", "body must be a JSON object", "body"
-    if document["body"].get("stream"):
-        return "invalid_request", "stream is not for batches", "body.stream"
+    for field in ("stream", "background"):
+        if document["body"].get(field):
+            return "invalid_request", f"{field} is not for batches", f"body.{field}"
     return None

@@ -9,9 +9,9 @@ from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_v
 
 from llmserve.frontends.text.answers.generation import Sampling
 from llmserve.frontends.text.answers.log_probs import log_prob_values
-from llmserve.frontends.text.openai.completions import MAX_PROMPTS
 from llmserve.frontends.text.requests.fields import (
     MAX_BIASES,
+    MAX_PROMPTS,
     MAX_TOKENS,
     MAX_TOP,
     MINUS_ONE_IS_NONE,

@@ -82,7 +82,8 @@ class LlamaCpp:
         style = await self.state.conversations.style(ensemble)
         return json_answer({
             "default_generation_settings": {
-                "params": dict(facts.get(SAMPLING_DEFAULTS, {})), "n_ctx": facts.get(MAX_MODEL_LEN),
+                "params": {**facts.get(SAMPLING_DEFAULTS, {}), **self.state.settings.sampling},
+                "n_ctx": facts.get(MAX_MODEL_LEN),
             },
             "model_alias": ensembles.listed()[0],
             "chat_template": style.tokenizer.get("chat_template", ""),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastapi import Request, Response
 
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import EventStream, Template, json_answer, json_string
-from llmserve.frontends.text.answers.generation import Answer, Caller, Piece, Usage, answers, total_usage
+from llmserve.frontends.text.answers.generation import Answer, Caller, Piece, Sampling, Usage, answers, total_usage
 from llmserve.frontends.text.answers.log_probs import (
     Scored,
     TokenBytes,
@@ -18,9 +19,12 @@ from llmserve.frontends.text.answers.log_probs import (
     chat_log_probs,
     scored_output,
     token_ids,
+    with_itself,
     with_top,
 )
 from llmserve.frontends.text.answers.replies import (
+    NOT_ASKED,
+    NOTHING,
     Chunks,
     document_head,
     ending_fields,
@@ -32,12 +36,29 @@ from llmserve.frontends.text.answers.replies import (
     with_extras,
 )
 from llmserve.frontends.text.answers.spoken import Call, Prepared, Said, read_parts
-from llmserve.frontends.text.openai.chat_fields import ChatRequest
+from llmserve.frontends.text.openai.chat_fields import BatchChatRequest, ChatFields, ChatRequest
+from llmserve.frontends.text.openai.completions import AT_ONCE, first_failure
 from llmserve.frontends.text.requests.ensembles import Ensemble
 from llmserve.frontends.text.state import ApiState
 from llmserve.stages.answer_parts import Part, PartKind, PartReader
 
 OBJECT, CHUNK = "chat.completion", "chat.completion.chunk"
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """One of a request's, and what came of it."""
+
+    body: ChatRequest
+    prepared: Prepared
+    sampling: Sampling
+    answers: Sequence[Answer] = ()
+    said: Sequence[Said] = ()
+    members: dict[str, Json] = field(default_factory=dict)  # what is asked of the prompt's tokens
+
+    @property
+    def num_answers(self) -> int:
+        return self.body.n or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,40 +67,66 @@ class Chat:
 
     async def create(self, body: ChatRequest, request: Request) -> Response:
         """The assistant's next message."""
-        ensemble = self.state.ensembles.named(body)
-        caller = self.state.caller(request)
-        prepared = await self.state.conversations.prepared(ensemble, body.talk())
-        num_answers = body.n or 1
-        more = {**body.values(), **prepared.guide, **await self.state.drafts(ensemble, body.predicted())}
-        asked = body.sampling(body.max_completion_tokens or body.max_tokens, num_answers, more)
-        sampling = await self.state.sampling(ensemble, asked)
-        pieces = caller.pieces(
-            ensemble, prepared.prompt, sampling, streaming=bool(body.stream), wants_tokens=body.wants_tokens,
-            counts_drafts=body.wants_usage,
-        )  # fmt: skip
+        ensemble, caller = self._begun(body, request)
+        talk = await self._prepared(ensemble, body)
+        pieces = self._pieces(ensemble, caller, talk)
         if body.stream:
-            return EventStream(self._events(body, ensemble, prepared, pieces))
-        return await self._reply(body, ensemble, caller, prepared, await answers(pieces, num_answers))
+            return EventStream(self._events(body, ensemble, talk.prepared, pieces))
+        talk.answers = await answers(pieces, talk.num_answers)
+        return await self._reply(body, ensemble, caller, [talk])
+
+    async def create_several(self, body: BatchChatRequest, request: Request) -> Response:
+        """The next message of each of several conversations, as so many requests."""
+        ensemble, caller = self._begun(body, request)
+        talks = [await self._prepared(ensemble, each) for each in body.requests()]
+        busy = asyncio.Semaphore(AT_ONCE)
+
+        async def run(talk: _Conversation) -> None:
+            async with busy:
+                talk.answers = await answers(self._pieces(ensemble, caller, talk), talk.num_answers)
+
+        await first_failure([run(talk) for talk in talks])
+        return await self._reply(body, ensemble, caller, talks)
+
+    def _begun(self, body: ChatFields, request: Request) -> tuple[Ensemble, Caller]:
+        body.as_operator_has_it(self.state.settings)
+        return self.state.ensembles.named(body), self.state.caller(request)
+
+    async def _prepared(self, ensemble: Ensemble, body: ChatRequest) -> _Conversation:
+        prepared = await self.state.conversations.prepared(ensemble, body.talk())
+        prepared = replace(prepared, prompt=await self.state.cut_prompt(ensemble, prepared.prompt, body))
+        more = {**body.values(), **prepared.guide, **await self.state.drafts(ensemble, body.predicted())}
+        asked = body.sampling(body.max_completion_tokens or body.max_tokens, body.n or 1, more)
+        return _Conversation(body, prepared, await self.state.sampling(ensemble, asked))
+
+    def _pieces(self, ensemble: Ensemble, caller: Caller, talk: _Conversation) -> AsyncGenerator[Piece, None]:
+        return caller.pieces(
+            ensemble, talk.prepared.prompt, talk.sampling, streaming=bool(talk.body.stream),
+            wants_tokens=talk.body.wants_tokens, counts_drafts=talk.body.wants_usage,
+        )  # fmt: skip
 
     async def _reply(
-        self, body: ChatRequest, ensemble: Ensemble, caller: Caller, prepared: Prepared, found: Sequence[Answer]
+        self, body: ChatFields, ensemble: Ensemble, caller: Caller, talks: Sequence[_Conversation]
     ) -> Response:
-        said = [prepared.said(answer.text) for answer in found]
-        for answer, each in zip(found, said, strict=True):
-            last = answer.last
-            last.usage = await self.state.counted(ensemble, last.usage, each.thought if prepared.thinks else None)
-            each.text = body.echoed() + each.text
+        for talk in talks:
+            talk.said = [talk.prepared.said(answer.text) for answer in talk.answers]
+            for answer, each in zip(talk.answers, talk.said, strict=True):
+                thought = each.thought if talk.prepared.thinks else None
+                answer.last.usage = await self.state.counted(ensemble, answer.last.usage, thought)
+                each.text = talk.body.echoed() + each.text
         head = self._head(OBJECT, body, ensemble)
         if not body.wants_tokens:
-            return json_answer(_document(head, body, found, said, [], {}))
-        head |= await prompt_members(self.state, ensemble, prepared.prompt, body, found)
+            return json_answer(_document(head, body, talks, [], {}))
+        for talk in talks:
+            talk.members = await prompt_members(self.state, ensemble, talk.prepared.prompt, body, talk.answers)
+        found = [answer for talk in talks for answer in talk.answers]
         return await scored_reply(
             self.state, caller, ensemble, found,
             lambda: [_scored(body, answer.pieces) for answer in found] if body.logprobs else [],
-            lambda scored, texts: _document(head, body, found, said, scored, texts),
+            lambda scored, texts: _document(head, body, talks, scored, texts),
         )  # fmt: skip
 
-    def _head(self, kind: str, body: ChatRequest, ensemble: Ensemble) -> dict[str, Json]:
+    def _head(self, kind: str, body: ChatFields, ensemble: Ensemble) -> dict[str, Json]:
         return document_head("chatcmpl", kind, body.model, self.state.ensembles.fingerprint(ensemble))
 
     async def _events(
@@ -109,7 +156,8 @@ class Chat:
                     for chunk in choice.chunks_of(piece, told):
                         yield chunk
                 if piece.finish_reason:
-                    yield choice.ending(piece)
+                    if chunks.running is None:
+                        yield choice.ending(piece)
                     thought = "".join(choice.thought) if prepared.thinks and body.wants_usage else None
                     piece.usage = await self.state.counted(ensemble, piece.usage, thought)
                     chunks.count(piece)
@@ -149,13 +197,26 @@ class _Choice:
         return self.chunks.chunk(self._delta({"role": "assistant", "content": text, "refusal": None}), members)
 
     def chunks_of(self, piece: Piece, told: Mapping[str, Json]) -> Iterator[bytes]:
-        """`told`: of all tokens of the piece, which the first chunk has."""
+        """`told`: of all tokens of the piece, which the first chunk has.
+
+        Where every chunk tells the usage, the last one has the reason, too: vLLM's clients want a new count in each.
+        """
         parts = read_parts(self.reader, piece.text, is_last=bool(piece.finish_reason))
-        if told:
-            first = parts.pop(0) if parts else Part(PartKind.TEXT, "")
-            yield self.chunks.chunk({**self._delta(self._said(first)), **told})
-        for part in parts:
-            yield self._chunk(part) if self.chunks.running is None else self.chunks.chunk(self._delta(self._said(part)))
+        if self.chunks.running is None:
+            if told:
+                first = parts.pop(0) if parts else Part(PartKind.TEXT, "")
+                yield self.chunks.chunk({**self._delta(self._said(first)), **told})
+            for part in parts:
+                yield self._chunk(part)
+            return
+        deltas = [self._said(part) for part in parts] or [{}]
+        choices = [{**self._delta(delta), **(told if place == 0 else {})} for place, delta in enumerate(deltas)]
+        if piece.finish_reason:
+            reason = finish_reason(piece.finish_reason, has_called=self.num_calls > 0)
+            choices[-1] |= {"finish_reason": reason, **ending_fields(piece)}
+        for place, choice in enumerate(choices, 1):
+            is_last = piece.finish_reason and place == len(choices)
+            yield self.chunks.chunk(choice, extra_fields(piece) if is_last else NOTHING)
 
     def _chunk(self, part: Part) -> bytes:
         if part.kind is PartKind.TEXT:
@@ -195,8 +256,9 @@ def _call(call: Call) -> dict[str, Json]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _scored(body: ChatRequest, pieces: Sequence[Piece]) -> list[Scored]:
-    return with_top((one for piece in pieces for one in scored_output(piece.arrays)), body.top_logprobs)
+def _scored(body: ChatFields, pieces: Sequence[Piece]) -> list[Scored]:
+    tokens = (one for piece in pieces for one in scored_output(piece.arrays))
+    return with_itself(tokens) if body.logprob_token_ids else with_top(tokens, body.top_logprobs)
 
 
 def _log_probs_document(tokens: Sequence[Scored], texts: TokenBytes) -> Json:
@@ -213,25 +275,30 @@ def _message(said: Said) -> Json:
 
 def _document(
     head: Mapping[str, Json],
-    body: ChatRequest,
-    found: Sequence[Answer],
-    said: Sequence[Said],
+    body: ChatFields,
+    talks: Sequence[_Conversation],
     scored: Sequence[Sequence[Scored]],
     texts: TokenBytes,
 ) -> Json:
-    choices: list[dict[str, Json]] = [
-        {
-            "index": index,
-            "message": _message(each),
-            "logprobs": None,
-            "finish_reason": finish_reason(answer.last.finish_reason, has_called=bool(each.calls)),
-            **ending_fields(answer.last),
-            **({"token_ids": token_ids(answer.pieces)} if body.return_token_ids else {}),
-        }
-        for index, (answer, each) in enumerate(zip(found, said, strict=True))
-    ]
+    """Of several conversations each choice has its own prompt's members."""
+    is_one = isinstance(body, ChatRequest)
+    choices: list[dict[str, Json]] = []
+    for talk in talks:
+        for answer, said in zip(talk.answers, talk.said, strict=True):
+            choices.append({
+                "index": len(choices),
+                "message": _message(said),
+                "logprobs": None,
+                "finish_reason": finish_reason(answer.last.finish_reason, has_called=bool(said.calls)),
+                "token_ids": token_ids(answer.pieces) if body.return_token_ids else None,
+                **ending_fields(answer.last),
+                **({} if is_one else NOT_ASKED | talk.members),
+            })  # fmt: skip
     texts = TokenIds() if body.return_tokens_as_token_ids else texts
     for choice, tokens in zip(choices, scored, strict=False):
         choice["logprobs"] = _log_probs_document(tokens, texts)
-    document = {**head, "choices": choices, "usage": usage_document(total_usage([found]))}
-    return with_extras(document, (answer.last for answer in found))
+    usage = usage_document(total_usage([talk.answers for talk in talks]))
+    document = {**head, "choices": choices, "usage": usage}
+    if is_one:
+        document |= {**NOT_ASKED, **talks[0].members}
+    return with_extras(document, (answer.last for talk in talks for answer in talk.answers))

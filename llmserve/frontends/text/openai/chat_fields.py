@@ -10,6 +10,7 @@ from llmserve.frontends.text.answers.log_probs import log_prob_values
 from llmserve.frontends.text.requests.ensembles import Values
 from llmserve.frontends.text.requests.fields import (
     MAX_MESSAGES,
+    MAX_PROMPTS,
     MAX_TOP,
     Labels,
     Limit,
@@ -114,9 +115,10 @@ Message: TypeAlias = Annotated[
 Messages: TypeAlias = Annotated[list[Message], Field(min_length=1), at_most(MAX_MESSAGES)]
 
 
-class ChatRequest(Sampled):
+class ChatFields(Sampled):
+    """What a request says beside its conversation."""
+
     model: ModelName = ""
-    messages: Messages
     max_tokens: Limit = None
     max_completion_tokens: Limit = None
     logprobs: bool | None = None
@@ -148,13 +150,37 @@ class ChatRequest(Sampled):
     def _goes_together(self) -> Self:
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens mean the same, but differ")
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs need logprobs")
+        if (self.top_logprobs or self.logprob_token_ids) and not self.logprobs:
+            raise ValueError("top_logprobs and logprob_token_ids need logprobs")
         if self.stream_options is not None and not self.stream and not note("stream_options: the answer is no stream"):
             raise ValueError("stream_options need stream")
-        if self.outputs() is not None and self.tools:
-            raise ValueError("structured_outputs and tools both say what an answer looks like: give one")
+        says = "allowed_token_ids" if self.allowed_token_ids else "structured_outputs" if self.outputs() else ""
+        if says and self.tools:
+            raise ValueError(f"{says} and tools both say what an answer looks like: give one")
         return self
+
+    def _template_values(self) -> dict[str, JsonValue]:
+        own = {name: getattr(self, name) for name in (*ENDINGS, TEMPLATE)}
+        return {**(self.chat_template_kwargs or {}), **{name: v for name, v in own.items() if v is not None}}
+
+    def values(self) -> Values:
+        """Of log probs."""
+        of_prompt = self.prompt_logprobs is not None
+        if not (self.logprobs or of_prompt):
+            return {}
+        num_top = 0 if self.logprob_token_ids else max(self.top_logprobs or 0, self.prompt_logprobs or 0)
+        return log_prob_values(num_top, of_prompt=of_prompt)
+
+    @property
+    def wants_tokens(self) -> bool:
+        return bool(self.logprobs) or self.tells_tokens
+
+    def predicted(self) -> str:
+        return text_of(self.prediction.content) if self.prediction is not None else ""
+
+
+class ChatRequest(ChatFields):
+    messages: Messages
 
     def talk(self) -> Talk:
         """Raises `Refused` for tools that cannot be used."""
@@ -167,24 +193,25 @@ class ChatRequest(Sampled):
             self.reasoning_effort,
         )
 
-    def _template_values(self) -> dict[str, JsonValue]:
-        own = {name: getattr(self, name) for name in (*ENDINGS, TEMPLATE)}
-        return {**(self.chat_template_kwargs or {}), **{name: v for name, v in own.items() if v is not None}}
-
-    def values(self) -> Values:
-        """Of log probs."""
-        of_prompt = self.prompt_logprobs is not None
-        if not (self.logprobs or of_prompt):
-            return {}
-        return log_prob_values(max(self.top_logprobs or 0, self.prompt_logprobs or 0), of_prompt=of_prompt)
-
-    @property
-    def wants_tokens(self) -> bool:
-        return bool(self.logprobs) or self.tells_tokens
-
-    def predicted(self) -> str:
-        return text_of(self.prediction.content) if self.prediction is not None else ""
-
     def echoed(self) -> str:
         last = self.messages[-1]
         return text_of(last.content) if self.echo and last.role == "assistant" else ""
+
+
+class BatchChatRequest(ChatFields):
+    """vLLM's: several conversations, of which all fields hold."""
+
+    messages: Annotated[list[Messages], Field(min_length=1, max_length=MAX_PROMPTS)]
+
+    @model_validator(mode="after")
+    def _can_be_several(self) -> Self:
+        if self.stream:
+            raise ValueError("several conversations cannot be streamed")
+        if self.kv_transfer_params is not None:
+            raise ValueError("kv_transfer_params are of one prompt")
+        return self
+
+    def requests(self) -> list[ChatRequest]:
+        """One for each."""
+        fields = {name: getattr(self, name) for name in self.model_fields_set if name != "messages"}
+        return [ChatRequest.model_construct(**fields, messages=each) for each in self.messages]

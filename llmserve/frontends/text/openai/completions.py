@@ -28,6 +28,7 @@ from llmserve.frontends.text.answers.log_probs import (
 )
 from llmserve.frontends.text.answers.merging import merged
 from llmserve.frontends.text.answers.replies import (
+    NOT_ASKED,
     Chunks,
     document_head,
     ending_fields,
@@ -41,6 +42,7 @@ from llmserve.frontends.text.answers.replies import (
 from llmserve.frontends.text.requests.ensembles import Ensemble, Values
 from llmserve.frontends.text.requests.fields import (
     MAX_ANSWERS,
+    MAX_PROMPTS,
     MAX_TOKENS,
     MAX_TOP,
     MINUS_ONE_IS_NONE,
@@ -52,7 +54,6 @@ from llmserve.frontends.text.state import ApiState
 
 OBJECT = "text_completion"
 DEFAULT_TOKENS = 16  # OpenAI's
-MAX_PROMPTS = 2048
 AT_ONCE = 32  # prompts of one request that the model works on: the others leave the queue to everybody else
 
 Ids: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
@@ -78,8 +79,14 @@ class CompletionRequest(Sampled):
             raise ValueError("best_of above n cannot be streamed: the best answers are known only at the end")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens of 0 needs echo: there would be nothing to say")
+        if self.logprob_token_ids and (self.logprobs is None or self.max_tokens == 0):
+            raise ValueError("logprob_token_ids need logprobs, and an answer")
         if self.max_tokens == 0 and self.return_receipt:
             raise ValueError("return_receipt needs an answer: max_tokens of 0 has none")
+        if self.kv_transfer_params is not None and len(self.prompts()) > 1:
+            raise ValueError("kv_transfer_params are of one prompt")
+        if self.echo and (self.truncate_prompt_tokens or self.kv_transfer_params):
+            raise ValueError("echo shows the prompt as it is given: leave out what changes its tokens")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options need stream")
         return self
@@ -129,9 +136,13 @@ class Completions:
     async def create(self, body: CompletionRequest, request: Request) -> Response:
         """A text that goes on where the prompt ends."""
         ensemble = self.state.ensembles.named(body)
+        body.as_operator_has_it(self.state.settings)
         caller = self.state.caller(request)
         sampling = await self.state.sampling(ensemble, self._sampling(body))
-        prompts = [_Prompt(_prompt_values(prompt, body)) for prompt in body.prompts()]
+        prompts = [
+            _Prompt(await self.state.cut_prompt(ensemble, _prompt_values(prompt, body), body))
+            for prompt in body.prompts()
+        ]
         if body.echo:
             for prompt, given in zip(prompts, body.prompts(), strict=True):
                 await self._prepare_echo(ensemble, prompt, given, of_ids=body.logprobs is not None)
@@ -171,7 +182,8 @@ class Completions:
         more: Values = {}
         if body.logprobs is not None or body.prompt_logprobs is not None:
             of_prompt = bool(body.echo) or body.prompt_logprobs is not None
-            more = log_prob_values(max(body.logprobs or 0, body.prompt_logprobs or 0), of_prompt=of_prompt)
+            num_top = 0 if body.logprob_token_ids else max(body.logprobs or 0, body.prompt_logprobs or 0)
+            more = log_prob_values(num_top, of_prompt=of_prompt)
         elif body.num_drawn > (body.n or 1):
             more = {"return_log_probs": [True]}
         max_tokens = None if body.max_tokens is None else max(body.max_tokens, 1)  # a token that is not shown
@@ -254,8 +266,8 @@ class Completions:
     ) -> Json:
         """Of the next tokens of the choice `index`, whose offset moves on."""
         texts = TokenIds() if body.return_tokens_as_token_ids else await self.state.token_texts.of(ensemble, tokens)
-        tokens = with_top(tokens, body.logprobs)
-        found = completion_log_probs(tokens, texts, offset=offsets[index], num_top=body.logprobs or 0)
+        tokens = with_top(tokens, body.num_told(body.logprobs))
+        found = completion_log_probs(tokens, texts, offset=offsets[index])
         offsets[index] += text_length(tokens, texts)
         return found
 
@@ -271,7 +283,7 @@ def _scored(body: CompletionRequest, prompts: Sequence[_Prompt]) -> Iterator[lis
         for answer in _best(prompt.answers, body.n or 1):
             has_answer = body.max_tokens != 0
             after = (one for piece in answer.pieces for one in scored_output(piece.arrays))
-            yield with_top([*before, *(after if has_answer else ())], body.logprobs)
+            yield with_top([*before, *(after if has_answer else ())], body.num_told(body.logprobs))
 
 
 def _document(
@@ -286,11 +298,11 @@ def _document(
         for answer in _best(prompt.answers, body.n or 1):
             text = "" if body.max_tokens == 0 else answer.text
             choice = _choice(prompt.text + text, len(choices), _reason(body, answer.last.finish_reason))
-            ids: Json = {"token_ids": token_ids(answer.pieces) if text else []} if body.return_token_ids else {}
-            choices.append(choice | ending_fields(answer.last) | prompt.members | ids)
+            choice["token_ids"] = (token_ids(answer.pieces) if text else []) if body.return_token_ids else None
+            choices.append(choice | ending_fields(answer.last) | NOT_ASKED | prompt.members)
     texts = TokenIds() if body.return_tokens_as_token_ids else texts
     for choice, tokens in zip(choices, scored, strict=False):
-        choice["logprobs"] = completion_log_probs(tokens, texts, offset=0, num_top=body.logprobs or 0)
+        choice["logprobs"] = completion_log_probs(tokens, texts, offset=0)
     usage = total_usage([prompt.answers for prompt in prompts])
     if usage is not None and body.max_tokens == 0:
         usage = replace(usage, completion=0)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Discriminator, Field, JsonValue, Tag, field_validator
+from pydantic import AfterValidator, Discriminator, Field, JsonValue, Tag, field_validator, model_validator
 
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.generation import Sampling
@@ -200,7 +200,7 @@ class ResponseRequest(Strict):
     prompt_cache_key: str | None = Field(None, description="A hint; prefixes are found without it.")
     prompt_cache_retention: str | None = Field(None, description="The same.")
     store: bool | None = Field(None, description="False: it cannot be fetched or followed later.")
-    background: Annotated[Any, refused("responses are made while their client waits", False)] = None
+    background: bool | None = Field(None, description="Made while no client waits: fetch it, or cancel it, by its id.")
     previous_response_id: str | None = Field(None, description="Of a stored response, which this one follows.")
     conversation: Annotated[Any, refused("conversations are not stored: give previous_response_id")] = None
     include: Annotated[list[str], AfterValidator(_included)] | None = None
@@ -217,6 +217,12 @@ class ResponseRequest(Strict):
     prompt: Annotated[Any, refused("stored prompts are not supported")] = None
     service_tier: Annotated[Any, ignored("there is one tier of service", "auto", "default")] = None
     stream_options: Annotated[Any, ignored("usage is always told", {}, {"include_obfuscation": False})] = None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.background and self.stream:
+            raise ValueError("a response in the background is not streamed: fetch it by its id")
+        return self
 
     @field_validator("input")
     @classmethod

@@ -19,6 +19,7 @@ from llmserve.frontends.text.answers.generation import Piece, Sampling, Usage, a
 from llmserve.frontends.text.answers.log_probs import chat_log_probs, scored_output
 from llmserve.frontends.text.answers.replies import LIMITS, new_id
 from llmserve.frontends.text.answers.spoken import Prepared, read_parts
+from llmserve.frontends.text.openai.background import FINAL, Background
 from llmserve.frontends.text.openai.response_fields import ResponseRequest
 from llmserve.frontends.text.openai.stored_responses import StoredResponse, StoredResponses
 from llmserve.frontends.text.requests.ensembles import Ensemble
@@ -158,6 +159,7 @@ class _Reply:
         return {
             "id": self.id,
             "object": "response",
+            "background": bool(body.background),
             "created_at": self.created,
             "status": status,
             "error": None,
@@ -165,7 +167,7 @@ class _Reply:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "model": body.model,
-            "output": [] if status == "in_progress" else [self._item(item, status) for item in self.items],
+            "output": [self._item(item, status) for item in self.items] if status in FINAL else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": effort, "summary": None},
@@ -203,6 +205,7 @@ def _usage(usage: Usage | None) -> Json:
 class Responses:
     state: ApiState
     stored: StoredResponses
+    background: Background
 
     async def create(self, body: ResponseRequest, request: Request) -> Response:
         """The answer to a text or a conversation."""
@@ -211,6 +214,9 @@ class Responses:
         before = self._before(owner, body.previous_response_id)
         if body.store and not self.stored.keeps and not note(NOT_STORED):
             raise Refused(NOT_STORED, "store")
+        if body.background and (body.store is False or not self.stored.keeps):
+            raise Refused("background can only be used when `store` is true, and the server stores responses",
+                          "background")  # fmt: skip
         prepared = await self.state.conversations.prepared(ensemble, body.talk(before))
         sampling = await self.state.sampling(ensemble, body.sampling(prepared.guide))
         wanted = body.wants_log_probs
@@ -223,14 +229,22 @@ class Responses:
             reply.keep = partial(self._keep, owner, reply, body.conversation_after(before))
         if body.stream:
             return EventStream(self._events(reply, ensemble, prepared, pieces))
-        if wanted:  # whose tokens belong to which item is known while they come
+        making = self._made(reply, ensemble, prepared, pieces)
+        if body.background:
+            return json_answer(self.background.begin(owner, reply.document, making, reply.keep))
+        return json_answer(await making)
+
+    async def _made(
+        self, reply: _Reply, ensemble: Ensemble, prepared: Prepared, pieces: AsyncGenerator[Piece, None]
+    ) -> Json:
+        if reply.body.wants_log_probs:  # whose tokens belong to which item is known while they come
             last = [event async for event in self._documents(reply, ensemble, prepared, pieces)][-1]
             assert isinstance(last, dict)
-            return json_answer(last["response"])
+            return last["response"]
         (answer,) = await answers(pieces, 1)
         for part in prepared.parts(answer.text):
             reply.add(part)
-        return json_answer(await self._whole(reply, ensemble, answer.last))
+        return await self._whole(reply, ensemble, answer.last)
 
     async def input_tokens(self, body: ResponseRequest, request: Request) -> Response:
         """How many tokens a response would be asked with."""
@@ -241,12 +255,24 @@ class Responses:
         return json_answer({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     async def retrieve(self, response_id: str, request: Request) -> Response:
-        """One that is stored."""
-        return json_answer(dict(self._find(self.state.owner(request), response_id).document))
+        """One that is stored, or made in the background."""
+        owner = self.state.owner(request)
+        running = self.background.find(owner, response_id)
+        return json_answer(running or dict(self._find(owner, response_id).document))
+
+    async def cancel(self, response_id: str, request: Request) -> Response:
+        """One that is made in the background is not made any further."""
+        owner = self.state.owner(request)
+        await self.background.cancel(owner, response_id)
+        found = self._find(owner, response_id).document
+        if not found["background"]:
+            raise Refused("Cannot cancel a synchronous response.", "response_id")
+        return json_answer(dict(found))
 
     async def delete(self, response_id: str, request: Request) -> Response:
         """A stored one is forgotten."""
         owner = self.state.owner(request)
+        await self.background.cancel(owner, response_id)
         self._find(owner, response_id)
         self.stored.delete(owner, response_id)
         return json_answer({"id": response_id, "object": "response", "deleted": True})
@@ -255,14 +281,17 @@ class Responses:
         if response_id is None:
             return ()
         try:
-            return self._find(owner, response_id).messages
+            found = self._find(owner, response_id)
         except ResponseNotFound as error:
             raise Refused(str(error), "previous_response_id", "previous_response_not_found") from None
+        if (status := found.document["status"]) not in FINAL:
+            raise Refused(f"the response '{response_id}' is {status}: nothing can follow it", "previous_response_id")
+        return found.messages
 
     def _find(self, owner: str, response_id: str) -> StoredResponse:
         found = self.stored.find(owner, response_id)
         if found is None:
-            problem = f"there is no stored response '{response_id[:MOST_SHOWN]}'; it is kept for an hour at most"
+            problem = f"Response with id '{response_id[:MOST_SHOWN]}' not found: one is stored for an hour at most"
             raise ResponseNotFound(problem, "response_id")
         return found
 

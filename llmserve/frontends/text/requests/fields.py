@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError, field_validator, model_validator
 
+from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.frontends.text.answers.generation import NO_END, Sampling
 from llmserve.frontends.text.requests.ensembles import Values
-from llmserve.frontends.text.requests.formats import Formatted
-from llmserve.frontends.text.requests.validation import Strict, at_most, ignored
+from llmserve.frontends.text.requests.formats import Formatted, guide_values
+from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, problems_of
 
 MAX_STOPS = 32
 MAX_ANSWERS = 128  # to one prompt: the engine's limit
 MAX_TOP = 20  # alternatives of a token
+MAX_CHOSEN = 128  # tokens of logprob_token_ids
+MAX_ALLOWED = 8192  # tokens of allowed_token_ids
 MAX_TOKENS = 2**31 - 1
 MAX_BIASES = 64 * 1024  # tokens of logit_bias
 MAX_LABELS = 64
+MAX_PROMPTS = 2048  # of one request
 MAX_MESSAGES = 16 * 1024  # of a conversation, and parts of one of them
 
 StopText: TypeAlias = Annotated[str, Field(min_length=1)]
@@ -59,6 +64,12 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool | None = Field(None, description="Every chunk tells the usage so far.")
 
 
+class TransferredPrompt(Strict):
+    """What a router adds that has had the prompt tokenized already."""
+
+    prompt_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+
+
 class Sampled(Formatted):
     """What both of OpenAI's older APIs say about sampling, with vLLM's additions."""
 
@@ -81,6 +92,17 @@ class Sampled(Formatted):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = Field(None, description="Log probs name tokens as token_id:ID.")
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    logprob_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_CHOSEN)] | None = Field(
+        None, description="Tokens whose log probs are told, beside the token's own, in place of the likeliest."
+    )
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED)] | None = Field(
+        None, description="The only tokens that the answer may have; the end, too, if it is among them."
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
+        None, description="Most tokens of the prompt: the last ones, unless truncation_side is right."
+    )
+    truncation_side: Literal["left", "right"] | None = None
+    kv_transfer_params: TransferredPrompt | None = None
     timings_per_token: bool | None = Field(None, description="llama.cpp's. The end of the answer has timings.")
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
     stream: bool | None = None
@@ -97,7 +119,18 @@ class Sampled(Formatted):
             raise ValueError("include_stop_str_in_output is for one answer; leave n out")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs cannot be streamed")
+        if self.logprob_token_ids and self.prompt_logprobs:
+            raise ValueError("logprob_token_ids are for the answer, and prompt_logprobs ask for others: leave one out")
+        if self.allowed_token_ids and self.says_format:
+            raise ValueError("allowed_token_ids and a format both say what an answer looks like: give one")
         return self
+
+    def as_operator_has_it(self, settings: TextSettings) -> None:
+        """What a request does not say and the server's flags do."""
+        if settings.forces_usage and self.stream:
+            self.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
+        if settings.names_tokens_by_id and self.return_tokens_as_token_ids is None:
+            self.return_tokens_as_token_ids = True
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -139,6 +172,7 @@ class Sampled(Formatted):
             more={**self._more(), **self.format_values(), **more},
             shows_stop=bool(self.include_stop_str_in_output),
             wants_times=bool(self.timings_per_token),
+            scored_ids=tuple(self.logprob_token_ids or ()),
         )
 
     def _more(self) -> Values:
@@ -154,6 +188,10 @@ class Sampled(Formatted):
             values["return_tokens"] = [True]
         if self.skip_special_tokens is False:
             values["skip_special_tokens"] = [False]
+        if self.logprob_token_ids:
+            values["return_generation_logits"] = [True]
+        if self.allowed_token_ids:
+            values |= guide_values("token_ids", json.dumps(sorted({*self.allowed_token_ids}), separators=(",", ":")))
         values |= speculation_values(self.speculation)
         if self.ignore_eos:
             values["end_id"] = [NO_END]
@@ -161,6 +199,10 @@ class Sampled(Formatted):
             values["logit_bias_ids"] = [int(key) for key in self.logit_bias]
             values["logit_bias_weights"] = list(self.logit_bias.values())
         return values
+
+    def num_told(self, num_top: int | None) -> int:
+        """How many alternatives of a token are told where `num_top` of the likeliest are asked for."""
+        return MAX_CHOSEN if self.logprob_token_ids else num_top or 0
 
     @property
     def tells_tokens(self) -> bool:
@@ -175,3 +217,12 @@ class Sampled(Formatted):
     @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+def sampling_problems(given: Mapping[str, Any]) -> list[str]:
+    """Of sampling defaults that the server's operator gives."""
+    try:
+        Sampled.model_validate(given)
+    except ValidationError as error:
+        return problems_of(error, Sampled)
+    return []

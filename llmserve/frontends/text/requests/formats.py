@@ -184,6 +184,10 @@ class Formatted(Strict):
             raise ValueError(f"{' and '.join(names)} both say what an answer looks like: give one")
         return self
 
+    @property
+    def says_format(self) -> bool:
+        return self.outputs() is not None or format_schema(self.response_format) is not None
+
     def outputs(self) -> StructuredOutputs | None:
         """In whose words it may be said."""
         for name, word in OTHER_WORDS.items():

@@ -220,12 +220,15 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _refusal(error: ValidationError, model: type[BaseModel]) -> Refused:
+def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
     problems = error.errors(include_url=False, include_input=False)
-    told = [_told(problem, model) for problem in problems]
-    distinct = list(dict.fromkeys(told))
+    return list(dict.fromkeys(_told(problem, model) for problem in problems))
+
+
+def _refusal(error: ValidationError, model: type[BaseModel]) -> Refused:
+    distinct = problems_of(error, model)
     more = f"; and {len(distinct) - MOST_PROBLEMS} more" if len(distinct) > MOST_PROBLEMS else ""
-    place = problems[0]["loc"]
+    place = error.errors(include_url=False, include_input=False)[0]["loc"]
     return Refused("; ".join(distinct[:MOST_PROBLEMS]) + more, str(place[0]) if place else None)
 
 

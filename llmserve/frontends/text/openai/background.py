@@ -1,0 +1,79 @@
+"""Responses that are made while no client waits for them. They end as stored responses, or with the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmserve.errors import ResourceExhausted
+from llmserve.frontends.http.json_fields import Json
+from llmserve.frontends.text.answers.failures import failure_of
+
+MOST = 256  # at a time: who waits for an answer is limited by connections, and these are not
+FINAL = ("completed", "incomplete")  # states of a response that another one can follow
+Document = Callable[[str], dict[str, Json]]  # of a response in a state
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    document: Document
+    task: asyncio.Task[None]
+
+
+class Background:
+    def __init__(self, tasks: set[asyncio.Task[None]]) -> None:
+        """`tasks`: of the server, which cancels them when it ends."""
+        self._tasks = tasks
+        self._running: dict[tuple[str, str], _Running] = {}  # by owner and id
+
+    def begin(
+        self,
+        owner: str,
+        document: Document,
+        making: Coroutine[Any, Any, object],
+        keep: Callable[[Mapping[str, Json]], None],
+    ) -> dict[str, Json]:
+        """`making` keeps the response that it makes; `keep` is for one that comes to nothing. Raises
+        `ResourceExhausted`."""
+        if len(self._running) >= MOST:
+            making.close()
+            raise ResourceExhausted(f"{MOST} responses are made in the background; try again later")
+        queued = document("queued")
+        key = owner, str(queued["id"])
+        task = asyncio.get_running_loop().create_task(self._make(key, document, making, keep))
+        self._running[key] = _Running(document, task)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return queued
+
+    def find(self, owner: str, response_id: str) -> dict[str, Json] | None:
+        """One that is not made yet."""
+        found = self._running.get((owner, response_id))
+        return None if found is None else found.document("in_progress")
+
+    async def cancel(self, owner: str, response_id: str) -> None:
+        """One that is not made yet is stored as it is; of others there is nothing to cancel."""
+        if (found := self._running.get((owner, response_id))) is not None:
+            found.task.cancel()
+            await asyncio.wait([found.task])
+
+    async def _make(
+        self,
+        key: tuple[str, str],
+        document: Document,
+        making: Coroutine[Any, Any, object],
+        keep: Callable[[Mapping[str, Json]], None],
+    ) -> None:
+        try:
+            await making
+        except asyncio.CancelledError:
+            keep(document("cancelled"))
+        except Exception as error:  # border: nobody waits for it
+            failure = failure_of(error)
+            told: Json = {"code": failure.code or "server_error", "message": failure.message}
+            keep({**document("failed"), "error": told})
+        finally:
+            making.close()  # of one that was cancelled before it began
+            del self._running[key]

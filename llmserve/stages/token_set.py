@@ -1,0 +1,53 @@
+"""A guide that is a list of token ids: an answer has no others, whatever comes before.
+
+It ends by one of them, or at its limit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+
+from llmserve.core import GuideState
+
+KIND = "token_ids"
+
+
+class TokenSet:
+    """The guide, and each answer's matcher: nothing depends on the tokens before."""
+
+    state = GuideState.OPEN
+
+    def __init__(self, text: str, vocab_size: int) -> None:
+        """`text`: a list in JSON. Raises `ValueError` for another one."""
+        ids = json.loads(text)
+        if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
+            raise ValueError("expected a JSON list of token ids")
+        if wrong := [each for each in ids if not 0 <= each < vocab_size]:
+            raise ValueError(f"the vocabulary has the ids 0 to {vocab_size - 1}, and not {wrong[0]}")
+        self.source = KIND, text
+        self._ids = frozenset(ids)
+        bits = sum(1 << each for each in self._ids)
+        self._mask: bytes = bits.to_bytes(-(-vocab_size // 32) * 4, "little")
+
+    def start(self) -> TokenSet:
+        return self
+
+    def fork(self) -> TokenSet:
+        return self
+
+    def mask(self, end_ids: Sequence[int]) -> bytes:
+        return self._mask
+
+    def advance(self, token: int) -> None:
+        """Nothing changes."""
+
+    def is_complete(self) -> bool:
+        return False
+
+    def likely(self) -> Sequence[int]:
+        return tuple(self._ids) if len(self._ids) == 1 else ()
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        return sum(1 for _ in itertools.takewhile(self._ids.__contains__, token_ids))
