@@ -12,30 +12,32 @@ from tools.peer_suites.cases import Case, table
 from tools.peer_suites.llama_server import translate
 
 STARTED = ["--port", "8080", "--temp", "0.8", "--host", "127.0.0.1", "--offline", "--no-slots", "--no-jinja"]
-TRANSLATED = ["--any-model-name"]
+OF_ALL = ["--any-model-name", "--parameter", "preprocessing.template_dates=true"]
+AT_THE_END = ["--cors-allow-origin", "*", "--cors-allow-credentials", "--default-sampling", '{"temperature": 0.8}']
+TRANSLATED = [*OF_ALL, *AT_THE_END]
 
 
 def test_flags_are_translated_or_lacked() -> None:
     assert translate(STARTED) == (TRANSLATED, "")
     flags, key = translate([*STARTED, "--alias", "tiny", "--api-key", "secret"])
-    assert (flags, key) == ([*TRANSLATED, "--served-model-name", "tiny"], "secret")
+    assert (flags, key) == ([*OF_ALL, "--served-model-name", "tiny", *AT_THE_END], "secret")
     for lacked, said in {
         "--slots": "GET /slots",
         "--alias a,b": "several aliases of a model",
         "--new 1": "--new",
-        "--chat-template llama3": "chat templates by llama.cpp's names",
     }.items():
         with pytest.raises(SystemExit, match=f"llmserve lacks: {said}"):
             translate([*STARTED, *lacked.split()])
 
 
 def test_thoughts_are_a_value_of_templates() -> None:
-    assert translate([*STARTED, "--reasoning", "off"])[0][-1] == '{"enable_thinking": false}'
+    assert '{"enable_thinking": false}' in translate([*STARTED, "--reasoning", "off"])[0]
 
 
-def test_chat_templates_are_files() -> None:
-    assert translate([*STARTED, "--chat-template-file", "a.jinja"])[0] == [*TRANSLATED, "--chat-template", "a.jinja"]
-    *_, flag, path = translate([*STARTED, "--chat-template", "This is a template"])[0]
+def test_chat_templates_are_files_or_names() -> None:
+    for flags in (["--chat-template-file", "a.jinja"], ["--chat-template", "llama3"]):
+        assert translate([*STARTED, *flags])[0] == [*OF_ALL, "--chat-template", flags[1], *AT_THE_END]
+    flag, path = translate([*STARTED, "--chat-template", "This is a template"])[0][len(OF_ALL) : -len(AT_THE_END)]
     assert (flag, Path(path).read_text()) == ("--chat-template", "This is a template")
     Path(path).unlink()
 
@@ -47,8 +49,10 @@ def test_flags_of_vllm() -> None:
         "--any-model-name", "--served-model-name", "Qwen/Qwen3-8B", "--chat-template", "/t/Qwen-Qwen3-0.6B.jinja",
         "--parameter", "preprocessing.tool_format=none",
     ]  # fmt: skip
-    with pytest.raises(RuntimeError, match="llmserve lacks: a prefix of all paths"):
-        vllm_flags.translate("gpt2", ["--root-path", "/llm"], Path("/t"))
+    same = ["--root-path", "/llm", "--enable-force-include-usage"]
+    assert vllm_flags.translate("gpt2", same, Path("/t"))[-3:] == same
+    with pytest.raises(RuntimeError, match="llmserve lacks: watermarks"):
+        vllm_flags.translate("gpt2", ["--watermark-config", "{}"], Path("/t"))
 
 
 def test_files_of_vllm_are_asked_or_not() -> None:

@@ -51,6 +51,10 @@ CANNOT: Mapping[str, str] = {
     "test_load_split_model|test_server_props": "a GGUF file of its own network",
     "slots|test_cancel_request|test_completion_unified": "slots",
     "test_metrics.py": "the names of its own metrics",
+    "test_chat_completion_stream|test_chat_completion.*chatml": "a system_fingerprint with its build number",
+    r"test_chat_completion.py::test_chat_template$": "the debugging output of its implementation",
+    "test_context_size_exceeded": "a context of 256 tokens (the demo engine has 512)",
+    "test_return_progress": "the text or the token counts of the suite's own network",
 }
 # Of the line that failed and what it said.
 WANTS: Mapping[str, str] = {
@@ -61,14 +65,10 @@ WANTS: Mapping[str, str] = {
 }
 REASONS: Mapping[str, str] = {
     r"KeyError: 'timings'": "timings in every answer (here where timings_per_token asks for them)",
-    r"today's date": "date_string and datetime for chat templates",
     r"non empty content delta|'' is None": "null as the first piece of a stream (here an empty text, as OpenAI's)",
-    r"Access-Control|401 == 200": "CORS for every origin, with credentials",
-    r"tools are not supported|this checkpoint (knows|marks)": "tools for a chat template that has none",
+    r"'Authorization' == '\*'": "every header allowed by * (here those that the page asks for)",
     r"200 == 400 or 200 == 500": "a refusal of two messages of the assistant at the end (here continued)",
-    r"content_stream ==|body\[0\]\[\"content\"\] ==": "sampling defaults by flags of the server",
     r"progress": "prompt_progress",
-    r"exceed_context_size_error": "its error type of long prompts (here OpenAI's)",
     r"'content' in \{|KeyError: 'content'": "its own form of POST /completions (here OpenAI's)",
     r"post_sampling|top_probs": "probabilities after sampling",
 }

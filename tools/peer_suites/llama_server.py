@@ -16,10 +16,11 @@ from tools.peer_suites.shared_server import SERVERS, forward, port_of
 
 # What these choose is the same in each case, or of no effect on what is answered.
 VALUES_WITHOUT_EFFECT = {
-    "--temp", "--seed", "--model", "--model-url", "--hf-repo", "--hf-file", "--batch-size", "--ubatch-size",
+    "--model", "--model-url", "--hf-repo", "--hf-file", "--batch-size", "--ubatch-size",
     "--threads", "--n-gpu-layers", "--ctx-size", "--parallel", "-ctk", "-ctv", "-fa", "--n-predict",
     "--reasoning-format", "--cache-ram", "--models-max",
 }  # fmt: skip
+SAMPLING = {"--temp": "temperature", "--seed": "seed"}
 SWITCHES_WITHOUT_EFFECT = {
     "--offline", "--cont-batching", "--no-slots", "--jinja", "--no-jinja", "--verbose", "--kv-unified", "--swa-full",
     "--metrics", "--no-cache-idle-slots", "--no-mmproj",
@@ -36,7 +37,6 @@ LACKED = {
     "--lora": "LoRA adapters in GGUF",
 }
 LACKED_ALIASES = "several aliases of a model"
-LACKED_NAMES = "chat templates by llama.cpp's names"
 VALUES = "--default-chat-template-kwargs"
 
 
@@ -51,7 +51,8 @@ def main(arguments: Sequence[str]) -> None:
 def translate(flags: Sequence[str]) -> tuple[list[str], str]:
     """llmserve's flags but for its address, and the API key. Without `--offline` models are only fetched beforehand:
     anything will do."""
-    made = ["--any-model-name"]  # llama-server does not look at it
+    made = ["--any-model-name", "--parameter", "preprocessing.template_dates=true"]  # as llama-server has it
+    sampling: dict[str, float] = {}
     key = ""
     rest = list(flags)
     while rest:
@@ -71,13 +72,13 @@ def translate(flags: Sequence[str]) -> tuple[list[str], str]:
             made += ["--chat-template", rest.pop(0)]
         elif flag == "--chat-template":
             template = rest.pop(0)
-            if " " not in template:
-                lack(flag, LACKED_NAMES)
-            made += ["--chat-template", written(template)]
+            made += ["--chat-template", written(template) if " " in template else template]
         elif flag == "--reasoning":
             made += [VALUES, json.dumps({"enable_thinking": rest.pop(0) != "off"})]
         elif flag == "--cors-origins":
             made += ["--cors-allow-origin", rest.pop(0)]
+        elif flag in SAMPLING:
+            sampling[SAMPLING[flag]] = json.loads(rest.pop(0))
         elif flag == "--no-ui":
             made.append("--no-allow-web-page")
         elif flag in VALUES_WITHOUT_EFFECT:
@@ -88,7 +89,9 @@ def translate(flags: Sequence[str]) -> tuple[list[str], str]:
             lack(flag, LACKED.get(flag, ""))
         elif rest and not rest[0].startswith("-"):
             rest.pop(0)
-    return made, key
+    if "--cors-origins" not in flags:
+        made += ["--cors-allow-origin", "*", "--cors-allow-credentials"]  # its default
+    return [*made, "--default-sampling", json.dumps(sampling)], key
 
 
 def written(template: str) -> str:

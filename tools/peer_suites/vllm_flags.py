@@ -16,16 +16,12 @@ SWITCHES_WITHOUT_EFFECT = {
     "--no-enable-prefix-caching", "--enable-chunked-prefill", "--trust-remote-code", "--skip-tokenizer-init",
 }  # fmt: skip
 LACKED = {
-    "--enable-force-include-usage": "usage in every chunk by a flag of the server (a request can ask for it)",
-    "--enable-per-request-metrics": "the member metrics (timings_per_token tells llama.cpp's timings)",
-    "--root-path": "a prefix of all paths",
-    "--return-tokens-as-token-ids": "tokens of log probs named by their ids (return_token_ids tells the ids)",
     "--watermark-config": "watermarks",
 }
 # Only where answers are read: the demo network ends its answers after its own chat format.
 TEMPLATES = {"Qwen/Qwen3": "Qwen-Qwen3-0.6B.jinja", "Qwen/Qwen2": "Qwen-Qwen2.5-7B-Instruct.jinja"}  # by network
 FORMATS = {"--reasoning-parser": "reasoning_format", "--tool-call-parser": "tool_format"}  # none without the flag
-OF_THE_ANSWER = ("--enable-per-request-metrics", "--return-tokens-as-token-ids")  # the other cases can be asked
+SAME = {"--enable-per-request-metrics", "--return-tokens-as-token-ids", "--enable-force-include-usage"}  # here
 
 
 def translate(model: str, flags: Sequence[str], templates: Path) -> list[str]:
@@ -42,10 +38,12 @@ def translate(model: str, flags: Sequence[str], templates: Path) -> list[str]:
     rest = list(flags)
     while rest:
         flag = rest.pop(0)
-        if flag == "--served-model-name":
+        if flag in ("--served-model-name", "--root-path"):
             made += [flag, rest.pop(0)]
+        elif flag in SAME:
+            made.append(flag)
         elif flag in VALUES_WITHOUT_EFFECT:
             rest.pop(0)
-        elif flag not in SWITCHES_WITHOUT_EFFECT and flag not in OF_THE_ANSWER:
+        elif flag not in SWITCHES_WITHOUT_EFFECT:
             raise RuntimeError(f"llmserve lacks: {LACKED.get(flag, flag)}")
     return made

@@ -58,7 +58,7 @@ class RemoteOpenAIServer:
         ends = time.monotonic() + START_S
         while time.monotonic() < ends:
             if self._process.poll() is not None:
-                raise RuntimeError("llmserve lacks: a flag of this server, see its output")
+                raise RuntimeError("llmserve lacks: a flag or a key of this server, see its output")
             try:
                 if httpx.get(self.url_for("health")).status_code == httpx.codes.OK:
                     return self
