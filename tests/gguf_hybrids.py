@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from statistics import NormalDist
 from typing import Any, TypeAlias
 
 import gguf
@@ -23,6 +24,7 @@ HYBRIDS = {
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "falcon_h1": gguf.MODEL_ARCH.FALCON_H1,
     "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H,
+    "gemma3n_text": gguf.MODEL_ARCH.GEMMA3N,
     "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
 }
 
@@ -53,6 +55,8 @@ def hybrid_metadata(config: Config) -> Config:
                 "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"],
             }
         return own
+    if kind == "gemma3n_text":
+        return gemma3n_metadata(config)
     if kind == "gemma4_text":
         return gemma4_metadata(config)
     if kind == "nemotron_h":
@@ -111,6 +115,27 @@ def _scan(heads: int, inner: int, groups: int, state: int) -> Config:
     }
 
 
+def gemma3n_metadata(config: Config) -> Config:
+    """`conversion/gemma.py` takes standard deviations in float32."""
+    count, inner = config["num_hidden_layers"], config["intermediate_size"]
+    shares = config["activation_sparsity_pattern"]
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "altup.active_idx": config["altup_active_idx"],
+        "altup.num_inputs": config["altup_num_inputs"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "activation_sparsity_scale": [
+            float(np.float32(NormalDist().inv_cdf(share))) if share else -np.inf for share in shares
+        ],
+        "feed_forward_length": inner if isinstance(inner, list) else [inner] * count,
+        "rope.freq_base": config["rope_theta"],
+        "rope.freq_base_swa": config["rope_local_base_freq"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+    }
+
+
 def gemma4_metadata(config: Config) -> Config:
     slides = [kind == "sliding_attention" for kind in config["layer_types"]]
     full = config.get("num_global_key_value_heads") or config["num_key_value_heads"]
@@ -145,6 +170,8 @@ def gemma4_metadata(config: Config) -> Config:
 
 def converted_hybrid(config: Config, tensors: Mapping[str, NDArray[Any]], *, fused_experts: bool) -> Tensors:
     """By the names that the converter looks up in the table of the gguf package."""
+    if config["model_type"] == "gemma3n_text":
+        tensors = _stacked(tensors)
     if fused_experts:
         tensors = {name + ".weight" * name.endswith("experts.gate_up_proj"): each for name, each in tensors.items()}
     return {
@@ -154,8 +181,23 @@ def converted_hybrid(config: Config, tensors: Mapping[str, NDArray[Any]], *, fus
     }
 
 
+def _stacked(tensors: Mapping[str, NDArray[Any]]) -> Tensors:
+    """Projections of all streams as one tensor each."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        module, number, _ = name.rsplit(".", 2)
+        if not module.endswith(("altup_projections", "altup_unembed_projections")):
+            found[name] = tensor
+        elif number == "0":
+            others = (each for each in tensors if each.startswith(f"{module}."))
+            found[f"{module}.weight"] = np.stack([tensors[each] for each in sorted(others)])
+    return found
+
+
 def _converted(config: Config, name: str, tensor: NDArray[Any]) -> Tensors:
     kind = config["model_type"]
+    if kind == "gemma3n_text":
+        return {name + ".weight" * name.endswith("_scale"): tensor}
     if kind == "gemma4_text":
         return _of_gemma4(name, tensor)
     if kind.startswith("qwen3"):

@@ -17,7 +17,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/backends": 7_128,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 8_796,
-    "llmserve/checkpoint": 6_855,
+    "llmserve/checkpoint": 6_956,
     "llmserve/cli": 7_490,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 13_204,

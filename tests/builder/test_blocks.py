@@ -180,13 +180,20 @@ def test_gates_and_ups_keep_the_blocks_that_they_have_apart(
         # value heads in another order, of which two or more are a block
         ("qwen3.5", {"layers.0.attn.output", "layers.2.attn.output"}),
         ("granite4-h-moe", set()),
+        ("gemma3n", set()),
         ("gemma4", set()),
         ("nemotron-h-moe", set()),
     ],
 )
 def test_networks_with_states_keep_blocks(kind: str, floats: set[str], tmp_path: Path) -> None:
     sizes = WIDTHS | {"mamba_n_heads": 16, "mamba_d_head": 32, "shared_intermediate_size": 256}
-    sizes |= {"linear_num_value_heads": 8, "linear_value_head_dim": 32, "head_dim": 64, "global_head_dim": 128}
+    sizes |= {
+        "linear_num_value_heads": 8,
+        "linear_value_head_dim": 32,
+        "head_dim": 64,
+        "global_head_dim": 128,
+        "laurel_rank": 256,
+    }
     if kind == "nemotron-h-moe":
         sizes |= {"mamba_num_heads": 8, "mamba_head_dim": 32, "hybrid_override_pattern": "ME*ME", "n_groups": 1}
         sizes |= {"moe_intermediate_size": 256, "moe_shared_expert_intermediate_size": 256}

@@ -93,7 +93,7 @@ class GgufArchitecture:
         """The inverse of `to_hf`; of tensors that are one, the first."""
         if joined := self.joined_of(name):
             return joined[1][0]
-        module, _, suffix = name.rpartition(".")
+        module, _, suffix = EXPERT.sub("*", name).rpartition(".")
         outside = {hf: gguf for gguf, hf in self.outside.items()}
         if module in outside:
             return f"{outside[module]}.{suffix}"

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from llmserve.checkpoint.gguf.architecture import GgufArchitecture, Joined, joined
+from llmserve.checkpoint.gguf.gemmas import GEMMAS
 from llmserve.checkpoint.gguf.tensor_names import (
     ATTENTION,
     BERT,
@@ -27,10 +28,8 @@ from llmserve.checkpoint.gguf.tensor_names import (
     FALCON_H1_TENSORS,
     FOUR_NORMS,
     FUSED,
+    FUSED_EXPERTS,
     FUSED_MLP,
-    GEMMA4,
-    GEMMA4_OUTSIDE,
-    GEMMA4_TENSORS,
     GLM_NORMS,
     HEAD_NORMS,
     LFM2,
@@ -51,6 +50,7 @@ from llmserve.checkpoint.gguf.tensor_names import (
     PLAIN_MLP,
     POST_NORMS,
     QWEN35,
+    ROPE_FREQS,
     SEED_NORMS,
     SHARED_EXPERT,
     SHARED_EXPERTS,
@@ -59,20 +59,15 @@ from llmserve.checkpoint.gguf.tensor_names import (
 )
 from llmserve.errors import Unsupported
 
-# Numbers that belong to the config. `rope_freqs` divides the frequencies of the rotary embedding one by one.
+# Numbers that belong to the config.
 PARALLEL_KEYS = ("{}.use_parallel_residual",)
 EXPERT_KEYS = ("{}.expert_count",)
 ROUTER_KEYS = (*EXPERT_KEYS, "{}.expert_gating_func", "{}.expert_weights_scale", "{}.expert_group_count")
 MULTIPLIERS = ("{}.attention.scale", "{}.embedding_scale", "{}.residual_scale", "{}.logit_scale")
-ROPE_FREQS = "rope_freqs.weight"
 ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
 # Tensors with those of all experts
 EXPERTS_IN_TWO = joined("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
-FUSED_EXPERTS = "ffn_gate_up_exps.weight"
-EXPERTS_OF_GEMMA4 = (
-    Joined((FUSED_EXPERTS,), "experts.gate_up_proj"), Joined(("ffn_down_exps.weight",), "experts.down_proj")
-)  # fmt: skip
 ALL = (
     GgufArchitecture(
         "llama",
@@ -315,18 +310,7 @@ ALL = (
         outside=NEMOTRON_OUTSIDE,
         drops_drafting=True,
     ),
-    GgufArchitecture(
-        "gemma4",
-        "Gemma4ForCausalLM",
-        "gemma4_text",
-        FOUR_NORMS | ATTENTION | HEAD_NORMS | MLP | GEMMA4,
-        GEMMA4_TENSORS,
-        EXPERTS_OF_GEMMA4,
-        factors=(ROPE_FREQS,),
-        own_keys=EXPERT_KEYS,
-        by_layer=True,
-        outside=OUTSIDE | GEMMA4_OUTSIDE,
-    ),
+    *GEMMAS,
     GgufArchitecture("lfm2", "Lfm2ForCausalLM", "lfm2", LFM2, by_layer=True),
     GgufArchitecture(
         "lfm2moe",

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from llmserve.checkpoint.gguf.architectures import MIXTRAL, ROPE_FREQS, ROPE_LONG, ROPE_SHORT
+from llmserve.checkpoint.gguf.architectures import MIXTRAL, ROPE_LONG, ROPE_SHORT
 from llmserve.checkpoint.gguf.described import Config, Described
 from llmserve.checkpoint.gguf.metadata import MAX_LAYERS, MetadataReader
+from llmserve.checkpoint.gguf.tensor_names import ROPE_FREQS
 from llmserve.checkpoint.stored_tensor import Tensor
 
 DEFAULT_THETA = 10_000.0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
-from llmserve.checkpoint.gguf.architectures import GRANITE_H_MOE, ROPE_FREQS
+from llmserve.checkpoint.gguf.architectures import GRANITE_H_MOE
 from llmserve.checkpoint.gguf.described import Config, Described
 from llmserve.checkpoint.gguf.families import (
     DEFAULT_THETA,
@@ -20,6 +21,7 @@ from llmserve.checkpoint.gguf.families import (
     require_whole_heads,
 )
 from llmserve.checkpoint.gguf.metadata import MAX_LAYERS, MetadataReader
+from llmserve.checkpoint.gguf.tensor_names import ROPE_FREQS
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 UNTURNED = 1e30  # or more divides a frequency of which nothing is left
@@ -290,6 +292,53 @@ def _gemma4_ropes(file: Described, config: Config, full: int) -> Config:
     return {SLIDING: local, FULL: whole}
 
 
+def _gemma3n(file: Described, config: Config) -> Config:
+    """Older files lack windows and the layers that borrow; they are of the published models."""
+    reader, count = file.reader, config["num_hidden_layers"]
+    usual = [(layer + 1) % 5 != 0 for layer in range(min(count, MAX_LAYERS))]
+    slides = flags_of_layers(reader, WINDOWS, count) if reader.has(WINDOWS) else usual
+    require_whole_heads(reader, config)
+    shapes = {name: file.shapes.get(name, (0,)) for name in ("per_layer_token_embd.weight", "blk.0.laurel_l.weight")}
+    per_layer_rows, rank = (max(1, shape[0]) for shape in shapes.values())
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": [SLIDING if slide else FULL for slide in slides],
+        "sliding_window": reader.integer("{}.attention.sliding_window"),
+        "num_key_value_heads": reader.integer(KV_HEADS),
+        "intermediate_size": [max(1, width) for width in reader.counts(MLP_SIZE, count)],
+        "num_kv_shared_layers": reader.integer("{}.attention.shared_kv_layers", max(0, count - 20), minimum=0),
+        "hidden_size_per_layer_input": reader.integer("{}.embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": per_layer_rows,
+        "laurel_rank": rank,
+        "altup_num_inputs": reader.integer("{}.altup.num_inputs"),
+        "altup_active_idx": reader.integer("{}.altup.active_idx", minimum=0),
+        "altup_correct_scale": "blk.0.altup_correct_scale.weight" in file.shapes,
+        "activation_sparsity_pattern": _shares(reader, count),
+        "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": reader.positive("{}.rope.freq_base_swa", DEFAULT_THETA)},
+            FULL: {"rope_type": "default", "rope_theta": config["rope_theta"]},
+        },
+        "final_logit_softcapping": reader.positive("{}.final_logit_softcapping", 30.0),
+    }
+
+
+def _shares(reader: MetadataReader, count: int) -> list[float] | None:
+    """Of gates that do not pass, from standard deviations in float32; None: the usual ones."""
+    key = "{}.activation_sparsity_scale"
+    scales = reader.metadata.get(reader.key(key))
+    if scales is None:
+        return None
+    if (
+        not isinstance(scales, np.ndarray)
+        or scales.dtype.kind != "f"
+        or scales.shape != (count,)
+        or np.isnan(scales).any()
+    ):
+        reader.problems.append(f"{reader.key(key)} must be {count} numbers")
+        return None
+    return [round(NormalDist().cdf(float(scale)), 6) for scale in scales]
+
+
 OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "qwen3next": _qwen3_next,
     "qwen35": _qwen35,
@@ -298,5 +347,6 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "falcon-h1": _falcon_h1,
     "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h_moe,
+    "gemma3n": _gemma3n,
     "gemma4": _gemma4,
 }

@@ -134,6 +134,21 @@ GEMMA4_OUTSIDE = {
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 
+GEMMA3N = {
+    **{name: GEMMA4[name] for name in ("inp_gate", "proj", "post_norm")},
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_correct_coef": "altup.correction_coefs",
+    **{f"laurel_{side[0]}": f"laurel.linear_{side}" for side in ("left", "right")},
+    "laurel_post_norm": "laurel.post_laurel_norm",
+}
+GEMMA3N_TENSORS = {"altup_correct_scale.weight": "altup.correct_output_scale"}
+GEMMA3N_OUTSIDE = GEMMA4_OUTSIDE | {  # of all streams but the first
+    "altup_proj": "model.altup_projections.*",
+    "altup_unembd_proj": "model.altup_unembed_projections.*",
+}
+
 BERT_LAYERS = "bert.encoder.layer"
 BERT = {
     **{f"attn_{name[0]}": f"attention.self.{name}" for name in ("query", "key", "value")},
@@ -152,10 +167,18 @@ BERT_OUTSIDE = {
     "cls.output": "classifier",
 }
 
+# They are part of the config: each divides a frequency of the rotary embedding.
+ROPE_FREQS = "rope_freqs.weight"
+FUSED_EXPERTS = "ffn_gate_up_exps.weight"
+
 LAYERS = "model.layers"
 BLOCK_NAME = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)")
 BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+)")
 LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.*]+)\.(weight|bias)")
 LAYER = re.compile(r"model\.layers\.(\d+)\.([\w.]+)")
-EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)|(?<=_layernorm\.norms\.)\d+(?=\.)")  # or a head
+# or a head, or a stream
+EXPERT = re.compile(
+    r"(?<=\.experts\.)\d+(?=\.)|(?<=_layernorm\.norms\.)\d+(?=\.)|(?<=bed_projections\.)\d+(?=\.)"
+    r"|(?<=altup_projections\.)\d+(?=\.)"
+)
 GATE = re.compile(r"(?<=\.linear_attn\.in_proj_)[ba](?=\.weight)")

@@ -170,6 +170,12 @@ def test_gate_and_up_of_experts_may_be_one_tensor(tmp_path: Path) -> None:
         ("nemotron-h", {"nemotron_h.expert_count": 4}, "nemotron_h.expert_count 4 makes it a network"),
         ("nemotron-h-moe", {"nemotron_h_moe.expert_gating_func": 1}, "nemotron_h_moe.expert_gating_func must be 2"),
         ("nemotron-h-moe", {"nemotron_h_moe.moe_latent_size": None}, "tensor blk.1.ffn_latent_down.weight is not part"),
+        (
+            "gemma3n",
+            {"gemma3n.activation_sparsity_scale": [0.1]},
+            "gemma3n.activation_sparsity_scale must be 4 numbers",
+        ),
+        ("gemma3n", {"gemma3n.altup.num_inputs": 4}, "tensor altup_proj.weight"),
         ("gemma4", {"gemma4.attention.sliding_window_pattern": [True]}, "sliding_window_pattern must be 4 flags"),
         (
             "gemma4",
@@ -202,6 +208,12 @@ def test_networks_that_are_refused(kind: str, metadata: dict[str, Any], problem:
 @pytest.mark.parametrize(
     ("kind", "name", "other", "problem"),
     [
+        (
+            "gemma3n",
+            "altup_unembd_proj.weight",
+            "altup_x.weight",
+            "tensor altup_unembd_proj.weight [64, 64] is missing",
+        ),
         ("gemma4", "rope_freqs.weight", "rope_frequ.weight", "tensor rope_freqs.weight is missing"),
         (
             "qwen3-next-moe",
