@@ -99,7 +99,7 @@ def test_the_tokenizer_of_a_gguf_file(tmp_path: Path) -> None:
         ({"text": "\ud800"}, "lone surrogates"),
         ({"messages": []}, "line 2: its messages has nothing"),
         ({"messages": ["hello"]}, "message 0 must be an object with role and content"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "has role 'tool'"),
+        ({"messages": [{"role": "critic", "content": "x"}]}, "has role 'critic'"),
         ({"prompt_ids": []}, "line 2: its prompt_ids has nothing"),
         ({"prompt_ids": [1.0]}, "line 2: prompt_ids must be a list of token ids"),
         ({"prompt_ids": [True]}, "line 2: prompt_ids must be a list of token ids"),
