@@ -119,7 +119,7 @@ demo-cluster: $(DEMO_ENGINE)/manifest.json .venv-cluster/.created ## Dynamo's fr
 bench-cluster: $(DEMO_ENGINE)/manifest.json .venv-cluster/.created ## What routing by cached prefixes is worth: four workers, beside taking them in turn
 	$(BIN)/python -m tools.bench_cluster $(DEMO_ENGINE) $(BENCH_ARGS)
 
-hostile: $(VENV)/.check ## Attack a server in full: health within 250 ms, memory within its limit (20 minutes; an idle machine)
+hostile: $(VENV)/.check ## Attack a server in full: health within 250 ms, the event loop busy for 50 ms at most, memory within its limit (15 minutes; an idle machine)
 	HOSTILE_STRICT=1 $(BIN)/python -m pytest -n 0 tests/hostile $(PYTEST_ARGS)
 
 # npm installs grpc-js; the other clients are Debian's. A test whose client is not there is skipped, and says so.
