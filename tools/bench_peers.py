@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tools.benchmark import rounds
 from tools.benchmark.contestants import OURS, OURS_OF_GGUF, PEERS, Contestant
-from tools.benchmark.environment import Environment
+from tools.benchmark.environment import GROUPS, Environment, Group
 from tools.benchmark.options import Options, parse, say
 from tools.benchmark.process import ROOT
 from tools.benchmark.report import json_report, markdown_report, write_reports
@@ -39,19 +39,27 @@ def measured_losses(options: Options, python: Path, missing: Mapping[str, str]) 
     found = Measurement(networks, python, missing, options.threads, say).run([column], contestants)
     by_name = {f"{one.engine} {one.precision}": losses for one in contestants
                if (losses := found.losses.get((one.name, column.name))) is not None}  # fmt: skip
-    return by_name | {f"ik_{name}": losses for name, losses in by_name.items() if name.startswith("llama.cpp ")}
+    of_files = {name: losses for name, losses in by_name.items() if name.startswith("llama.cpp ")}
+    return by_name | {name.replace("llama.cpp", "ik_llama"): losses for name, losses in of_files.items()}
+
+
+def groups_of(chosen: Sequence[Contestant]) -> tuple[Group, ...]:
+    """What these need, and the network that losses are measured against. Compiling others takes half an hour."""
+    modules = {"torch_eager", *(one.module.rpartition(".")[2] for one in chosen)}
+    return tuple(group for group in GROUPS if not modules.isdisjoint(group.modules))
 
 
 def main() -> None:
     options = parse(__doc__ or "", minutes=25)
     environment = Environment(ROOT / ".venv-bench", say)
-    missing = environment.install()
+    chosen = options.chosen((*OURS, OURS_OF_GGUF, *PEERS))
+    missing = environment.install(groups_of(chosen))
     options.make_checkpoints()
 
     def python(contestant: Contestant) -> Path:
         return Path(sys.executable) if contestant.is_ours else environment.python
 
-    entries = rounds.entries_for(options.chosen((*OURS, OURS_OF_GGUF, *PEERS)), options.shapes, python, options.job())
+    entries = rounds.entries_for(chosen, options.shapes, python, options.job())
     left_out = {str(entry): reason for entry in entries for module, reason in missing.items()
                 if entry.contestant.module.endswith(f".{module}")}  # fmt: skip
     findings = rounds.prepare([entry for entry in entries if str(entry) not in left_out], say)

@@ -9,6 +9,8 @@ import itertools
 import json
 from collections.abc import Sequence
 
+import numpy as np
+
 from llmserve.core import GuideState
 
 KIND = "token_ids"
@@ -28,8 +30,9 @@ class TokenSet:
             raise ValueError(f"the vocabulary has the ids 0 to {vocab_size - 1}, and not {wrong[0]}")
         self.source = KIND, text
         self._ids = frozenset(ids)
-        bits = sum(1 << each for each in self._ids)
-        self._mask: bytes = bits.to_bytes(-(-vocab_size // 32) * 4, "little")
+        allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+        allowed[ids] = 1
+        self._mask = np.packbits(allowed, bitorder="little").tobytes()
 
     def start(self) -> TokenSet:
         return self

@@ -18,11 +18,12 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.evaluation.baseline.hf import HfModel
 from tests.tools import benchmark_engine
+from tools.bench_peers import groups_of
 from tools.benchmark import environment, ours, rounds
 from tools.benchmark.bounds import Limits, bounds
 from tools.benchmark.cells import LONG_CELLS, PREFILL_CALLS, WARM_STEPS, Cell, measure_cell, random_prompts
 from tools.benchmark.checkpoint import make_checkpoint
-from tools.benchmark.contestants import OURS_MODULE, Contestant
+from tools.benchmark.contestants import OURS, OURS_MODULE, PEERS, Contestant
 from tools.benchmark.job import Job
 from tools.benchmark.options import parse
 from tools.benchmark.peers.gguf_file import write_gguf
@@ -363,3 +364,11 @@ def test_what_a_step_reads_of_experts() -> None:
     assert shape.weights_read(1000) == pytest.approx((others + experts) / (others + experts / 8))
     assert 1 < shape.weights_read(2) < 2
     assert TINY.weights_read(16) == 1.0
+
+
+def test_only_what_is_asked_for_is_installed() -> None:
+    """ik_llama.cpp is compiled for half an hour."""
+    chosen = parse("", minutes=1, arguments=["--only", "llama.cpp int8"]).chosen((*OURS, *PEERS))
+    assert [str(one) for one in chosen] == ["llama.cpp int8"]
+    assert "ik_llama.cpp" not in {group.name for group in groups_of(chosen)}
+    assert "ik_llama.cpp" in {group.name for group in groups_of(PEERS)}

@@ -47,6 +47,6 @@ OURS = _contestants("llmserve", OURS_MODULE, "float32", "bfloat16", "float16", "
 PEERS = (
     *_contestants("OpenVINO GenAI", "tools.benchmark.peers.openvino_genai", "float16", "int8", "int4"),
     *_contestants("llama.cpp", "tools.benchmark.peers.llama_cpp", "float16", "int8", "int4", GGUF, longest_prompt=2000),
-    *_contestants("ik_llama.cpp", "tools.benchmark.peers.ik_llama_cpp", "int8", "int4", GGUF),
+    *_contestants("ik_llama", "tools.benchmark.peers.ik_llama_cpp", "int8", "int4", GGUF),
     *_contestants("transformers", "tools.benchmark.peers.torch_eager", "float32", "bfloat16", longest_prompt=1000),
 )

@@ -41,9 +41,9 @@ class RowLowering(FileLowering):
 
     def _mix(self, op: Op) -> None:
         inputs = tuple(self._buffers[name] for name in op.inputs)
-        fields = {name: int(op.number(attr)) for name, attr in (("groups", "groups"), ("window", "first"))}
-        output, scalar = self._buffers.new(op.output, op.width), {"scalar": op.number("offset")}
-        self._emit(OpCode.MIX, op, output, inputs=inputs, fields=fields | scalar)
+        groups, first = (int(op.number(name)) for name in ("groups", "first"))
+        fields = {"groups": groups, "window": first, "scalar": op.number("offset")}
+        self._emit(OpCode.MIX, op, self._buffers.new(op.output, op.width), inputs=inputs, fields=fields)
 
     def _spread(self, op: Op) -> None:
         inputs = tuple(self._buffers[name] for name in op.inputs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextvars import copy_context
 from functools import cache, partial
 from typing import Any, NoReturn, TypeVar, get_type_hints
@@ -221,14 +221,18 @@ def _no_number(name: str) -> NoReturn:
 
 
 def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    problems = error.errors(include_url=False, include_input=False)
+    return _distinct(error.errors(include_url=False, include_input=False), model)
+
+
+def _distinct(problems: Sequence[ErrorDetails], model: type[BaseModel]) -> list[str]:
     return list(dict.fromkeys(_told(problem, model) for problem in problems))
 
 
 def _refusal(error: ValidationError, model: type[BaseModel]) -> Refused:
-    distinct = problems_of(error, model)
+    problems = error.errors(include_url=False, include_input=False)
+    distinct = _distinct(problems, model)
     more = f"; and {len(distinct) - MOST_PROBLEMS} more" if len(distinct) > MOST_PROBLEMS else ""
-    place = error.errors(include_url=False, include_input=False)[0]["loc"]
+    place = problems[0]["loc"]
     return Refused("; ".join(distinct[:MOST_PROBLEMS]) + more, str(place[0]) if place else None)
 
 
