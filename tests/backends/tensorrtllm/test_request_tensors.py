@@ -189,7 +189,7 @@ def test_guides_by_tensorrt_llms_names() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"guided_decoding_guide_type": "xml"}, "must be one of json, json_schema, regex, ebnf_grammar, token_ids, got xml"),
+        ({"guided_decoding_guide_type": "xml"}, "of json, json_schema, regex, ebnf_grammar, token_ids, got xml"),
         ({"guided_decoding_guide_type": "structural_tag", "guided_decoding_guide": "{}"}, "got structural_tag"),
         ({"guided_decoding_guide": "a+"}, "guided_decoding_guide_type must be .* got nothing"),
         ({"guided_decoding_guide_type": "regex"}, "guided_decoding_guide must be one text for the type regex, got 0"),
