@@ -73,6 +73,7 @@ def test_the_language_model_is_that_of_transformers(variant: str, tmp_path: Path
         Qwen3_5MoeForConditionalGeneration,
     )
 
+    torch.manual_seed(1)  # torch takes another seed in each process
     kind, overrides = VARIANTS[variant]
     tied = overrides.get("tied", False)
     text = KINDS[kind] | {key: value for key, value in overrides.items() if key != "tied"}
@@ -101,7 +102,8 @@ def test_the_language_model_is_that_of_transformers(variant: str, tmp_path: Path
             torch.nn.init.normal_(parameter, std=1.5 / parameter.shape[-1] ** 0.5)
     model.save_pretrained(tmp_path)
     wanted = oracle_logits(model.eval(), PROMPT)
-    tolerance = 1e-4 if kind in WITH_STATES or kind.startswith("gemma4") else 1e-5
+    # transformers computes a delta net in chunks, which rounds otherwise: 4e-6 to 1.3e-4 with 16 seeds.
+    tolerance = 5e-4 if kind in WITH_STATES else 1e-4 if kind.startswith("gemma4") else 1e-5
     assert relative_error(reference_logits(tmp_path)(PROMPT), wanted) < tolerance
     assert relative_error(HfModel(tmp_path, "float32").logits(PROMPT), wanted) < 1e-6, "a baseline is the same network"
 

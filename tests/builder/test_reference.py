@@ -343,8 +343,10 @@ def test_variants(variant: str, tmp_path: Path) -> None:
 )
 def test_optional_biases(kind: str, keys: tuple[str, ...], tmp_path: Path) -> None:
     """The checkpoint is transformers' own: it knows the names of the bias tensors."""
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    torch.manual_seed(1)
     # transformers writes the rope's base into the table of its scaling, which kinds share.
     config = AutoConfig.for_model(**deepcopy(KINDS[kind] | dict.fromkeys(keys, True) | {"torch_dtype": "float32"}))
     model = AutoModelForCausalLM.from_config(config)

@@ -93,6 +93,7 @@ FORM = {"position_embedding": "rope", "norm_head": True}  # too small to be told
 
 
 def tiny_model(**overrides: Any) -> BaichuanForCausalLM:
+    torch.manual_seed(1)
     sizes: dict[str, Any] = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1}
     return BaichuanForCausalLM(BaichuanConfig(**(sizes | {"num_attention_heads": 2} | FORM | overrides)))
 
