@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.peer_suites", description=__doc__)
     parser.add_argument("engine", type=Path, help="of a language model")
     parser.add_argument("--suite", choices=SUITES, action="append", help="both by default")
-    parser.add_argument("--files", nargs="*", help="names of the suite's files; those that apply by default")
+    parser.add_argument("--files", nargs="*", help="of the suite, such as test_chat.py; those that apply by default")
     parser.add_argument("-k", dest="expression", default="", help="only cases that match, as pytest has it")
     options = parser.parse_args()
     has_passed = True

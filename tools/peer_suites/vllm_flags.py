@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-KEY = "LLMSERVE_API_KEY"
 VALUES_WITHOUT_EFFECT = {
     "--dtype", "--max-model-len", "--max_model_len", "--max-num-seqs", "--gpu-memory-utilization", "--max-lora-rank",
     "--max-cpu-loras", "--lora-modules", "--max-logprobs", "--max-num-batched-tokens", "--tool-call-parser",

@@ -6,6 +6,7 @@ one of them is told that it is lacked.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.abc
 import importlib.machinery
 import inspect
@@ -13,6 +14,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tools.peer_suites.vllm_flags import KEY, translate
+from tools.peer_suites.vllm_flags import translate
 
 START_S = 60
 FIXTURES = {"server", "client", "server_with_store", "chat_client_with_force_include_usage", "server_fixture"}
@@ -46,13 +48,13 @@ class RemoteOpenAIServer:
             self.port = free.getsockname()[1]
         self.host = "127.0.0.1"
         flags = translate(model, vllm_serve_args, Path(os.environ["PEER_TEMPLATES"]))
-        environment = {**os.environ, **(env_dict or {})}
         if key := (env_dict or {}).get("VLLM_API_KEY"):
-            environment[KEY] = key
+            keys = Path(tempfile.mkstemp(suffix=".yaml")[1])  # with its SHA-256: the key itself is too short
+            keys.write_text(f"keys: [{{name: suite, sha256: {hashlib.sha256(key.encode()).hexdigest()}}}]")
+            flags += ["--api-keys", str(keys)]
         own = ["--host", self.host, "--http-port", str(self.port), "--grpc-port", "0", "--metrics-port", "0"]
-        self._process = subprocess.Popen(
-            [os.environ["PEER_PROGRAM"], "serve", os.environ["PEER_ENGINE"], *own, *flags], env=environment
-        )
+        command = [os.environ["PEER_PROGRAM"], "serve", os.environ["PEER_ENGINE"], *own, *flags]
+        self._process = subprocess.Popen(command, env={**os.environ, **(env_dict or {})})
 
     def __enter__(self) -> RemoteOpenAIServer:
         ends = time.monotonic() + START_S

@@ -14,9 +14,11 @@ import openai
 import pytest
 
 from llmserve.core import TokenEvent
+from llmserve.errors import ResourceExhausted
 from llmserve.frontends.shared.api_keys import ApiKeys
 from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.frontends.text.openai import stored_responses
+from llmserve.frontends.text.openai.background import MOST, MOST_OF_ONE, Background
 from llmserve.frontends.text.openai.stored_responses import MAX_AGE_S, StoredResponses
 from tests.frontends.server import STRICT, wait_until
 from tests.frontends.text.conftest import serving
@@ -97,6 +99,31 @@ def test_what_is_made_in_the_background_is_cancelled_or_fails(tmp_path: Path) ->
         assert failed.error is not None
         assert "context_length_exceeded" in failed.error.code
         responses.delete(made.id)
+
+
+def test_one_key_does_not_take_the_places_of_others_in_the_background() -> None:
+    async def scenario() -> None:
+        tasks: set[asyncio.Task[None]] = set()
+        background = Background(tasks)
+
+        def begin(owner: str, number: int) -> None:
+            background.begin(owner, lambda status: {"id": str(number)}, asyncio.Event().wait(), lambda document: None)
+
+        for number in range(MOST_OF_ONE):
+            begin("ann", number)
+        with pytest.raises(ResourceExhausted, match=f"{MOST_OF_ONE} responses of yours"):
+            begin("ann", MOST_OF_ONE)
+        for number in range(MOST - MOST_OF_ONE):
+            begin(f"other {number % 4}", number)
+        with pytest.raises(ResourceExhausted, match=f"{MOST} responses are made"):
+            begin("ben", 0)
+        await background.cancel("ann", "0")
+        begin("ben", 0)
+        for task in [*tasks]:
+            task.cancel()
+        await asyncio.wait([*tasks])
+
+    asyncio.run(scenario())
 
 
 @contextmanager

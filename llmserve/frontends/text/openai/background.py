@@ -11,7 +11,8 @@ from llmserve.errors import ResourceExhausted
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.failures import failure_of
 
-MOST = 256  # at a time: who waits for an answer is limited by connections, and these are not
+# At a time, of everybody and of one API key: who waits for an answer is limited by connections, and these are not.
+MOST, MOST_OF_ONE = 256, 64
 FINAL = ("completed", "incomplete")  # states of a response that another one can follow
 Document = Callable[[str], dict[str, Json]]  # of a response in a state
 
@@ -37,15 +38,25 @@ class Background:
     ) -> dict[str, Json]:
         """`making` keeps the response that it makes; `keep` is for one that comes to nothing. Raises
         `ResourceExhausted`."""
-        if len(self._running) >= MOST:
+        of_owner = sum(each == owner for each, _ in self._running)
+        if len(self._running) >= MOST or of_owner >= MOST_OF_ONE:
             making.close()
-            raise ResourceExhausted(f"{MOST} responses are made in the background; try again later")
+            count, whose = (MOST_OF_ONE, " of yours") if of_owner >= MOST_OF_ONE else (MOST, "")
+            raise ResourceExhausted(f"{count} responses{whose} are made in the background; try again later")
         queued = document("queued")
         key = owner, str(queued["id"])
-        task = asyncio.get_running_loop().create_task(self._make(key, document, making, keep))
+        task = asyncio.get_running_loop().create_task(_make(document, making, keep))
         self._running[key] = _Running(document, task)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            making.close()  # of one that was cancelled before it began
+            del self._running[key]
+            self._tasks.discard(task)
+            if task.cancelled():
+                keep(document("cancelled"))
+
+        task.add_done_callback(ended)
         return queued
 
     def find(self, owner: str, response_id: str) -> dict[str, Json] | None:
@@ -59,21 +70,13 @@ class Background:
             found.task.cancel()
             await asyncio.wait([found.task])
 
-    async def _make(
-        self,
-        key: tuple[str, str],
-        document: Document,
-        making: Coroutine[Any, Any, object],
-        keep: Callable[[Mapping[str, Json]], None],
-    ) -> None:
-        try:
-            await making
-        except asyncio.CancelledError:
-            keep(document("cancelled"))
-        except Exception as error:  # border: nobody waits for it
-            failure = failure_of(error)
-            told: Json = {"code": failure.code or "server_error", "message": failure.message}
-            keep({**document("failed"), "error": told})
-        finally:
-            making.close()  # of one that was cancelled before it began
-            del self._running[key]
+
+async def _make(
+    document: Document, making: Coroutine[Any, Any, object], keep: Callable[[Mapping[str, Json]], None]
+) -> None:
+    try:
+        await making
+    except Exception as error:  # border: nobody waits for it
+        failure = failure_of(error)
+        told: Json = {"code": failure.code or "server_error", "message": failure.message}
+        keep({**document("failed"), "error": told})
