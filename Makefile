@@ -125,7 +125,7 @@ hostile: $(VENV)/.check ## Attack a server in full: health within 250 ms, the ev
 # npm installs grpc-js; the other clients are Debian's. A test whose client is not there is skipped, and says so.
 test-clients: $(VENV)/.check .clients/.created .venv-sdks/.created ## gRPC clients in JavaScript, Go and Java, nghttp, h2load, curl, and Python SDKs (LangChain, LiteLLM, Pydantic AI and others) against llmserve
 	@echo "== clients of other makes; on Debian: apt-get install nodejs npm golang-go golang-google-grpc-dev \
-	golang-goprotobuf-dev protobuf-compiler default-jdk-headless libgrpc-java libnetty-java libperfmark-java \
+	golang-goprotobuf-dev protobuf-compiler default-jdk-headless libgrpc-java libprotobuf-java libnetty-java libperfmark-java \
 	libgeronimo-annotation-1.3-spec-java protobuf-compiler-grpc-java-plugin nghttp2-client curl"
 	$(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
 

@@ -68,8 +68,8 @@ def _go(folder: Path, descriptors: Path) -> list[str]:
 
 def _java(folder: Path, descriptors: Path) -> list[str]:
     need("javac", "java", "protoc", "grpc_java_plugin")
-    if not (DEBIAN_JAVA / "grpc-netty.jar").exists():
-        pytest.skip("there is no grpc-netty")
+    if lacking := [jar for jar in JARS if not (DEBIAN_JAVA / f"{jar}.jar").exists()]:
+        pytest.skip(f"there is no {', '.join(lacking)}.jar in {DEBIAN_JAVA}")
     plugin = f"--plugin=protoc-gen-grpc-java={shutil.which('grpc_java_plugin')}"
     out = [f"--java_out={folder}", f"--grpc-java_out={folder}"]
     _run("protoc", f"--descriptor_set_in={descriptors}", plugin, *out, *PROTOCOL)
