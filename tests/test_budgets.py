@@ -24,7 +24,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/evaluation": 6_634,
     "llmserve/frontends": 16_694,
     "llmserve/models": 5_625,
-    "llmserve/scheduler": 2_369,
+    "llmserve/scheduler": 2_389,
     "llmserve/serving": 9_494,
     "llmserve/stages": 4_910,
     "llmserve/wire": 3_490,

@@ -9,6 +9,8 @@ an engine gives every tenant that has something to do the **fair level**: one ov
 * Who is above the fair level gives way, its last sequences first, when a tenant that would not exceed it cannot start:
   under every policy; and when another's answer outgrows its blocks. Its first sequence stays, unless that alone takes
   more blocks than are fair; after `MAX_DISPLACED` times it stays even so, and everything ends.
+* Whose part is less than one place, as a batch job's beside live requests, has its prompts computed in pieces: beside
+  the tokens of others a step is no longer than one token for each place.
 * A full queue still takes what a tenant's share of it has room for.
 
 With one tenant none of this decides anything.
@@ -22,6 +24,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from llmserve.core import Tenant
+from llmserve.scheduler.outline import Outline
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
 
@@ -114,6 +117,14 @@ class Fairness:
             yield own.pop()
             if not own:
                 del left[tenant]
+
+    def shorten(self, outline: Outline, newcomer: Sequence) -> None:
+        """Before the prompt of one whose part is less than a place, in a step with others."""
+        if newcomer.num_pending == 1 or not self.is_contested:
+            return
+        least = 1 / (self._config.max_num_running * self.fair_level)
+        if newcomer.tenant.weight < least <= max((other.tenant.weight for other in outline.sequences), default=0):
+            outline.shorten(self._config.max_num_running)
 
     def num_sequences(self) -> Mapping[Tenant, int]:
         """Waiting or running, of every tenant that has some."""

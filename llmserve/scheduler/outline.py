@@ -35,6 +35,13 @@ class Outline:
         self.num_left -= num_tokens
         return num_tokens
 
+    def shorten(self, num_tokens: int) -> None:
+        """To `num_tokens`, or to what it has."""
+        num_dropped = max(0, self._max_num_tokens - max(num_tokens, self.num_tokens))
+        if not self._needs_whole:
+            self._max_num_tokens -= num_dropped
+            self.num_left -= num_dropped
+
     def replace(self, index: int, chunk: Chunk) -> None:
         self.num_left -= len(chunk.token_ids) - len(self.chunks[index].token_ids)
         self.chunks[index] = chunk

@@ -130,6 +130,7 @@ class Scheduler:
             self._admit_fairly()
         order = self._order()
         for sequence in sorted(self.running.values(), key=lambda s: (s.num_pending > 1, order(s))):
+            self._fairness.shorten(outline, sequence)
             # an earlier one may have preempted this one
             is_wanted = outline.has_room(sequence) and sequence.id in self.running and not sequence.is_complete
             if is_wanted and self._grow(sequence, order):

@@ -192,3 +192,22 @@ def test_work_of_little_weight_gives_up_every_place_but_one(policy: Policy, num_
         bench.step()
     assert all(bench.answers[own] for own in live)
     assert running_of(bench)["batch"] >= 1  # which goes on, or a batch would never end beside live requests
+
+
+@policies
+def test_work_of_little_weight_makes_no_step_longer_than_a_full_batch(policy: Policy) -> None:
+    bench = bench_of(policy)
+    [live] = bench.add([3] * 4, SamplingParams(max_tokens=40, temperature=0.0), tenant=Tenant("live"))
+    bench.step()
+    batch = flood(bench, Tenant("batch", 0.001), 60, answer=2)
+    sizes = []
+    while live not in bench.reasons:
+        plan = bench.step()
+        assert plan is not None
+        sizes.append(plan.num_tokens)
+    assert max(sizes) == ROOMY.max_batch_size
+    assert sum(own in bench.reasons for own in batch) > 10, "and it goes on"
+    plan = bench.step()
+    assert plan is not None
+    assert plan.num_tokens > ROOMY.max_batch_size, "by itself it may take the whole step"
+    bench.run(1000)
