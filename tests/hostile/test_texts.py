@@ -11,6 +11,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
+from llmserve.stages.bpe_tokenizer import JsonTokenizer
 from tests.hostile.attacks import field, post, rpc, send, status, works
 from tests.hostile.conftest import ANY_LENGTH, EACH_BYTES, IS_STRICT, MAX_SEQ_LEN, MIB, Target
 
@@ -92,9 +93,8 @@ def test_a_text_that_may_fit_is_tokenized(target: Target) -> None:
 def test_what_tokenizing_takes_is_counted(target: Target) -> None:
     """A text that no limit of a length refuses, and whose tokens take more than a request may."""
     length = {"REQUEST_OUTPUT_LEN": ("INT32", 1, struct.pack("<i", 1))}
-    large, small = (
-        {"QUERY": texts(b"a b " * (count // 4)), **length} for count in (EACH_BYTES // 100, EACH_BYTES // 400)
-    )
+    fits = EACH_BYTES // JsonTokenizer.memory_per_byte  # bytes of text, as they are counted
+    large, small = ({"QUERY": texts(b"a b " * (count // 4)), **length} for count in (3 * fits // 2, fits // 2))
     answer = over_http(target, large, ANY_LENGTH)
     assert status(answer) == 413
     assert b"the request takes more than %d bytes of memory" % EACH_BYTES in answer
