@@ -22,7 +22,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cluster": 1_506,
     "llmserve/engine": 13_204,
     "llmserve/evaluation": 6_634,
-    "llmserve/frontends": 16_694,
+    "llmserve/frontends": 16_703,
     "llmserve/models": 5_625,
     "llmserve/scheduler": 2_389,
     "llmserve/serving": 9_494,

@@ -13,14 +13,18 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llmserve.frontends.http.large_json_text import LargeText, Malformed
-from llmserve.frontends.http.numbers import Numbers
+from llmserve.frontends.http.numbers import MAX_NESTING, Numbers, leaves_of
 from llmserve.wire.request_memory import RequestTooLarge, Share
 
 PairsHook: TypeAlias = Callable[[list[tuple[str, Any]]], Any]  # members of an object, in order, to its value
 MAX_VALUES = 1024 * 1024  # beside numbers in arrays
 VALUE_BYTES = 256  # of a value at most, with its place in what it is in: an object with one member
 VALUES_AT_ONCE = 1024  # whose memory is asked for together
+FEW_BYTES = 64  # of most arrays where there are many
 MIN_RUN_BYTES = 4096  # of an array of numbers that becomes `Numbers`
 PIECE_BYTES = 16 * 1024  # less than half a millisecond of the C parser
 MAX_NUMBER_BYTES = 5000  # more digits than Python reads
@@ -138,17 +142,18 @@ class _Document(LargeText):
 
     def _run(self, start: int) -> tuple[Any, int] | None:
         """The array at `start`, when it and those in it have nothing but numbers in them."""
-        first = OF_NUMBERS.match(self.data, start, start + MIN_RUN_BYTES)
-        assert first is not None
-        if (length := _end_of_array(first[0], 0)) > 0:
-            return self._short_run(first[0][:length], start)
-        if first.end() < start + MIN_RUN_BYTES:
-            self._no_run_before = first.end()
-            return None
+        for size in (FEW_BYTES, MIN_RUN_BYTES):
+            first = OF_NUMBERS.match(self.data, start, start + size)
+            assert first is not None
+            if (length := _end_of_array(first[0])) > 0:
+                return self._short_run(first[0][:length], start)
+            if first.end() < start + size:
+                self._no_run_before = first.end()
+                return None
         numbers, end = Numbers(self.share), start
         try:
             for piece, end in self._pieces(start):  # noqa: B007
-                numbers.add(json.loads(piece))
+                numbers.add(self._leaves(piece))
         except _NoRun as problem:
             self._no_run_before = problem.at
             return None
@@ -165,12 +170,26 @@ class _Document(LargeText):
         self._count(array.count(b",") + array.count(b"["))
         return values, start + len(array)
 
+    def _leaves(self, array: bytes) -> list[Any]:
+        """Of nested arrays of numbers, in order. Where one of them is empty all count: numbers would not limit them."""
+        values: list[Any] = json.loads(array)
+        num_arrays = array.count(b"[")
+        if num_arrays == 1:
+            return values
+        try:
+            leaves: list[Any] = json.loads(b"[%b]" % array.translate(None, b"[]"))
+        except ValueError:
+            self._count(num_arrays)
+            return leaves_of(values)
+        return leaves
+
     def _pieces(self, start: int) -> Iterator[tuple[bytes, int]]:
         """Documents that make up the array at `start`, with the brackets that each of them lacks; and their ends."""
         at, depth = start, 0
         while True:
             piece = self._piece(at)
-            end = _end_of_array(piece, depth)
+            depths = _depths(piece, depth)
+            end = int(np.argmax(depths <= 0)) + 1 if depths.min(initial=1) <= 0 else 0
             if end > 0:
                 piece = piece[:end]
             elif self.byte(at + len(piece)) != SEPARATOR:
@@ -178,8 +197,9 @@ class _Document(LargeText):
             stripped = piece.strip(b" \t\n\r")
             if not stripped or (depth and stripped[0] == CLOSING) or (end <= 0 and stripped[-1] == OPENING):
                 raise ValueError("a comma beside nothing")
-            before = depth
-            depth += piece.count(b"[") - piece.count(b"]")
+            if depths[: len(piece)].max() > MAX_NESTING:
+                raise ValueError("nested too deep")
+            before, depth = depth, int(depths[len(piece) - 1])
             yield b"[" * before + piece + b"]" * depth, at + len(piece)
             if end > 0:
                 return
@@ -205,10 +225,16 @@ class _NoRun(Exception):
         self.at = at
 
 
-def _end_of_array(piece: bytes, depth: int) -> int:
-    """Behind the bracket that closes what is `depth` deep where `piece` begins; 0 when it is not in it."""
-    if piece.count(b"]") < depth + (depth == 0):
-        return 0
+def _depths(piece: bytes, depth: int) -> NDArray[np.int64]:
+    """How deep each byte leaves a piece that begins `depth` deep."""
+    codes = np.frombuffer(piece, np.uint8)
+    steps = (codes == OPENING).astype(np.int8) - (codes == CLOSING).astype(np.int8)
+    return depth + np.cumsum(steps, dtype=np.int64)
+
+
+def _end_of_array(piece: bytes) -> int:
+    """Behind the bracket that closes the array which `piece` begins with; 0 when it is not in it."""
+    depth = 0
     for bracket in BRACKET.finditer(piece):
         depth += 1 if bracket[0] == b"[" else -1
         if depth <= 0:

@@ -44,9 +44,8 @@ class Numbers:
     def __len__(self) -> int:
         return self.num_values
 
-    def add(self, values: Any) -> None:
+    def add(self, leaves: list[Any]) -> None:
         """`ValueError` for what is neither, or not what the others are."""
-        leaves = leaves_of(values)
         kinds = set(map(type, leaves))
         if not (self.kinds | kinds <= {int, float} or self.kinds | kinds == {bool}):
             raise ValueError("neither numbers nor truth values")

@@ -30,7 +30,7 @@ from llmserve.frontends.http.numbers import Numbers, leaves_of
 from llmserve.frontends.shared.data_source import DataSource
 from llmserve.frontends.shared.shared_memory import SharedMemory
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest
-from llmserve.wire.request_memory import RequestMemory
+from llmserve.wire.request_memory import RequestMemory, RequestTooLarge
 from tests.frontends.stub_core import CONFIGS, StubCore
 
 SCALARS = st.one_of(
@@ -43,6 +43,9 @@ NAMES = st.sampled_from(
 )  # fmt: skip
 ANY_JSON = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=5), max_leaves=20
+)
+ROWS = st.recursive(
+    st.integers(-(2**63), 2**63 - 1) | st.floats(), lambda inner: st.lists(inner, max_size=4), max_leaves=20
 )
 INPUTS = st.fixed_dictionaries(
     {
@@ -184,7 +187,11 @@ def loads_large(text: str) -> Any:
     return large_json.loads_large(text.encode(), REQUESTS_MEMORY.share())
 
 
-@given(ANY_JSON | st.lists(st.integers() | st.floats()), st.integers(0, 200), st.sampled_from(["", ",", "]", "[", " "]))
+@given(
+    ANY_JSON | st.lists(st.integers() | st.floats()) | ROWS,
+    st.integers(0, 200),
+    st.sampled_from(["", ",", "]", "[", " "]),
+)
 @example("\U00010000", 7, ",")  # between the escapes of its two halves
 @example("\U00010000", 12, ",")  # within the second one
 @example([-(2**63) - 1], 0, "")
@@ -196,6 +203,7 @@ def test_large_documents_are_read_as_small_ones_are(document: Any, position: int
     text = json.dumps(document)
     text = text[:position] + mark + text[position:]
     with pytest.MonkeyPatch.context() as small:
+        small.setattr(large_json, "FEW_BYTES", 0)
         small.setattr(large_json, "MIN_RUN_BYTES", 0)
         small.setattr(large_json, "PIECE_BYTES", 3)
         small.setattr(large_json_text, "TEXT_PIECE_BYTES", 13)
@@ -206,6 +214,15 @@ def test_large_documents_are_read_as_small_ones_are(document: Any, position: int
 @pytest.mark.parametrize("text", ["[1,,2]", "[1,]", "[,1]", "[1 2]", "[", "[ ]", "[1,2", "[" * 5000, '{"a": [1, 2}'])
 def test_malformed_large_documents(text: str) -> None:
     assert parsed(loads_large, text) == parsed(json.loads, text)
+
+
+@pytest.mark.parametrize("value", ["[]", "[1,[]]", "[[[]]]"])
+def test_arrays_with_nothing_in_them_are_limited_in_number(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 MiB of them took 20 s of the one thread that decodes large bodies. Rows of numbers have no such limit."""
+    monkeypatch.setattr(large_json, "MAX_VALUES", 4096)
+    with pytest.raises(RequestTooLarge, match="more than 4096 JSON values"):
+        loads_large(f"[{','.join([value] * 8192)}]")
+    assert len(loads_large(f"[{','.join(['[1.5,2.5]'] * 8192)}]")) == 2 * 8192
 
 
 def test_other_threads_run_while_a_large_document_is_parsed() -> None:
