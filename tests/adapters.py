@@ -8,19 +8,22 @@ from typing import Any
 
 from tests.oracle import load_oracle
 
-MODULES = {"baichuan2-7b": ["W_pack", "o_proj", "down_proj"], "phi3": ["qkv_proj", "gate_up_proj", "down_proj"]}
 USUAL_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def adapted_model(checkpoint: Path, *, seed: int = 0, **options: Any) -> Any:
     """PEFT's model of a checkpoint in float32 with a new adapter; `options` are those of its LoraConfig."""
+    return adapted(load_oracle(checkpoint), seed=seed, **options)
+
+
+def adapted(model: Any, *, seed: int = 0, **options: Any) -> Any:
     import torch
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about names of transformers that PEFT still uses, and tied weights
-        model = get_peft_model(load_oracle(checkpoint), LoraConfig(**{"r": 4, "lora_alpha": 8, **options}))
+        model = get_peft_model(model, LoraConfig(**{"r": 4, "lora_alpha": 8, **options}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_magnitude" in name:
@@ -30,6 +33,14 @@ def adapted_model(checkpoint: Path, *, seed: int = 0, **options: Any) -> Any:
             elif parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     return model.eval()
+
+
+def linear_modules(model: Any) -> set[str]:
+    """Names of a network's linear layers, as `target_modules` takes them; without the head, and those in a list."""
+    import torch
+
+    linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    return {name.rpartition(".")[2] for name in linear if not name.endswith(tuple("0123456789"))} - {"lm_head"}
 
 
 def make_adapter(path: Path, checkpoint: Path, **options: Any) -> Path:

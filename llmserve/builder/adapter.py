@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmserve.builder.output import ADAPTER, staged_directory
 from llmserve.checkpoint.adapters.files import ADAPTER_FILES, Adapter, LowRank
+from llmserve.checkpoint.plan import row_factors
 from llmserve.checkpoint.rearranged import row_order
 from llmserve.engine.adapters.sealed import (
     ADAPTER_FILE,
@@ -54,6 +56,7 @@ class Place(NamedTuple):
     begin: int
     shape: tuple[int, ...]
     order: RowOrder | None
+    multipliers: NDArray[np.float32] | None  # of its rows in the parameter
     kinds: frozenset[OpKind]  # of the ops that read the parameter
 
 
@@ -129,10 +132,16 @@ def _places(directory: EngineDirectory) -> Mapping[str, Place]:
     spec = spec.for_sequences(int(directory.manifest.options["max_seq_len"]))
     kinds = _kinds(architecture.program(spec))
     return {
-        source: Place(param.name, begin, shape, order, frozenset(kinds.get(param.name, ())))
+        source: Place(
+            param.name, begin, shape, order, _multipliers(param, begin, shape), frozenset(kinds.get(param.name, ()))
+        )
         for param in architecture.params(spec)
         for source, begin, shape, order in _sources(param)
     }
+
+
+def _multipliers(param: Param, begin: int, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+    return row_factors(param)[begin : begin + shape[0]] if param.factors else None
 
 
 def _kinds(program: Program) -> Mapping[str, set[OpKind]]:
@@ -174,6 +183,7 @@ def _part(change: LowRank, place: Place, dtype: str, factors: Factors, name: str
     values = np.dtype(FLOATS[dtype].values)
     up = change.up.astype(np.float32) * np.float32(change.scale)
     up = up if place.order is None else up[row_order(len(up), place.order)]
+    up = up if place.multipliers is None else up * place.multipliers[:, None]
     down = change.down.astype(np.float32)
     if (rows := factors.rows.get(place.param)) is not None:
         up = up * rows[place.begin : place.begin + len(up), None]

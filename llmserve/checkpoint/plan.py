@@ -147,7 +147,7 @@ class WeightPlan:
                 rows = ReorderedRows(rows, row_order(height, order))
             if param.factors:
                 dtype_stored = "float32"
-                rows = ScaledRows(rows, _of_rows(param.factors)[begin : begin + height])
+                rows = ScaledRows(rows, row_factors(param)[begin : begin + height])
             parts.append(_Part(rows, DTYPES[dtype_stored], stored_name, begin, begin + height))
             begin += height
         return ParamRows(param.shape, DTYPES[dtype], param.combine, tuple(parts))
@@ -193,8 +193,9 @@ def plan_weights(checkpoint: Checkpoint, params: Sequence[Param], ignored: Seque
     return WeightPlan(checkpoint, params)
 
 
-def _of_rows(factors: Sequence[tuple[int, float]]) -> NDArray[np.float32]:
-    counts, values = zip(*factors, strict=True)
+def row_factors(param: Param) -> NDArray[np.float32]:
+    """What each row of a parameter that has factors is multiplied with."""
+    counts, values = zip(*param.factors, strict=True)
     return np.repeat(np.array(values, np.float32), counts)
 
 
