@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from llmserve.core import Allowance, GenerateRequest, Logits, Tenant, TokenEvent
 from llmserve.scheduler.plan import ChunkScores, StepPlan
-from llmserve.scheduler.settings import SchedulerConfig, SchedulerSettings
+from llmserve.scheduler.settings import NO_WINDOWS, SchedulerConfig, SchedulerSettings, WindowedLayers
 
 if TYPE_CHECKING:
     from llmserve.engine.adapters.sealed import SealedAdapter  # with number formats, which clients do without
@@ -37,11 +37,20 @@ class RunnerInfo:
     pinned_bytes: int = 0  # and of the host, that it copies from and to
     output_width: int = 0  # of what it makes of whole sequences; 0: it chooses tokens
     needs_whole: bool = False  # all tokens of a sequence must be in one step
+    windowed_layers: WindowedLayers = NO_WINDOWS  # whose blocks have tables of their own
+
+    @property
+    def longest_fitting(self) -> int:
+        """Tokens of the longest sequence that the pool has room for."""
+        layers = self.windowed_layers
+        num_left = self.num_blocks - layers.num_blocks_for(self.max_seq_len, self.block_size)
+        num_short = self.num_blocks // (1 + layers.num_tables)
+        return max(num_left, num_short) * self.block_size
 
     @property
     def checkpoint_blocks(self) -> int:
         """Blocks that take as much memory as a state: between two that are kept, so that these take no more."""
-        return max(1, -(-self.state_bytes // max(1, self.block_bytes)))
+        return max(1, -(-self.state_bytes // max(1, self.block_bytes * (1 + self.windowed_layers.num_tables))))
 
     def scheduler_config(self, settings: SchedulerSettings) -> SchedulerConfig:
         """What a scheduler plans with. Keys and values that depend on what comes later are of use to nobody else."""
@@ -57,6 +66,7 @@ class RunnerInfo:
             needs_whole=self.needs_whole,
             num_states=self.num_states,
             checkpoint_blocks=self.checkpoint_blocks,
+            windowed_layers=self.windowed_layers,
         )
 
 

@@ -120,7 +120,7 @@ class InflightEngine:
             request, vocab_size=limits.vocab_size, max_seq_len=limits.max_seq_len, pools=limits.output_width > 0,
             adapters=self._adapters.digests,
         )  # fmt: skip
-        check_pool(request, max_seq_len=limits.max_seq_len, num_pool_tokens=limits.num_blocks * limits.block_size)
+        check_pool(request, max_seq_len=limits.max_seq_len, num_pool_tokens=limits.longest_fitting)
         self._scheduler.config.check_fits(request.num_sequences)
         return self._adapted(request) if request.adapter else self._stream(request)
 

@@ -49,6 +49,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # first: taken next
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
+        self._unheard: set[bytes] = set()  # known hashes that no listener hears of
         self._evicted: list[tuple[int, bytes]] | None = None
 
     @property
@@ -69,8 +70,8 @@ class BlockPool:
         return self._listener is not None
 
     def known_hashes(self) -> Set[bytes]:
-        """Of blocks that can be found."""
-        return self._block_of.keys()
+        """Of blocks that can be found, and that listeners hear of."""
+        return self._block_of.keys() - self._unheard
 
     def known_blocks(self) -> list[tuple[bytes, int]]:
         """Hash and block of each that can be found."""
@@ -128,18 +129,27 @@ class BlockPool:
         block, _ = self._free.popitem(last=False)
         if (block_hash := self._hash_of.pop(block, None)) is not None:
             del self._block_of[block_hash]
-            if self._listener:
+            if block_hash in self._unheard:
+                self._unheard.remove(block_hash)
+            elif self._listener:
                 self._listener.removed(block_hash)
             if self._evicted is not None:
                 self._evicted.append((block, block_hash))
         return block
 
-    def register(self, block: int, block_hash: bytes, parent: bytes, token_ids: Sequence[int]) -> None:
-        """`block` is full and computed: others may share it. Of two with the same content, the first is shared."""
+    def register(
+        self, block: int, block_hash: bytes, parent: bytes | None = None, token_ids: Sequence[int] = ()
+    ) -> None:
+        """`block` is full and computed: others may share it. Of two with the same content, the first is shared.
+
+        Without a parent it holds some layers only, beside a block that holds the others, and no listener hears of it.
+        """
         if block_hash not in self._block_of:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
-            if self._listener:
+            if parent is None:
+                self._unheard.add(block_hash)
+            elif self._listener:
                 self._listener.stored(block_hash, parent, token_ids)
 
     def release(self, blocks: Sequence[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmserve.scheduler.plan import Chunk, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.states import StatePool
+from llmserve.scheduler.windows import WindowedBlocks
 
 
 class Outline:
@@ -26,10 +27,11 @@ class Outline:
         """For some of its tokens, or for all. An empty step has room for any sequence."""
         return self.num_left >= (sequence.num_pending if self._needs_whole else 1)
 
-    def take(self, sequence: Sequence, states: StatePool) -> int:
-        """How many tokens it took."""
-        num_tokens = min(sequence.num_pending, self.num_left, states.most_tokens(sequence))
+    def take(self, sequence: Sequence, num_most: int, states: StatePool, windows: WindowedBlocks) -> int:
+        """How many tokens it took, of `num_most`."""
+        num_tokens = min(num_most, self.num_left, states.most_tokens(sequence))
         states.prepare(sequence, num_tokens)
+        windows.prepare(sequence, num_tokens)
         self.chunks.append(sequence.chunk(num_tokens))
         self.sequences.append(sequence)
         self.num_left -= num_tokens

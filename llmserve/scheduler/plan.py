@@ -86,6 +86,9 @@ class Chunk:
     second_segment: int = 0  # position from which on tokens belong to a second text; 0: there is one
     adapter: int = 0  # slot of the adapter that computes it with the network; 0: none
     num_again: int = 0  # of its first tokens: computed before, as drafts that were drawn
+    # Likewise of layers with a window, where these have tables of their own: as long as the chunk's end needs. Entries
+    # before the window of its first token mean nothing.
+    windowed: Sequence[Sequence[int]] = ()
 
     def __post_init__(self) -> None:
         """Raises `Unsupported` for samples that no runner can draw: checked here only."""

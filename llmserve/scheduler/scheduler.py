@@ -25,7 +25,7 @@ import bisect
 import heapq
 import time
 from array import array
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from types import MappingProxyType
 from typing import TypeAlias
@@ -35,10 +35,12 @@ from llmserve.scheduler.blocks import BlockPool
 from llmserve.scheduler.fairness import Fairness, Rank
 from llmserve.scheduler.outline import Outline
 from llmserve.scheduler.plan import NO_SCORES, ChunkScores, StepPlan
+from llmserve.scheduler.reservations import Reservations
 from llmserve.scheduler.sequence import Sequence
-from llmserve.scheduler.settings import Policy, SchedulerConfig
+from llmserve.scheduler.settings import SchedulerConfig
 from llmserve.scheduler.speculation import Speculator
 from llmserve.scheduler.states import StatePool
+from llmserve.scheduler.windows import WindowedBlocks
 
 Update = tuple[int, TokenEvent]  # sequence id, what it has to tell
 Order: TypeAlias = Callable[[Sequence], tuple[Rank, tuple[int, int]]]  # the last one gives way
@@ -58,16 +60,18 @@ class Scheduler:
         self.config = config
         self.pool = BlockPool(config.num_blocks, config.settings.block_listener)
         self.states = StatePool(config)
+        self.windows = WindowedBlocks(config, self.pool)
         self.waiting: list[Sequence] = []  # sorted by place
         self.running: dict[int, Sequence] = {}
         self.num_preemptions = 0  # since the start
         self.num_generated = 0  # tokens, without the drafted ones
-        self.speculator = Speculator(config, self.pool, self.states)
+        self.speculator = Speculator(config, self.pool, self.states, self.windows)
         self._clock = clock
         self._wall_clock_ns = wall_clock_ns
         self._sequences: dict[int, Sequence] = {}  # waiting and running
         self._deadlines: list[tuple[float, int]] = []  # heap; may name sequences that have ended
-        self._fairness = Fairness(config, self._num_guaranteed)
+        self._reservations = Reservations(config, self.pool, self.windows, self.running.values())
+        self._fairness = Fairness(config, self._reservations.num_guaranteed)
         self._advanced: StepPlan | None = None  # by `foresee`, and not committed yet
 
     @property
@@ -196,13 +200,14 @@ class Scheduler:
         """Assert every invariant; cheap enough to run whenever the scheduler is idle."""
         self.states.check_integrity(self.running.values())
         self.speculator.check_integrity(self.running)
-        self.pool.check_integrity(sequence.block_table for sequence in self.running.values())
+        self.windows.check_integrity(self.running.values())
+        self.pool.check_integrity(map(self.windows.owned, self.running.values()))
         self._fairness.check_integrity(self._sequences.values())
         assert len(self.waiting) + len(self.running) == len(self._sequences), "a sequence is lost"
         assert self.waiting == sorted(self.waiting, key=self._place), "the queue is out of order"
         assert not any(sequence.block_table for sequence in self.waiting), "a waiting sequence owns blocks"
         assert len(self.running) <= self.config.max_num_running, "too many sequences run"
-        assert self._num_reserved() <= self.pool.num_free, "a reserved block has been given away"
+        assert self._reservations.num_unreserved >= 0, "a reserved block has been given away"
         for sequence in self.running.values():
             assert 0 < sequence.num_pending <= sequence.num_tokens, "a running sequence has nothing to compute"
             assert sequence.num_computed_tokens <= len(sequence.block_table) * self.config.block_size
@@ -222,7 +227,7 @@ class Scheduler:
             return False
         num_blocks_for = self.config.num_blocks_for
         num_missing = sum(num_blocks_for(s.num_tokens + 1) - len(s.block_table) for s in self.running.values())
-        return num_missing <= self.pool.num_free
+        return num_missing <= self.pool.num_free - self.windows.num_promised
 
     def _advance(self, sequence: Sequence, start: int, end: int) -> None:
         """A step has computed the tokens from `start` to `end`. Blocks that they fill can be shared."""
@@ -234,7 +239,9 @@ class Scheduler:
                 parent = hashes[index - 1] if index else sequence.cache_root
                 token_ids = sequence.token_ids[index * size : (index + 1) * size]
                 self.pool.register(sequence.block_table[index], hashes[index], parent, token_ids)
+                self.windows.register(sequence, index, hashes[index])
         self.states.advance(sequence, start)
+        self.windows.advance(sequence)
 
     def _start_waiting(self, outline: Outline) -> None:
         started = set()
@@ -284,9 +291,7 @@ class Scheduler:
             return False
         leaving = list(self._fairness.displaceable(newcomer, running, self._place))
         staying = [sequence for sequence in running if sequence not in leaving]
-        kept = {block for sequence in staying for block in sequence.block_table}
-        num_freed = len({block for sequence in leaving for block in sequence.block_table} - kept)
-        if not leaving or self.pool.num_free + num_freed - self._num_reserved(staying) < self._num_guaranteed(newcomer):
+        if not (leaving and self._reservations.has_room_without(leaving, staying, newcomer)):
             return False
         for sequence in leaving:
             sequence.num_displaced += 1
@@ -296,7 +301,8 @@ class Scheduler:
         return False
 
     def _take(self, outline: Outline, sequence: Sequence) -> None:
-        self._fairness.serve(sequence.tenant, outline.take(sequence, self.states))
+        most = self.windows.most_tokens(sequence, lambda: self._reservations.num_unreserved)
+        self._fairness.serve(sequence.tenant, outline.take(sequence, most, self.states, self.windows))
 
     def _order(self) -> Order:
         """For one step. Without competition it is that of places."""
@@ -322,11 +328,15 @@ class Scheduler:
     def _start(self, sequence: Sequence) -> bool:
         """Give a waiting sequence the blocks of all its known tokens, or return False when the policy says wait."""
         config = self.config
-        shared, state = self.states.match(sequence, self.shareable_hashes(sequence), self.pool)
-        num_needed = self._num_guaranteed(sequence) - sum(map(self.pool.is_used, shared))
-        if num_needed > self.pool.num_free - self._num_reserved() or not self.states.start(sequence, state):
+        hashes = self.shareable_hashes(sequence)
+        shared, state = self.states.match(sequence, hashes, self.windows)
+        hashes = hashes[: len(shared)]
+        num_needed = self._reservations.num_guaranteed(sequence) - sum(map(self.pool.is_used, shared))
+        num_needed += self.windows.num_used(hashes)  # its own share of them is promised to it, too
+        if num_needed > self._reservations.num_unreserved or not self.states.start(sequence, state):
             return False
         self.pool.acquire(shared)
+        self.windows.start(sequence, hashes)
         missing = self.pool.allocate(config.num_blocks_for(sequence.num_tokens) - len(shared))
         sequence.block_table = array("i", shared + missing)
         sequence.num_computed_tokens = len(shared) * config.block_size
@@ -336,26 +346,13 @@ class Scheduler:
         self.running[sequence.id] = sequence
         return True
 
-    def _num_guaranteed(self, sequence: Sequence) -> int:
-        """Blocks that must be there before a sequence starts."""
-        if self.config.settings.policy is Policy.GUARANTEED_NO_EVICT:
-            return self.config.num_blocks_for(sequence.max_num_cached)
-        return self.config.num_blocks_for(sequence.num_tokens)
-
-    def _num_reserved(self, running: Collection[Sequence] | None = None) -> int:
-        """Free blocks that running sequences have been promised; none under `max_utilization`."""
-        if self.config.settings.policy is Policy.GUARANTEED_NO_EVICT:
-            running = self.running.values() if running is None else running
-            return sum(self._num_guaranteed(s) - len(s.block_table) for s in running)
-        return 0
-
     def _grow(self, sequence: Sequence, order: Order) -> bool:
         """Make room for the known tokens. False when it is `sequence` itself that gives way.
 
         Only decoding sequences ever miss a block, and they are planned in this order: who gives way is not planned.
         """
         num_missing = self.config.num_blocks_for(sequence.num_tokens) - len(sequence.block_table)
-        while num_missing > self.pool.num_free:
+        while num_missing and num_missing > self.pool.num_free - self.windows.num_promised:
             victim = self._gives_way(sequence, order)
             self._preempt(victim)
             if victim is sequence:
@@ -395,6 +392,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         del self.running[sequence.id]
         self.pool.release(sequence.block_table)
+        self.windows.release(sequence)
         self.states.release(sequence)
         self.speculator.release(sequence)
         sequence.block_table, sequence.num_computed_tokens, sequence.num_again = array("i"), 0, 0

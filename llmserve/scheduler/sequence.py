@@ -46,6 +46,8 @@ class Sequence:
     token_ids: array[int] = field(init=False)  # prompt, then output; an array is copied as memory
     num_computed_tokens: int = 0
     block_table: array[int] = field(default_factory=lambda: array("i"))
+    windowed: tuple[array[int], ...] = ()  # tables of layers with a window, where these have some
+    num_given_back: int = 0  # blocks, from the beginning of each of these, that are not its own any more
     num_in_known_blocks: int = 0  # tokens in blocks that were known when it started, whether a state was or not
     kept_state: tuple[int, int] = (0, 0)  # of its next chunk, as `Chunk.kept_state`
     states: tuple[int, int] = (0, 0)  # slots that its next chunk reads and writes, where the network has states
@@ -168,12 +170,16 @@ class Sequence:
             token_ids=self.token_ids[start:] + ahead,
             start=start,
             block_table=self.block_table[:],
+            windowed=self._windowed(),
             sample=sample,
             states=states,
             adapter=self.adapter,
             kept_state=kept_state,
             num_again=self.num_again,
         )
+
+    def _windowed(self) -> tuple[array[int], ...]:
+        return tuple(table[:] for table in self.windowed) if self.windowed else ()
 
     def _constraints(self, ahead: array[int]) -> Seq[Constraint]:
         """At each place of a draft, and behind it. Without any, of the last one only."""
@@ -197,6 +203,7 @@ class Sequence:
                 token_ids=self.token_ids[start : start + num_tokens],
                 start=start,
                 block_table=self.block_table[:],
+                windowed=self._windowed(),
                 pooled=num_tokens == self.num_pending,
                 second_segment=self.request.second_segment,
                 states=self.states,
@@ -207,6 +214,7 @@ class Sequence:
             token_ids=self.token_ids[start : start + num_tokens],
             start=start,
             block_table=self.block_table[:],
+            windowed=self._windowed(),
             sample=self._sample_request() if num_tokens == self.num_pending else None,
             states=self.states,
             adapter=self.adapter,
@@ -222,6 +230,7 @@ class Sequence:
             token_ids=self.token_ids[start:end],
             start=start,
             block_table=self.block_table[:],
+            windowed=self._windowed(),
             sample=self._sample_request() if end == self.num_tokens else None,
             return_logits=request.return_context_logits,
             targets=self.token_ids[start + 1 : min(end + 1, self.num_prompt)] if log_probs else (),

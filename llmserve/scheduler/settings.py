@@ -45,6 +45,27 @@ class SchedulerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowedLayers:
+    """Layers that read the last `window` positions only, where their blocks have `num_tables` tables of their own."""
+
+    window: int = 0
+    num_tables: int = 0  # 0: all layers share a sequence's one table
+    least_chunk: int = 64  # tokens that a sequence can always go on by: as many as make a step efficient
+
+    def first_read(self, position: int) -> int:
+        """By a token at `position`, or a later one."""
+        return max(0, position - self.window + 1)
+
+    def num_blocks_for(self, num_tokens: int, block_size: int) -> int:
+        """That a sequence of so many tokens has in these tables at a time, unless blocks are left."""
+        all_blocks, of_window = -(-num_tokens // block_size), self.window - 1 + self.least_chunk
+        return self.num_tables * min(all_blocks, -(-of_window // block_size) + 1)
+
+
+NO_WINDOWS = WindowedLayers()
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """The runner's limits and the operator's settings, all that a `Scheduler` needs to know."""
 
@@ -57,6 +78,7 @@ class SchedulerConfig:
     num_states: int = 0  # slots for states; 0: the network has none
     checkpoint_blocks: int = 1  # so many blocks lie between two states that are kept for other sequences
     needs_whole: bool = False  # all tokens of a sequence must be in one step, and `max_num_tokens` has room for them
+    windowed_layers: WindowedLayers = NO_WINDOWS
 
     @property
     def max_num_running(self) -> int:
@@ -84,3 +106,7 @@ class SchedulerConfig:
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def num_windowed_blocks_for(self, num_tokens: int) -> int:
+        """Beside these, in the tables of layers with a window."""
+        return self.windowed_layers.num_blocks_for(num_tokens, self.block_size)

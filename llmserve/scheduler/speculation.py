@@ -31,6 +31,7 @@ from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
 from llmserve.scheduler.states import StatePool
 from llmserve.scheduler.step_costs import StepCosts
+from llmserve.scheduler.windows import WindowedBlocks
 
 # With a token's probability p, token n of a draft is wrong behind n - 1 that were drawn with p**(n - 1) * (1 - p). Then
 # these are computed again: on average less than 1 / e rows, for every n and p.
@@ -40,7 +41,7 @@ ROWS_PER_DRAFT = 1 + 1 / math.e  # in a network with states
 class Speculator:
     """Adds drafts to a step, and verifies them. Counts since the start."""
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool, states: StatePool) -> None:
+    def __init__(self, config: SchedulerConfig, pool: BlockPool, states: StatePool, windows: WindowedBlocks) -> None:
         self.model: DraftModel | None = None  # of a smaller engine
         self._costs = StepCosts(ROWS_PER_DRAFT if config.num_states else 1.0)
         self.num_generated = 0  # tokens, in chunks with drafts
@@ -50,6 +51,7 @@ class Speculator:
         self._config = config
         self._pool = pool
         self._states = states
+        self._windows = windows
 
     def arrive(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -127,6 +129,7 @@ class Speculator:
         num_known = self._config.num_blocks_for(sequence.num_tokens)
         self._pool.release(sequence.block_table[num_known:])
         del sequence.block_table[num_known:]
+        self._windows.shorten(sequence, num_known)
 
     def release(self, sequence: Sequence) -> None:
         """It does not run any more."""
@@ -146,6 +149,7 @@ class Speculator:
         if drafted := _allowed(sequence, proposed[: max(0, count)]):
             sequence.drafted_by = drafter
             self._extend_table(sequence, len(drafted))
+            self._windows.prepare(sequence, sequence.num_pending + len(drafted))
             self._states.begin_draft(sequence)
             outline.replace(index, sequence.drafted_chunk(drafted))
         return bool(drafted)
@@ -174,9 +178,10 @@ class Speculator:
 
     def _limit(self, outline: Outline, sequence: Sequence) -> int:
         """Tokens that fit into the step, the answer, the blocks that it has or nobody has, and likewise states."""
-        num_blocks = len(sequence.block_table) + self._pool.num_free
+        num_blocks = len(sequence.block_table) + self._pool.num_free - self._windows.num_promised
         room = num_blocks * self._config.block_size - sequence.num_tokens
-        return min(outline.num_left, sequence.num_draftable, room, self._states.num_draftable(sequence))
+        beside = min(self._states.num_draftable(sequence), self._windows.num_draftable(sequence))
+        return min(outline.num_left, sequence.num_draftable, room, beside)
 
     def _extend_table(self, sequence: Sequence, num_drafted: int) -> None:
         num_missing = self._config.num_blocks_for(sequence.num_tokens + num_drafted) - len(sequence.block_table)

@@ -27,6 +27,7 @@ from llmserve.scheduler.blocks import BlockPool
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
+from llmserve.scheduler.windows import WindowedBlocks
 
 NO_STATE = -1
 
@@ -43,16 +44,18 @@ class StatePool:
         """Slots that no running sequence has."""
         return self.slots.num_free
 
-    def match(self, sequence: Sequence, hashes: Seq[bytes], pool: BlockPool) -> tuple[list[int], int]:
+    def match(self, sequence: Sequence, hashes: Seq[bytes], windows: WindowedBlocks) -> tuple[list[int], int]:
         """The blocks that hold the longest known beginning of `hashes` with a state behind it, and that state."""
-        blocks = pool.match(hashes)
+        blocks = windows.pool.match(hashes)
+        count = windows.longest(hashes[: len(blocks)])
         if not self._config.num_states:
-            return blocks, NO_STATE
+            return blocks[:count], NO_STATE
         sequence.num_in_known_blocks = len(blocks) * self._config.block_size
-        for count in range(len(blocks), 0, -1):
+        while count:
             for state in self.slots.match(hashes[count - 1 : count]):
                 if self.slots.is_used(state) or self.slots.num_free > 1:  # it needs one of its own, too
                     return blocks[:count], state
+            count = windows.longest(hashes[: count - 1])
         return [], NO_STATE
 
     def known_behind(self, hashes: Seq[bytes]) -> set[int]:

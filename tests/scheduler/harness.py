@@ -69,6 +69,7 @@ class Bench:
             checkpoint_blocks=info.checkpoint_blocks,
             settings=replace(settings or PLAIN, block_listener=self.listener),
             needs_whole=info.needs_whole,
+            windowed_layers=info.windowed_layers,
         )
         self.scheduler = scheduler_class(config, clock=lambda: self.now, wall_clock_ns=lambda: int(self.now * 1e9) + 1)
         if draft_runner is not None:
@@ -148,10 +149,10 @@ class Bench:
         raise AssertionError(f"sequences starve: {self.scheduler.running}, {self.scheduler.waiting}")
 
     def check(self) -> None:
-        pool = self.scheduler.pool
+        pool, windows = self.scheduler.pool, self.scheduler.windows
         self.scheduler.check_integrity()
         assert pool.num_free + pool.num_used == pool.num_blocks
-        assert pool.num_used == len({b for s in self.scheduler.running.values() for b in s.block_table})
+        assert pool.num_used == len({b for s in self.scheduler.running.values() for b in windows.owned(s)})
         assert self.scheduler.has_work or pool.num_used == 0, "an idle scheduler owns blocks"
         if (model := self.scheduler.speculator.model) is not None:
             num_used = model.pool.num_used + model.states.num_used
@@ -160,7 +161,12 @@ class Bench:
             for one in self.scheduler.running.values():
                 assert one.drafted_state is None, "a draft that has ended owns a state"
                 num_known = self.scheduler.config.num_blocks_for(one.num_tokens)
-                assert len(one.block_table) <= num_known, "a rejected draft owns a block"
+                assert all(len(table) <= num_known for table in (one.block_table, *one.windowed)), (
+                    "a rejected draft owns a block"
+                )
+                assert windows.num_needed(one) >= len(windows.owned(one)) - len(one.block_table), (
+                    "a sequence has more than its window"
+                )
         assert self.listener.found.keys() == pool.known_hashes(), "a listener knows something else"
         self._check_sharing()
 
@@ -173,6 +179,9 @@ class Bench:
             owned = self.scheduler.running[chunk.sequence_id].block_table
             assert chunk.block_table == owned, "a planned sequence has lost its blocks"
             assert len(chunk.block_table) * self.info.block_size >= chunk.start + len(chunk.token_ids)
+            assert len(chunk.windowed) == self.info.windowed_layers.num_tables
+            for table in chunk.windowed:
+                assert len(chunk.block_table) >= len(table) >= -(-chunk.end // self.info.block_size)
 
     def _check_sharing(self) -> None:
         """A block in two tables holds the same computed tokens, after the same beginning, in both."""

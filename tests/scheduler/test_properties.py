@@ -16,6 +16,7 @@ from llmserve.core import FinishReason, GenerateRequest, SamplingParams
 from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.fake import FakeRunner, fold
 from llmserve.errors import Unsupported
+from llmserve.scheduler import scheduler as scheduler_module
 from llmserve.scheduler import sequence as sequence_module
 from llmserve.scheduler.blocks import BlockPool
 from llmserve.scheduler.drafts.acceptance import Acceptance
@@ -24,7 +25,7 @@ from llmserve.scheduler.drafts.lookup import LookupDrafter
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.sequence import Sequence
-from llmserve.scheduler.settings import Policy, SchedulerSettings
+from llmserve.scheduler.settings import Policy, SchedulerSettings, WindowedLayers
 from tests.scheduler.harness import INFO, Bench, answer_alone
 from tests.scheduler.slots import Slot, Slots
 
@@ -75,11 +76,15 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
     )
 
 
+windowed_layers = st.builds(WindowedLayers, st.integers(1, 12), st.integers(1, 3), st.sampled_from([1, 2, 5, 64]))
+
+
 @st.composite
 def limits(draw: st.DrawFn) -> RunnerInfo:
     """Runners from roomy to so tight that only the largest request fits, alone, one token per step."""
     block_size = draw(st.sampled_from([1, 3, 4, 8]))
-    least = -(-MAX_LENGTH // block_size)
+    windowed = draw(st.just(WindowedLayers()) | windowed_layers)
+    least = -(-MAX_LENGTH // block_size) + windowed.num_blocks_for(MAX_LENGTH, block_size)
     return replace(
         INFO,
         block_size=block_size,
@@ -89,6 +94,7 @@ def limits(draw: st.DrawFn) -> RunnerInfo:
         num_states=draw(st.just(0) | st.integers(1, 12)),
         state_bytes=draw(st.integers(1, 4)),  # in blocks, between two states that are kept
         block_bytes=1,
+        windowed_layers=windowed,
     )
 
 
@@ -331,11 +337,9 @@ def broken_bench(fault: str, info: RunnerInfo, options: SchedulerSettings) -> Be
         return Bench(info, options, scheduler_class=GreedyScheduler)
     if fault == "shared too early":
         return Bench(info, options, scheduler_class=EarlyScheduler)
-    bench = Bench(info, options)
-    if fault in ("block owned twice", "lost block"):
-        pool_class = DoublePool if fault == "block owned twice" else LeakingPool
-        bench.scheduler.pool = pool_class(info.num_blocks)
-    return bench
+    pool_class = DoublePool if fault == "block owned twice" else LeakingPool
+    with patch.object(scheduler_module, "BlockPool", pool_class):
+        return Bench(info, options)
 
 
 def run_random_loads(make_bench: Callable[[RunnerInfo, SchedulerSettings], Bench]) -> None:

@@ -6,7 +6,8 @@ THROUGH the chunk's block table and folds it:
     h = 0;  for every token t of the sequence:  h = (3 * h + t + 1) % 997;  the next token is  h % vocab_size
 
 So a wrong block table, position, prefix hit or swapped sequence shows up as a wrong number. A runner with states keeps
-h there, too, and fails where a chunk's state is not that of the tokens before it. For example, with a
+h there, too, and fails where a chunk's state is not that of the tokens before it. Where windowed layers have tables of
+their own, it keeps ids there, too, and fails where a window is not that of the tokens before. For example, with a
 vocabulary of 997 or more, the prompt (1, 2, 3) is answered with 31, 125, 501, 11:
 
     token      1   2   3    31   125   501
@@ -88,12 +89,14 @@ class FakeRunner:
         # a block with two writers.
         known = [self._read(chunk, 0, chunk.start) for chunk in plan.chunks]
         for chunk in plan.chunks:
-            for offset, token in enumerate(chunk.token_ids):
-                self._rows[self._row(chunk, chunk.start + offset)] = token + FOREIGN * self._shifts[chunk.adapter]
+            assert len(chunk.windowed) == self._info.windowed_layers.num_tables
+            for table in (chunk.block_table, *chunk.windowed):
+                self._write(chunk, table)
         read = [
             before + self._read(chunk, chunk.start, chunk.start + len(chunk.token_ids))
             for before, chunk in zip(known, plan.chunks, strict=True)
         ]
+        self._check_windows(plan, read)
         self._change_states(plan, read)
         vocab_size = self._info.vocab_size
         asked = [
@@ -112,6 +115,13 @@ class FakeRunner:
             if chunk.wants_scores
         }
         return StepResult(tokens, log_probs, scores)
+
+    def _check_windows(self, plan: StepPlan, read: Sequence[Sequence[int]]) -> None:
+        """Of the first token of each chunk, which reaches back furthest, up to the chunk's end."""
+        for chunk, ids in zip(plan.chunks, read, strict=True):
+            first = self._info.windowed_layers.first_read(chunk.start)
+            for table in chunk.windowed:
+                assert self._read(chunk, first, chunk.end, table) == ids[first:], "the window of another sequence"
 
     def _change_states(self, plan: StepPlan, read: Sequence[Sequence[int]]) -> None:
         """A state is h of all tokens up to it; all are read before one is written."""
@@ -162,15 +172,16 @@ class FakeRunner:
     def close(self) -> None:
         self.is_closed = True
 
-    def _row(self, chunk: Chunk, position: int) -> int:
-        return chunk.block_table[position // self._info.block_size] * self._info.block_size + (
-            position % self._info.block_size
-        )
+    def _write(self, chunk: Chunk, table: Sequence[int]) -> None:
+        size, foreign = self._info.block_size, FOREIGN * self._shifts[chunk.adapter]
+        for position, token in enumerate(chunk.token_ids, chunk.start):
+            self._rows[table[position // size] * size + position % size] = token + foreign
 
-    def _read(self, chunk: Chunk, start: int, end: int) -> list[int]:
-        size, rows = self._info.block_size, []
+    def _read(self, chunk: Chunk, start: int, end: int, table: Sequence[int] = ()) -> list[int]:
+        """Of its first table, or of another."""
+        size, rows, table = self._info.block_size, [], table or chunk.block_table
         for number in range(start // size, -(-end // size)):
-            first = chunk.block_table[number] * size
+            first = table[number] * size
             rows += self._rows[first : first + size]
         foreign = FOREIGN * self._shifts[chunk.adapter]
         return [row - foreign for row in rows[start % size : start % size + end - start]]
