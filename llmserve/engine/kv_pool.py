@@ -7,23 +7,34 @@ import logging
 from llmserve.engine.base import EngineInfo
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import ResourceExhausted
+from llmserve.scheduler.settings import NO_WINDOWS, WindowedLayers
 
 logger = logging.getLogger(__name__)
 
 
 def num_kv_blocks(
-    info: EngineInfo, settings: EngineSettings, *, block_size: int, block_bytes: int, free_bytes: int
-) -> int:
+    info: EngineInfo, settings: EngineSettings, *, block_size: int, block_bytes: int, free_bytes: int,
+    layers: WindowedLayers = NO_WINDOWS,
+) -> int:  # fmt: skip
     """Blocks of the KV pool: what was asked for or what the batch can use, or less where memory allows less.
 
-    block_size: tokens; free_bytes: of the device, besides all else that the engine takes.
+    block_size: tokens; free_bytes: of the device, besides all else that the engine takes; layers: whose blocks have
+    tables of their own. Where there are some, as many tokens as were asked for have room in sequences of any length.
     Raises ResourceExhausted when more was asked for than there is memory at all, or when memory cuts the pool so far
     that a sequence of `max_seq_len` tokens has no room. A pool may be as small as that only when asked for.
     """
-    num_wanted = -(-(settings.max_kv_tokens or info.max_batch_size * info.max_seq_len) // block_size)
+    num_longest = -(-info.max_seq_len // block_size) + layers.num_blocks_for(info.max_seq_len, block_size)
+    num_wanted = _num_wanted(info, settings, block_size, layers)
     free_bytes = max(0, free_bytes)
     num_allowed = int(settings.kv_cache_fraction * free_bytes) // block_bytes
-    wanted = f"a KV cache of {num_wanted * block_size} tokens needs {_size(num_wanted * block_bytes)}"
+
+    def tokens(num_blocks: int) -> int:
+        """Of sequences of any length, or of the longest ones."""
+        if settings.max_kv_tokens or not layers.num_tables:
+            return num_blocks // (1 + layers.num_tables) * block_size
+        return num_blocks * info.max_seq_len // num_longest
+
+    wanted = f"a KV cache of {tokens(num_wanted)} tokens needs {_size(num_wanted * block_bytes)}"
     beside = f" ({_size(settings.reserved_bytes)} belong to the engine beside it)" if settings.reserved_bytes else ""
     left = f"{_size(free_bytes)} of memory are left for it{beside}"
     if settings.max_kv_tokens and num_wanted * block_bytes > free_bytes:
@@ -35,18 +46,26 @@ def num_kv_blocks(
         f"it may have {_size(fraction * free_bytes)}: {left}, and kv_cache_free_gpu_mem_fraction "
         f"(--kv-cache-fraction) is {fraction:g}"
     )
-    if num_allowed * block_size < info.max_seq_len:
+    if num_allowed < num_longest:
         raise ResourceExhausted(
             f"a KV cache with room for one sequence of {info.max_seq_len} tokens needs "
-            f"{_size(-(-info.max_seq_len // block_size) * block_bytes)}, and {allowed}; raise the fraction, free "
+            f"{_size(num_longest * block_bytes)}, and {allowed}; raise the fraction, free "
             f"some memory, or build with a smaller max_seq_len"
         )
     if settings.max_kv_tokens:
-        logger.warning("%s, and %s: it gets %d tokens", wanted, allowed, num_allowed * block_size)
+        logger.warning("%s, and %s: it gets %d tokens", wanted, allowed, tokens(num_allowed))
     else:  # nobody asked for room for the largest batch
-        got = f"{num_allowed * block_size} tokens ({_size(num_allowed * block_bytes)})"
+        got = f"{tokens(num_allowed)} tokens ({_size(num_allowed * block_bytes)})"
         logger.info("the KV cache has %s: %s, and --kv-cache-fraction is %g", got, left, fraction)
     return num_allowed
+
+
+def _num_wanted(info: EngineInfo, settings: EngineSettings, block_size: int, layers: WindowedLayers) -> int:
+    if settings.max_kv_tokens:
+        return -(-settings.max_kv_tokens // block_size) * (1 + layers.num_tables)
+    num_blocks = -(-info.max_batch_size * info.max_seq_len // block_size)
+    of_step = layers.num_tables * -(-info.max_num_tokens // block_size)  # that it fills until it has ended
+    return num_blocks + info.max_batch_size * layers.num_blocks_for(info.max_seq_len, block_size) + of_step
 
 
 def _size(num_bytes: float) -> str:

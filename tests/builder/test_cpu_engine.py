@@ -20,7 +20,7 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.loss import MOST_TOKENS
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import plan_build
-from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block, read_header
+from llmserve.engine.cpu.runner import CpuRunner, read_header
 from llmserve.engine.directory.artifact import CACHE_FILE, SELFTEST_FILE, EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
 from llmserve.engine.directory.selftest import SelfTest, SelfTestResult, prompt_logits
@@ -211,7 +211,7 @@ def test_the_plan_says_what_the_engine_is(tmp_path: Path, quantization: str, kv_
     plan = plan_build(tmp_path / "llama", options, measure=lambda: 1.0)
     header = read_header(directory.engine_file)
     assert plan.engine_bytes == pytest.approx(directory.engine_file.stat().st_size, rel=0.1)
-    assert plan.kv_bytes_per_token * header.block_size == kv_bytes_per_block(header)
+    assert plan.kv_bytes_per_token * header.block_size == header.kv_bytes_per_block
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -32,11 +32,7 @@ PACKING_CODE = 1
 PANEL_COLUMNS = 32
 PAGE_BYTES = 4096
 NO_TENSOR = -1
-LATER_FIELDS = (
-    "state_bytes",
-    "output_width",
-    "needs_whole",
-)  # of EngineHeader, where they say something
+LATER_FIELDS = ("state_bytes", "output_width", "needs_whole")  # of EngineHeader, where they say something
 
 
 class DType(IntEnum):
@@ -303,10 +299,7 @@ class LinearShape:
 
 def read_linear_layers(path: Path) -> tuple[int, dict[int, LinearShape]]:
     """The number of operations of an engine file that `read_header` accepts, and which of them are linear layers."""
-    with path.open("rb") as file:
-        fixed = np.frombuffer(file.read(HEADER.itemsize), HEADER)[0]
-        file.seek(0)
-        blob = file.read(int(fixed["metadata_bytes"]))
+    fixed, blob = _metadata(path)
     try:
         return int(fixed["num_ops"]), _linear_layers(blob, fixed)
     except (ValueError, IndexError, OverflowError) as error:
@@ -317,19 +310,33 @@ def read_linear_layers(path: Path) -> tuple[int, dict[int, LinearShape]]:
 
 def read_linear_weights(path: Path) -> list[tuple[int, str, int]]:
     """Of each operation of an engine file that multiplies with a matrix: its number, the tensor and its outputs."""
-    with path.open("rb") as file:
-        fixed = np.frombuffer(file.read(HEADER.itemsize), HEADER)[0]
-        file.seek(0)
-        blob = file.read(int(fixed["metadata_bytes"]))
-    ops = np.frombuffer(blob, OP, int(fixed["num_ops"]), int(fixed["ops_offset"]))
+    fixed, blob = _metadata(path)
+    ops = _ops(fixed, blob)
     begin = int(fixed["json_offset"])
     names = json.loads(blob[begin : begin + int(fixed["json_bytes"])])["tensors"]
     linear = ((index, op) for index, op in enumerate(ops) if op["kind"] in LINEAR_CODES)
     return [(index, names[op["tensors"][0]], int(op["output"]["width"])) for index, op in linear]
 
 
+def read_ops(path: Path) -> NDArray[Any]:
+    """The operations of an engine file that `read_header` accepts: records of dtype OP."""
+    return _ops(*_metadata(path))
+
+
+def _metadata(path: Path) -> tuple[NDArray[Any], bytes]:
+    """The fixed part of the header of such a file, and everything before the tensors."""
+    with path.open("rb") as file:
+        fixed: NDArray[Any] = np.frombuffer(file.read(HEADER.itemsize), HEADER)[0]
+        file.seek(0)
+        return fixed, file.read(int(fixed["metadata_bytes"]))
+
+
+def _ops(fixed: NDArray[Any], blob: bytes) -> NDArray[Any]:
+    return np.frombuffer(blob, OP, int(fixed["num_ops"]), int(fixed["ops_offset"]))
+
+
 def _linear_layers(blob: bytes, fixed: NDArray[Any]) -> dict[int, LinearShape]:
-    ops = np.frombuffer(blob, OP, int(fixed["num_ops"]), int(fixed["ops_offset"]))
+    ops = _ops(fixed, blob)
     tensors = np.frombuffer(blob, TENSOR, int(fixed["num_tensors"]), int(fixed["tensors_offset"]))
     layers = {}
     for index, op in enumerate(ops):
@@ -364,11 +371,8 @@ def _read_fixed(path: Path, blob: bytes, file_bytes: int) -> NDArray[Any]:
 
 def read_step_bytes(path: Path) -> int:
     """Bytes of weights that a step of one token multiplies with: of experts, those of the chosen ones."""
-    with path.open("rb") as file:
-        fixed = np.frombuffer(file.read(HEADER.itemsize), HEADER)[0]
-        file.seek(0)
-        blob = file.read(int(fixed["metadata_bytes"]))
-    ops = np.frombuffer(blob, OP, int(fixed["num_ops"]), int(fixed["ops_offset"]))
+    fixed, blob = _metadata(path)
+    ops = _ops(fixed, blob)
     tensors = np.frombuffer(blob, TENSOR, int(fixed["num_tensors"]), int(fixed["tensors_offset"]))
     total = 0
     for op in ops[np.isin(ops["kind"], [int(code) for code in LINEAR_CODES])]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.cpu.adapters import AdapterPacker, PackedAdapter
+from llmserve.engine.cpu.cache_layout import CacheLayout, cache_layout
 from llmserve.engine.cpu.layout import EngineHeader, read_header
 from llmserve.engine.cpu.tactics import tactic_table, this_machine
 from llmserve.engine.machine.cores import num_threads
@@ -19,11 +20,7 @@ from llmserve.engine.native.step import FlatStep, StepMemory
 from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted
 from llmserve.scheduler.plan import StepPlan
 
-__all__ = ["CpuRunner", "available_isas", "kv_bytes_per_block", "read_header"]
-
-
-def kv_bytes_per_block(header: EngineHeader) -> int:
-    return header.kv_bytes_per_block
+__all__ = ["CpuRunner", "available_isas", "read_header"]
 
 
 class CpuRunner:
@@ -38,8 +35,9 @@ class CpuRunner:
         threads: int,
         isa: str,
         path: Path,
+        layout: CacheLayout,
         num_states: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._handle = handle
         self._path = path
         self._adapters: dict[int, PackedAdapter] = {}  # by slot: the library reads their memory
@@ -60,7 +58,8 @@ class CpuRunner:
             max_batch_size=header.max_batch_size,
             max_seq_len=header.max_seq_len,
             weight_bytes=path.stat().st_size,
-            block_bytes=header.kv_bytes_per_block,
+            block_bytes=layout.block_bytes,
+            windowed_layers=layout.windowed_layers,
             num_states=num_states,
             state_bytes=header.state_bytes,
             output_width=header.output_width,
@@ -69,11 +68,13 @@ class CpuRunner:
 
     @classmethod
     def open(
-        cls, path: Path, *, num_blocks: int, threads: int = 0, isa: str = "", num_states: int | None = None
-    ) -> CpuRunner:
+        cls, path: Path, *, num_blocks: int, threads: int = 0, isa: str = "", num_states: int | None = None,
+        keeps_all: bool = True,
+    ) -> CpuRunner:  # fmt: skip
         """Map the engine file `path` and allocate a pool of `num_blocks` KV blocks.
 
         num_states: of sequences, where the network has states; None: for the largest batch.
+        keeps_all: layers with a window have no block tables of their own (`cache_layout`).
 
         threads: 0 takes every core that this process may use. isa: "" takes LLMSERVE_ISA or the fastest.
         Raises EngineFileError (corrupt or foreign file), ResourceExhausted (memory), Unsupported (ISA, library),
@@ -85,10 +86,16 @@ class CpuRunner:
         header = read_header(path)
         if num_states is None or not header.state_bytes:
             num_states = header.max_batch_size if header.state_bytes else 0
-        _check_memory(header, num_blocks, num_states)
+        layout = cache_layout(path, header, keeps_all=keeps_all)
+        _check_memory(header, num_blocks * layout.block_bytes, num_blocks, num_states)
         isa = chosen_isa(isa)
-        handle = load_library().open(path, isa=isa, num_blocks=num_blocks, threads=threads, num_states=num_states)
-        runner = cls(handle, header, num_blocks=num_blocks, threads=threads, isa=isa, path=path, num_states=num_states)
+        handle = load_library().open(
+            path, isa=isa, num_blocks=num_blocks, threads=threads, num_states=num_states, places=layout.places
+        )
+        runner = cls(
+            handle, header, num_blocks=num_blocks, threads=threads, isa=isa, path=path, layout=layout,
+            num_states=num_states,
+        )  # fmt: skip
         runner.set_tactics(tactic_table(path, this_machine(isa)))
         return runner
 
@@ -148,9 +155,9 @@ class CpuRunner:
         self._close()
 
 
-def _check_memory(header: EngineHeader, num_blocks: int, num_states: int) -> None:
-    """Refuse now what the kernel would only notice when the pages are touched."""
-    cache = num_blocks * header.kv_bytes_per_block + num_states * header.state_bytes
+def _check_memory(header: EngineHeader, block_bytes: int, num_blocks: int, num_states: int) -> None:
+    """Refuse now what the kernel would only notice when the pages are touched. `block_bytes`: of all blocks."""
+    cache = block_bytes + num_states * header.state_bytes
     wanted, available = cache + header.activation_bytes, available_memory_bytes()
     if wanted > available:
         raise ResourceExhausted(

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import Engine, RunnerInfo
+from llmserve.engine.cpu.cache_layout import CacheLayout, cache_layout
 from llmserve.engine.cpu.layout import EngineHeader
 from llmserve.engine.cpu.needs import NEEDS
 from llmserve.engine.cpu.oversize import left_beside_weights, oversize_warning
-from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block, read_header
+from llmserve.engine.cpu.runner import CpuRunner, read_header
 from llmserve.engine.cpu.tactics import choose, linear_shapes, num_timed_bytes, this_machine, time_tactics
 from llmserve.engine.directory.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
@@ -62,10 +63,13 @@ class CpuRuntime:
         honoured = HONOURED if draft is None else (*HONOURED, "draft_engine")
         for text in settings.gpu.without_effect(honoured, AS_IT_IS):
             logger.warning("%s", text)
-        taken = num_blocks * kv_bytes_per_block(header) + num_states * header.state_bytes + header.activation_bytes
+        layout = _cache_layout(directory, header, settings, draft)
+        taken = num_blocks * layout.block_bytes + num_states * header.state_bytes + header.activation_bytes
         if taken + file.stat().st_size > (available := available_memory_bytes()):
             logger.warning("%s", oversize_warning(file, available, taken))
-        runner = CpuRunner.open(file, num_blocks=num_blocks, threads=settings.threads, num_states=num_states)
+        runner = CpuRunner.open(
+            file, num_blocks=num_blocks, threads=settings.threads, num_states=num_states, keeps_all=not layout.places
+        )
         info = replace(directory.info(), kernels=runner.isa)
         files = block_files(settings.gpu, info, runner.info.block_bytes, runner.info.state_bytes)
         prefixes = load_prefixes(directory, runner.isa, runner.info) if settings.scheduler.reuses_blocks else None
@@ -146,6 +150,14 @@ def _draft_bytes(draft: EngineDirectory | None, header: EngineHeader) -> tuple[i
     return fixed, -(-own.kv_bytes_per_block * header.block_size // own.block_size)
 
 
+def _cache_layout(
+    directory: EngineDirectory, header: EngineHeader, settings: EngineSettings, draft: EngineDirectory | None
+) -> CacheLayout:
+    """Blocks in files hold all layers, and a draft engine's pool is measured by the tokens of such blocks."""
+    keeps_all = bool(settings.gpu.kv_cache_dir or directory.manifest.prefixes or draft)
+    return cache_layout(directory.engine_file, header, keeps_all=keeps_all)
+
+
 def pool_sizes(
     directory: EngineDirectory, settings: EngineSettings, draft: EngineDirectory | None = None
 ) -> tuple[int, int]:
@@ -158,16 +170,18 @@ def pool_sizes(
     """
     header, file, info = read_header(directory.engine_file), directory.engine_file, directory.info()
     fixed, for_block = _draft_bytes(draft, header)
-    block_bytes, beside = (
-        kv_bytes_per_block(header) + for_block,
-        header.activation_bytes + settings.reserved_bytes + fixed,
-    )
-    needed = -(-(settings.max_kv_tokens or info.max_seq_len) // header.block_size) * block_bytes + header.state_bytes
+    layout = _cache_layout(directory, header, settings, draft)
+    layers, block_bytes = layout.windowed_layers, layout.block_bytes + for_block
+    beside = header.activation_bytes + settings.reserved_bytes + fixed
+    num_needed = -(-(settings.max_kv_tokens or info.max_seq_len) // header.block_size)
+    of_one = layers.num_blocks_for(info.max_seq_len, header.block_size)
+    num_needed += num_needed * layers.num_tables if settings.max_kv_tokens else of_one
+    needed = num_needed * block_bytes + header.state_bytes
     least = int(needed / settings.kv_cache_fraction) + beside
     free_bytes = left_beside_weights(available_memory_bytes(), file.stat().st_size, least) - beside
     if not (state_bytes := header.state_bytes):
         num_blocks = num_kv_blocks(
-            info, settings, block_size=header.block_size, block_bytes=block_bytes, free_bytes=free_bytes
+            info, settings, block_size=header.block_size, block_bytes=block_bytes, free_bytes=free_bytes, layers=layers
         )
         # of texts that need one step: its tokens, and for each of them a block that is not full
         of_step = -(-header.max_num_tokens // header.block_size) + header.max_batch_size
@@ -183,7 +197,7 @@ def pool_sizes(
     num_blocks = num_kv_blocks(
         info, settings, block_size=header.block_size,
         block_bytes=block_bytes + (-(-state_bytes // between) if between else 0),
-        free_bytes=free_bytes - num_running * state_bytes,
+        free_bytes=free_bytes - num_running * state_bytes, layers=layers,
     )  # fmt: skip
     num_left = (int(settings.kv_cache_fraction * free_bytes) - num_blocks * block_bytes) // state_bytes - num_running
     return num_blocks, num_running + max(num_blocks // between if between else 0, min(1, num_left))

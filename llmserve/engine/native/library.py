@@ -7,6 +7,9 @@ import functools
 import os
 import platform
 import struct
+from array import array
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from llmserve.errors import (
     Unsupported,
 )
 
-ABI_VERSION = 11
+ABI_VERSION = 12
 LIBRARY_NAME = "libllmserve_cpu.so"
 ISA_VARIABLE = "LLMSERVE_ISA"
 TEXT_BYTES = 1024
@@ -50,7 +53,8 @@ class Library:
         self._declare("llmserve_variants", None, ctypes.c_char_p, ctypes.c_size_t)
         self._declare(
             "llmserve_open", ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32,
-            ctypes.c_uint32, ctypes.POINTER(ctypes.c_int), ctypes.c_char_p, ctypes.c_size_t,
+            ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int), ctypes.c_char_p,
+            ctypes.c_size_t,
         )  # fmt: skip
         self._declare("llmserve_close", None, ctypes.c_void_p)
         self._declare(
@@ -100,12 +104,17 @@ class Library:
         self._library.llmserve_variants(text, TEXT_BYTES)
         return text.value.decode().split(",")
 
-    def open(self, path: Path, *, isa: str, num_blocks: int, threads: int, num_states: int = 0) -> int:
+    def open(
+        self, path: Path, *, isa: str, num_blocks: int, threads: int, num_states: int = 0,
+        places: Sequence[tuple[int, int]] = (),
+    ) -> int:  # fmt: skip
+        """`places`: table and part of each layer; none: each has a part of its own, and all have one table."""
         text = ctypes.create_string_buffer(TEXT_BYTES)
         status = ctypes.c_int()
         handle: int | None = self._library.llmserve_open(
-            os.fsencode(path), isa.encode(), num_blocks, num_states, threads, ctypes.byref(status), text, TEXT_BYTES
-        )
+            os.fsencode(path), isa.encode(), num_blocks, num_states, threads,
+            array("I", chain.from_iterable(places)).tobytes(), len(places), ctypes.byref(status), text, TEXT_BYTES,
+        )  # fmt: skip
         if handle is None:
             raise ERRORS[status.value](f"{path}: {text.value.decode(errors='replace')}")
         return handle

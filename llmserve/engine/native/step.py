@@ -195,11 +195,14 @@ class FlatStep:
     def _add(self, chunk: Chunk, num_samples: int) -> None:
         """The chunk's tokens, blocks, record, and the token rows whose logits it wants: samples need the last ones."""
         first, num_rows = len(self._token_ids), len(self._rows)
-        table, states = (len(self._blocks), len(chunk.block_table)), (*chunk.states, *chunk.kept_state)
+        num_blocks = len(chunk.windowed[0]) if chunk.windowed else len(chunk.block_table)
+        table, states = (len(self._blocks), num_blocks), (*chunk.states, *chunk.kept_state)
         tokens = first, len(chunk.token_ids), chunk.start
         self._chunks.frombytes(PACK_CHUNK.pack(*tokens, *table, *states, chunk.second_segment, chunk.adapter))
         self._token_ids.extend(chunk.token_ids)
-        self._blocks.extend(chunk.block_table)
+        self._blocks.extend(chunk.block_table[:num_blocks])
+        for windowed in chunk.windowed:
+            self._blocks.extend(windowed)
         end = len(self._token_ids)
         if chunk.return_logits:
             self._rows.extend(range(first, end))

@@ -56,7 +56,7 @@ def open_runner() -> Iterator[OpenRunner]:
         if program:
             opened.append(OtherRunner(program, path, isa=isa or ISAS[-1], **limits))
         else:
-            opened.append(CpuRunner.open(path, isa=isa, **limits))
+            opened.append(CpuRunner.open(path, isa=isa, num_blocks=num_blocks, threads=threads))
         return opened[-1]
 
     yield open_one

@@ -22,7 +22,7 @@ from llmserve.engine.cpu.layout import (
     EngineHeader,
     read_header,
 )
-from llmserve.engine.cpu.runner import CpuRunner, kv_bytes_per_block
+from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.native.library import load_library
 from llmserve.errors import EngineFileError, InvalidArgument, NotFound, ResourceExhausted
 from tests.engine.cpu.conftest import EngineFile, OpenRunner
@@ -96,7 +96,7 @@ def test_header_says_what_was_built(engine_file: EngineFile) -> None:
         program=header.program,
     )
     assert "rms_norm" in header.program
-    assert kv_bytes_per_block(header) == 2 * 3 * 2 * 10 * LIMITS.tokens_per_block * 2
+    assert header.kv_bytes_per_block == 2 * 3 * 2 * 10 * LIMITS.tokens_per_block * 2
     assert header.activation_bytes > 4 * LIMITS.max_batch_size * 83
 
 

@@ -39,11 +39,11 @@ llmserve::Error check_threads(uint32_t num_threads) {
 }
 
 llmserve::Error open_engine(llmserve::Engine& engine, const char* path, const char* variant, uint32_t num_blocks,
-                            uint32_t num_states, uint32_t num_threads) {
+                            uint32_t num_states, std::span<const llmserve::LayerPlace> places, uint32_t num_threads) {
   const llmserve::KernelTable* kernels = nullptr;
   if (llmserve::Error error = find_variant(variant, &kernels)) return error;
   if (llmserve::Error error = check_threads(num_threads)) return error;
-  return engine.open(path, *kernels, num_blocks, num_states, num_threads);
+  return engine.open(path, *kernels, num_blocks, num_states, places, num_threads);
 }
 
 llmserve::Error open_choosers(const char* variant, uint32_t vocab_size, uint32_t num_threads,
@@ -107,16 +107,17 @@ int guarded(char* text, size_t text_bytes, Body body) {
 
 extern "C" {
 
-uint32_t llmserve_abi_version(void) { return 11; }
+uint32_t llmserve_abi_version(void) { return 12; }
 
 void llmserve_variants(char* text, size_t text_bytes) { copy_text(variant_names(), text, text_bytes); }
 
 llmserve::Engine* llmserve_open(const char* path, const char* variant, uint32_t num_blocks, uint32_t num_states,
-                                uint32_t num_threads, int* status, char* text, size_t text_bytes) {
+                                uint32_t num_threads, const llmserve::LayerPlace* places, size_t num_places, int* status,
+                                char* text, size_t text_bytes) {
   std::unique_ptr<llmserve::Engine> engine;
   *status = guarded(text, text_bytes, [&] {
     engine = std::make_unique<llmserve::Engine>();
-    return open_engine(*engine, path, variant, num_blocks, num_states, num_threads);
+    return open_engine(*engine, path, variant, num_blocks, num_states, {places, num_places}, num_threads);
   });
   return *status == 0 ? engine.release() : nullptr;
 }

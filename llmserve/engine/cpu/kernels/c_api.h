@@ -9,6 +9,7 @@ namespace llmserve {
 class ChooserPool;
 class Engine;
 struct AdapterPartRecord;
+struct LayerPlace;
 struct StepRecord;
 }  // namespace llmserve
 extern "C" {
@@ -23,9 +24,10 @@ LLMSERVE_EXPORT uint32_t llmserve_abi_version(void);
 LLMSERVE_EXPORT void llmserve_variants(char* text, size_t text_bytes);
 
 /* Null and an error, or an engine that `llmserve_close` frees. `variant` may be "": the fastest.
- * `num_states`: of sequences, where the network has any. */
+ * `num_states`: of sequences, where the network has any. `places`: see Engine::open. */
 LLMSERVE_EXPORT llmserve::Engine* llmserve_open(const char* path, const char* variant, uint32_t num_blocks,
-                                                uint32_t num_states, uint32_t num_threads, int* status, char* text, size_t text_bytes);
+                                                uint32_t num_states, uint32_t num_threads, const llmserve::LayerPlace* places,
+                                                size_t num_places, int* status, char* text, size_t text_bytes);
 
 /* One tactic per operation and row bucket (tactics.h), in order; what is no linear layer is ignored. Not during a step. */
 LLMSERVE_EXPORT int llmserve_set_tactics(llmserve::Engine* engine, const uint8_t* tactics, size_t count, char* text,

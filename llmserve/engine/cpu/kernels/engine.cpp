@@ -19,8 +19,9 @@ bool multiply(size_t a, size_t b, size_t* out) { return !__builtin_mul_overflow(
 }  // namespace
 
 Error Engine::open(const std::string& path, const KernelTable& kernels, uint32_t num_blocks, uint32_t num_states,
-                   unsigned num_threads) {
+                   std::span<const LayerPlace> places, unsigned num_threads) {
   if (Error error = file_.open(path)) return error;
+  if (Error error = place_layers(places)) return error;
   const uint32_t most_blocks = std::numeric_limits<int32_t>::max() / file_.header().block_size;
   if (num_blocks == 0 || num_blocks > most_blocks) {
     return invalid("the number of KV blocks must be 1 to " + std::to_string(most_blocks));
@@ -75,7 +76,7 @@ Error Engine::allocate() {
   }
   size_t cache_bytes = 0;
   if (!multiply(cache_shape_.block_bytes(), num_blocks_, &cache_plane_bytes_) ||
-      !multiply(cache_plane_bytes_, size_t{2} * h.num_layers, &cache_bytes)) {
+      !multiply(cache_plane_bytes_, size_t{2} * num_parts_, &cache_bytes)) {
     return out_of_memory("the KV cache is larger than the address space; lower the number of blocks");
   }
   cache_ = Mapping::anonymous(cache_bytes);
@@ -89,10 +90,25 @@ Error Engine::allocate() {
   counters_ = std::make_unique<TaskCounter[]>(num_counters(h.max_num_tokens));
   positions_.resize(h.max_num_tokens);
   segments_.resize(h.max_num_tokens);
-  slots_.resize(h.max_num_tokens);
+  slots_.resize(size_t{num_tables_} * h.max_num_tokens);
   dispatch_.active.reserve(dispatch_.ends.size());
   dispatch_.tokens.resize(size_t{h.max_num_tokens} * h.experts_per_token);
   dispatch_.rows.resize(dispatch_.tokens.size());
+  return {};
+}
+
+Error Engine::place_layers(std::span<const LayerPlace> places) {
+  const uint32_t num_layers = file_.header().num_layers;
+  places_.assign(places.begin(), places.end());
+  for (uint32_t layer = 0; places.empty() && layer < num_layers; ++layer) places_.push_back({0, layer});
+  if (places_.size() != num_layers) {
+    return invalid("the engine has " + std::to_string(num_layers) + " layers, got " + std::to_string(places_.size()));
+  }
+  for (const LayerPlace& place : places_) {
+    if (place.table >= num_layers || place.part >= num_layers) return invalid("a layer has no place in the cache");
+    num_tables_ = std::max(num_tables_, place.table + 1);
+    num_parts_ = std::max(num_parts_, place.part + 1);
+  }
   return {};
 }
 
@@ -146,7 +162,7 @@ Error Engine::set_tactics(std::span<const uint8_t> tactics) {
 }
 
 Error Engine::check_block(uint32_t block, size_t num_bytes) const {
-  const size_t expected = size_t{2} * file_.header().num_layers * cache_shape_.block_bytes();
+  const size_t expected = size_t{2} * num_parts_ * cache_shape_.block_bytes();
   if (block >= num_blocks_ || num_bytes != expected) {
     return invalid("block " + std::to_string(block) + " of " + std::to_string(num_blocks_) + " has " +
                    std::to_string(expected) + " bytes, not " + std::to_string(num_bytes));
@@ -199,7 +215,7 @@ Error Engine::load_adapter(uint32_t slot, std::span<const AdapterPartRecord> par
 }
 
 Error Engine::step(const StepRecord& step) {
-  if (Error error = check_step(step, file_.header(), num_blocks_, num_states_)) return error;
+  if (Error error = check_step(step, file_.header(), {num_blocks_, num_states_, num_tables_})) return error;
   if (output_width_ != file_.header().vocab_size && step.num_samples + step.num_scores > 0) {
     return invalid("a step wants tokens of an engine that pools");
   }
@@ -231,11 +247,14 @@ void Engine::prepare(const StepRecord& step) {
     const int32_t* blocks = step.block_ids + chunk.first_block;
     for (uint32_t i = 0; i < chunk.num_tokens; ++i) {
       const uint32_t position = chunk.start + i;
-      const auto block = static_cast<uint32_t>(blocks[position / h.block_size]);
       positions_[chunk.first_token + i] = static_cast<int32_t>(position);
       const bool second = num_segments_ > 1 && chunk.second_segment > 0 && position >= chunk.second_segment;
       segments_[chunk.first_token + i] = second ? 1 : 0;
-      slots_[chunk.first_token + i] = static_cast<int32_t>(block * h.block_size + position % h.block_size);
+      for (uint32_t table = 0; table < num_tables_; ++table) {
+        const auto block = static_cast<uint32_t>(blocks[table * chunk.num_blocks + position / h.block_size]);
+        const uint32_t row = block * h.block_size + position % h.block_size;
+        slots_[size_t{table} * h.max_num_tokens + chunk.first_token + i] = static_cast<int32_t>(row);
+      }
     }
     for (uint32_t head = 0; head < most_kv_heads_; ++head) {
       for (uint32_t row = 0; row < chunk.num_tokens; row += kAttentionRows) {

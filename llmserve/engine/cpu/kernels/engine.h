@@ -26,6 +26,12 @@ struct AttentionTask {
   uint32_t row_end;
 };
 
+// Where a layer's keys and values are: in blocks of which table of a sequence, and in which part of each.
+struct LayerPlace {
+  uint32_t table;
+  uint32_t part;
+};
+
 // Rows [begin, begin + count) of those of experts (RowsOf::kChosen) belong to one.
 struct ExpertRows {
   uint32_t expert;
@@ -43,9 +49,10 @@ struct Dispatch {
 
 class Engine {
  public:
-  // `num_states`: slots for states of sequences; of a network that has none, any number.
+  // `num_states`: slots for states of sequences; of a network that has none, any number. `places`: of every layer; none:
+  // a block has a part for each, and a sequence one table.
   Error open(const std::string& path, const KernelTable& kernels, uint32_t num_blocks, uint32_t num_states,
-             unsigned num_threads);
+             std::span<const LayerPlace> places, unsigned num_threads);
   Error step(const StepRecord& step);
 
   // One per operation and row bucket; entries of other operations than linear layers are ignored.
@@ -67,6 +74,7 @@ class Engine {
 
   Error allocate();
   Error allocate_states();
+  Error place_layers(std::span<const LayerPlace> places);
   Error check_block(uint32_t block, size_t num_bytes) const;
   Error check_state(uint32_t state, size_t num_bytes) const;
   void choose_default_tactics();
@@ -85,7 +93,10 @@ class Engine {
   CacheShape cache_shape_ = {};  // of the largest layer
   std::vector<CacheShape> layer_shapes_;
   size_t most_kv_heads_ = 0;  // of a layer
-  Mapping cache_;  // [layer][keys, values] planes
+  std::vector<LayerPlace> places_;  // of each layer
+  uint32_t num_tables_ = 1;         // of each sequence
+  uint32_t num_parts_ = 0;          // of each block
+  Mapping cache_;  // [part][keys, values] planes
   size_t cache_plane_bytes_ = 0;
   uint32_t num_states_ = 0;
   size_t state_floats_ = 0;            // of a slot
@@ -105,7 +116,7 @@ class Engine {
   std::vector<uint8_t> tactics_;  // [op][row bucket]
   std::vector<int32_t> positions_;  // of each token of the step
   std::vector<int32_t> segments_;   // likewise
-  std::vector<int32_t> slots_;      // its row in the cache
+  std::vector<int32_t> slots_;      // [table][max_num_tokens], its row in the cache
   std::vector<AttentionTask> attention_tasks_;
   Dispatch dispatch_;
   std::unique_ptr<ThreadPool> threads_;

@@ -5,7 +5,7 @@
 namespace llmserve {
 
 std::byte* Executor::cache_plane(uint32_t layer, uint32_t values) const {
-  return engine_.cache_.data() + (size_t{2} * layer + values) * engine_.cache_plane_bytes_;
+  return engine_.cache_.data() + (size_t{2} * engine_.places_[layer].part + values) * engine_.cache_plane_bytes_;
 }
 
 void Executor::run() {
@@ -321,7 +321,7 @@ void Executor::cache_write(const OpRecord& op, size_t begin, size_t end) {
       .values = view<const float>(op.in[1], begin),
       .rope = view<const float>(op.in[2], begin),
       .rotary_dim = op.in[2].width,
-      .slots = engine_.slots_.data() + begin,
+      .slots = engine_.slots_.data() + size_t{engine_.places_[op.layer].table} * header_.max_num_tokens + begin,
       .num_rows = end - begin,
       .key_plane = cache_plane(op.layer, 0),
       .value_plane = cache_plane(op.layer, 1),
@@ -332,6 +332,7 @@ void Executor::attention(const OpRecord& op, TaskCounter& tasks) {
   const KernelTable& kernels = *engine_.kernels_;
   const auto kernel = engine_.cache_shape_.has_integers() ? kernels.attention_int8 : kernels.attention;
   const CacheShape& shape = engine_.layer_shapes_[op.layer];
+  const uint32_t table = engine_.places_[op.layer].table;
   tasks.for_pieces(engine_.attention_tasks_.size(), 1, [&](size_t index, size_t) {
     const AttentionTask& task = engine_.attention_tasks_[index];
     if (task.kv_head >= shape.num_kv_heads) return;
@@ -344,7 +345,7 @@ void Executor::attention(const OpRecord& op, TaskCounter& tasks) {
         .y = view<float>(op.out, chunk.first_token),
         .key_plane = cache_plane(op.layer, 0),
         .value_plane = cache_plane(op.layer, 1),
-        .block_ids = step_.block_ids + chunk.first_block,
+        .block_ids = step_.block_ids + chunk.first_block + size_t{table} * chunk.num_blocks,
         .num_heads = op.num_heads,
         .start = chunk.start,
         .window = op.window,

@@ -17,7 +17,7 @@ Error check_ids(const int32_t* ids, uint32_t count, uint32_t end, const char* wh
   return {};
 }
 
-Error check_chunks(const StepRecord& step, const FileHeader& header, uint32_t num_states) {
+Error check_chunks(const StepRecord& step, const FileHeader& header, const CacheLimits& limits) {
   uint64_t next = 0;
   for (uint32_t i = 0; i < step.num_chunks; ++i) {
     const ChunkRecord& chunk = step.chunks[i];
@@ -29,12 +29,12 @@ Error check_chunks(const StepRecord& step, const FileHeader& header, uint32_t nu
                      std::to_string(header.max_seq_len));
     }
     if (end > uint64_t{chunk.num_blocks} * header.block_size ||
-        uint64_t{chunk.first_block} + chunk.num_blocks > step.num_block_ids) {
+        chunk.first_block + uint64_t{chunk.num_blocks} * limits.num_tables > step.num_block_ids) {
       return invalid("a block table is too short for its sequence");
     }
     const uint32_t last_state = std::max({chunk.state_before, chunk.state_after, chunk.state_kept});
-    if (num_states > 0 && (last_state >= num_states || chunk.num_kept >= chunk.num_tokens)) {
-      return invalid("a state is outside of the " + std::to_string(num_states) + " that there are");
+    if (limits.num_states > 0 && (last_state >= limits.num_states || chunk.num_kept >= chunk.num_tokens)) {
+      return invalid("a state is outside of the " + std::to_string(limits.num_states) + " that there are");
     }
   }
   return next == step.num_tokens ? Error{} : invalid("chunks do not cover the tokens in order");
@@ -102,7 +102,7 @@ Error check_requests(const StepRecord& step, uint32_t vocab_size) {
   return check_ids(step.sample_ids, step.num_sample_ids, vocab_size, "token id of a sample request");
 }
 
-Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_blocks, uint32_t num_states) {
+Error check_step(const StepRecord& step, const FileHeader& header, const CacheLimits& limits) {
   if (step.num_tokens == 0 || step.num_tokens > header.max_num_tokens) {
     return invalid("a step of " + std::to_string(step.num_tokens) + " tokens; the engine takes 1 to " +
                    std::to_string(header.max_num_tokens));
@@ -117,10 +117,10 @@ Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_
   for (uint32_t i = 0; i < step.num_selected; ++i) {
     if (step.selected_rows[i] >= step.num_tokens) return invalid("a selected row is outside of the step");
   }
-  if (Error error = check_chunks(step, header, num_states)) return error;
+  if (Error error = check_chunks(step, header, limits)) return error;
   if (Error error = check_requests(step, header.vocab_size)) return error;
   if (Error error = check_ids(step.token_ids, step.num_tokens, header.vocab_size, "token id")) return error;
-  return check_ids(step.block_ids, step.num_block_ids, num_blocks, "block");
+  return check_ids(step.block_ids, step.num_block_ids, limits.num_blocks, "block");
 }
 
 }  // namespace llmserve

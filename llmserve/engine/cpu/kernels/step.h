@@ -14,8 +14,8 @@ struct ChunkRecord {
   uint32_t first_token;  // index into token_ids
   uint32_t num_tokens;
   uint32_t start;        // position of the first token
-  uint32_t first_block;  // index into block_ids
-  uint32_t num_blocks;
+  uint32_t first_block;  // index into block_ids, where the sequence's tables lie one after the other
+  uint32_t num_blocks;   // of each table
   uint32_t state_before;  // slot of the state that the sequence has before its first token here; of no one at its start
   uint32_t state_after;   // and after its last: perhaps the same slot
   uint32_t state_kept;    // a third, or the first, for the state after `num_kept` of its tokens, fewer than all
@@ -93,7 +93,13 @@ static_assert(sizeof(StepRecord) == 176);
 // Whether what the step wants of its logits stays inside the step.
 Error check_requests(const StepRecord& step, uint32_t vocab_size);
 
+struct CacheLimits {
+  uint32_t num_blocks;
+  uint32_t num_states;
+  uint32_t num_tables;  // of a sequence
+};
+
 // Whether the step stays inside the engine's limits and memory.
-Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_blocks, uint32_t num_states);
+Error check_step(const StepRecord& step, const FileHeader& header, const CacheLimits& limits);
 
 }  // namespace llmserve

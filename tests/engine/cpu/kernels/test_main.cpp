@@ -305,7 +305,7 @@ void write(const std::string& path, const std::vector<char>& bytes, size_t count
 // Opens a file that may be damaged; when it is accepted all the same, a step over it must be safe too.
 bool open_and_run(const std::string& path, const KernelTable& kernels, unsigned threads) {
   Engine engine;
-  if (engine.open(path, kernels, 8, 4, threads)) return false;
+  if (engine.open(path, kernels, 8, 4, {}, threads)) return false;
   return !run_step(engine);
 }
 

@@ -115,7 +115,7 @@ int run(char** arguments) {
   int status = 0;
   const auto number = [](const char* digits) { return static_cast<uint32_t>(std::strtoul(digits, nullptr, 10)); };
   Engine* engine = llmserve_open(arguments[1], arguments[2], number(arguments[3]), number(arguments[6]),
-                                 number(arguments[4]), &status, text, sizeof(text));
+                                 number(arguments[4]), nullptr, 0, &status, text, sizeof(text));
   reply(status, text);
   std::fflush(stdout);
   std::map<uint32_t, Matrices> adapters;

@@ -1,0 +1,84 @@
+"""Which layers of a CPU engine share a block, and which table of a sequence it stands in (`scheduler/windows.py`).
+
+Blocks are equally large. Where layers have windows, a block has `num_parts` of them: those that read everything, or as
+many of those with a window, which have tables of their own. A layer with a window may stand among the first kind, too:
+that is never wrong, and may leave fewer parts of blocks empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmserve.engine.cpu.layout import EngineHeader, read_ops
+from llmserve.engine.cpu.op_codes import OpCode
+from llmserve.scheduler.settings import NO_WINDOWS, WindowedLayers
+
+MAX_TABLES = 16  # for layers with a window: each is copied in every step
+MOST_FILLED_UP = 9 / 8  # of a cache without windows is what a short sequence may take
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """`places`: table and part of each layer; none: all have one table, and each a part."""
+
+    block_bytes: int
+    places: Sequence[tuple[int, int]] = ()
+    windowed_layers: WindowedLayers = NO_WINDOWS
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    num_whole: int  # layers that read everything, or stand among them; as many parts has a block
+    windowed: WindowedLayers
+
+    def num_parts_for(self, num_tokens: int, block_size: int) -> int:
+        """Parts of blocks that a sequence of so many tokens takes."""
+        num_blocks = -(-num_tokens // block_size) + self.windowed.num_blocks_for(num_tokens, block_size)
+        return self.num_whole * num_blocks
+
+
+def cache_layout(path: Path, header: EngineHeader, *, keeps_all: bool = False) -> CacheLayout:
+    """The one that takes least memory for the longest sequence. `keeps_all`: windows are no reason to give blocks back.
+
+    Nothing of a network without windows depends on it.
+    """
+    windows = {} if keeps_all or header.needs_whole else read_windows(path, header.max_seq_len)
+    split = best_split(sorted(windows.values()), header.max_seq_len, header.block_size)
+    if split is None:
+        return CacheLayout(header.kv_bytes_per_block)
+    layer_bytes, found = header.kv_bytes_per_block // header.num_layers, [(0, 0)] * header.num_layers
+    for place, layer in enumerate(sorted(windows, key=lambda layer: (-windows[layer], layer))):
+        found[layer] = divmod(place, split.num_whole)
+    return CacheLayout(split.num_whole * layer_bytes, tuple(found), split.windowed)
+
+
+def read_windows(path: Path, max_seq_len: int) -> Mapping[int, int]:
+    """Of each layer that has a cache: the positions that it reads back. Several operations may read one cache."""
+    windows: dict[int, int] = {}
+    for op in read_ops(path):
+        if op["kind"] == OpCode.ATTENTION:
+            layer, window = int(op["layer"]), min(int(op["window"]) or max_seq_len, max_seq_len)
+            windows[layer] = max(window, windows.get(layer, 0))
+    return windows
+
+
+def best_split(windows: Sequence[int], max_seq_len: int, block_size: int) -> _Split | None:
+    """Of layers with these windows, in ascending order. None: it is best if all share one table."""
+    num_now = len(windows) * -(-max_seq_len // block_size)
+    splits = (
+        split
+        for split in _splits(windows, max_seq_len)
+        if (1 + split.windowed.num_tables) * split.num_whole <= MOST_FILLED_UP * len(windows)
+        and split.num_parts_for(max_seq_len, block_size) < num_now
+    )
+    return min(splits, key=lambda split: split.num_parts_for(max_seq_len, block_size), default=None)
+
+
+def _splits(windows: Sequence[int], max_seq_len: int) -> Iterator[_Split]:
+    for num_windowed in range(1, len(windows)):
+        num_whole, window = len(windows) - num_windowed, windows[num_windowed - 1]
+        num_tables = -(-num_windowed // num_whole)
+        if window < max_seq_len and num_tables <= MAX_TABLES:
+            yield _Split(num_whole, WindowedLayers(window, num_tables))
