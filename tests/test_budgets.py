@@ -16,7 +16,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/*.py": 1_386,
     "llmserve/backends": 7_128,
     "llmserve/benchmark": 1_383,
-    "llmserve/builder": 8_806,
+    "llmserve/builder": 8_835,
     "llmserve/checkpoint": 6_957,
     "llmserve/cli": 7_490,
     "llmserve/cluster": 1_506,

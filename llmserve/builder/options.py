@@ -127,6 +127,10 @@ class BuildOptions:
         """Of keys and values; `auto`: what a target takes if none was asked for, by default `floats`."""
         return (auto or self.floats) if self.kv_cache_dtype == AUTO else CACHES[self.kv_cache_dtype]
 
+    def in_whole_blocks(self, num_tokens: int) -> int:
+        """As many tokens or a few more: all of their KV blocks are full."""
+        return -(-num_tokens // self.tokens_per_block) * self.tokens_per_block
+
     def problems(self) -> list[str]:
         """Everything that is wrong with these values, in words; empty when they are valid."""
         found = value_problems(self, advice)

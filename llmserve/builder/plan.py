@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ class BuildPlan:
     engine_bytes: int
     cache_dtype: str  # what keys and values are kept in
     kv_bytes_per_token: int
+    sequence_bytes: Mapping[int, int]  # length of a sequence -> its KV cache
     weight_bytes_per_step: int  # what one decode step of one sequence reads
     available_bytes: int  # memory that an engine may take here now
     read_bytes_per_s: float  # 0: not known, and then nothing is said of this machine
@@ -45,12 +46,8 @@ class BuildPlan:
     @property
     def sequences_that_fit(self) -> dict[int, int]:
         """Sequence length -> how many such sequences the KV cache holds at once."""
-        limit = self.options.max_seq_len
-        lengths = [*(length for length in SEQUENCE_LENGTHS if length < limit), limit]
-        if state_bytes := self.program.state_bytes:
-            sizes = {length: self._rounded_to_blocks(length) * self.kv_bytes_per_token for length in lengths}
-            return {length: max(0, int(self._free_bytes / (size + state_bytes))) for length, size in sizes.items()}
-        return {length: self.kv_pool_tokens // self._rounded_to_blocks(length) for length in lengths}
+        sizes = {length: size + self.program.state_bytes for length, size in self.sequence_bytes.items()}
+        return {length: max(0, int(self._free_bytes / size)) for length, size in sizes.items()}
 
     def tokens_per_s_bound(self, context: int) -> float:
         """Upper bound at batch 1: every step reads the weights and the cache of `context` tokens once."""
@@ -92,10 +89,6 @@ class BuildPlan:
         ]  # fmt: skip
         return rows[:-1] if self.program.pools else rows
 
-    def _rounded_to_blocks(self, length: int) -> int:
-        block = self.options.tokens_per_block
-        return -(-length // block) * block
-
 
 def _rate(per_s: float) -> str:
     """With decimals where they matter: a large network makes two tokens per second, or three."""
@@ -124,11 +117,18 @@ def plan_build(
             engine_bytes=build.engine_bytes,
             cache_dtype=build.target.cache_format(build.options).name,
             kv_bytes_per_token=build.target.kv_bytes_per_token(build.program, build.options),
+            sequence_bytes=_sequence_bytes(build),
             weight_bytes_per_step=build.engine_bytes - _looked_up_bytes(build) - _idle_expert_bytes(build),
             available_bytes=build.target.available_bytes(),
             read_bytes_per_s=(measure or build.target.read_bytes_per_s)(),
             notes=_notes(build),
         )
+
+
+def _sequence_bytes(build: ResolvedBuild) -> Mapping[int, int]:
+    limit = build.options.max_seq_len
+    lengths = [*(length for length in SEQUENCE_LENGTHS if length < limit), limit]
+    return {length: build.target.kv_bytes_of(build.program, build.options, length) for length in lengths}
 
 
 def _looked_up_bytes(build: ResolvedBuild) -> int:

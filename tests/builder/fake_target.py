@@ -49,6 +49,9 @@ class FakeTarget:
         cache = program.cache
         return options.floats.num_bytes(2 * cache.num_layers * cache.num_kv_heads * cache.head_dim)
 
+    def kv_bytes_of(self, program: Program, options: BuildOptions, num_tokens: int) -> int:
+        return options.in_whole_blocks(num_tokens) * self.kv_bytes_per_token(program, options)
+
     def available_bytes(self) -> int:
         return self.memory_bytes
 

@@ -20,6 +20,7 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.loss import MOST_TOKENS
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import plan_build
+from llmserve.engine.cpu.cache_layout import cache_layout
 from llmserve.engine.cpu.runner import CpuRunner, read_header
 from llmserve.engine.directory.artifact import CACHE_FILE, SELFTEST_FILE, EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
@@ -61,6 +62,19 @@ def test_the_plan_and_the_engine_say_how_large_a_state_is(tmp_path: Path, kind: 
     assert plan.sequences_that_fit[256] < plan.kv_pool_tokens // 256
     directory = build(tmp_path, kind)
     assert directory.manifest.device["state_bytes"] == read_header(directory.engine_file).state_bytes == size
+
+
+def test_the_plan_says_that_windows_take_less(tmp_path: Path) -> None:
+    """Two of three layers read 16 tokens. Room is counted as the engine divides it."""
+    checkpoint, options = make_checkpoint(tmp_path / "windows", "cohere2"), replace(OPTIONS, max_seq_len=192)
+    plan = plan_build(checkpoint, options, measure=lambda: 1e9)
+    build_engine(checkpoint, tmp_path / "engine", options)
+    directory = EngineDirectory.open(tmp_path / "engine")
+    header = read_header(directory.engine_file)
+    layout = cache_layout(directory.engine_file, header)
+    num_blocks = -(-192 // header.block_size) + layout.windowed_layers.num_blocks_for(192, header.block_size)
+    assert plan.sequence_bytes == {192: num_blocks * layout.block_bytes}
+    assert plan.sequence_bytes[192] < 192 * plan.kv_bytes_per_token
 
 
 @pytest.mark.parametrize("kind", ["baichuan2-7b", "baichuan2-13b", "llama-tied", "qwen3", *MIXTURES])

@@ -117,6 +117,10 @@ class Target(Protocol):
         """Of all layers together, for the plan."""
         ...
 
+    def kv_bytes_of(self, program: Program, options: BuildOptions, num_tokens: int) -> int:
+        """Of a sequence of so many tokens, in whole blocks, for the plan."""
+        ...
+
     def available_bytes(self) -> int:
         """Memory that an engine could have here now, for the plan; 0 where that cannot be said."""
         ...

@@ -7,7 +7,7 @@ that is never wrong, and may leave fewer parts of blocks empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,12 +55,16 @@ def cache_layout(path: Path, header: EngineHeader, *, keeps_all: bool = False) -
 
 
 def read_windows(path: Path, max_seq_len: int) -> Mapping[int, int]:
-    """Of each layer that has a cache: the positions that it reads back. Several operations may read one cache."""
+    """Of each layer that has a cache: the positions that it reads back."""
+    reads = (op for op in read_ops(path) if op["kind"] == OpCode.ATTENTION)
+    return longest_windows(((op["layer"], op["window"]) for op in reads), max_seq_len)
+
+
+def longest_windows(reads: Iterable[tuple[int, int]], max_seq_len: int) -> Mapping[int, int]:
+    """From layer and window (0: none) of each operation that reads a cache. Several may read one."""
     windows: dict[int, int] = {}
-    for op in read_ops(path):
-        if op["kind"] == OpCode.ATTENTION:
-            layer, window = int(op["layer"]), min(int(op["window"]) or max_seq_len, max_seq_len)
-            windows[layer] = max(window, windows.get(layer, 0))
+    for layer, window in reads:
+        windows[int(layer)] = max(windows.get(int(layer), 0), min(int(window) or max_seq_len, max_seq_len))
     return windows
 
 

@@ -88,6 +88,9 @@ class CudaTarget:
         head = CacheHead(options.cache().name, block_size, cache.head_dim)
         return -(-cache.num_layers * cache.num_kv_heads * (head.key_bytes + head.value_bytes) // block_size)
 
+    def kv_bytes_of(self, program: Program, options: BuildOptions, num_tokens: int) -> int:
+        return options.in_whole_blocks(num_tokens) * self.kv_bytes_per_token(program, options)
+
     def available_bytes(self) -> int:
         return 0  # the GPU may be in another machine
 
