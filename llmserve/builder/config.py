@@ -23,7 +23,12 @@ def engine_config(
     network = network_config(spec, options, tp_size=tp_size, pp_size=pp_size)
     return {
         "version": __version__,
-        "pretrained_config": {**network, **_computation(program, options), **_pooled(spec, program)},
+        "pretrained_config": {
+            **network,
+            **_computation(program, options),
+            **_pooled(spec, program),
+            **_hidden(program),
+        },
         "build_config": {
             "max_batch_size": options.max_batch_size,
             "max_num_tokens": options.max_num_tokens,
@@ -38,6 +43,10 @@ def engine_config(
             },
         },
     }
+
+
+def _hidden(program: Program) -> dict[str, Any]:
+    return {"hidden_width": program.hidden_width} if program.hidden_width else {}
 
 
 def network_config(spec: DecoderSpec, options: BuildOptions, *, tp_size: int, pp_size: int) -> dict[str, Any]:

@@ -63,6 +63,13 @@ class BuildOptions:
             is_path=True,
         ),
     )
+    drafting_layer: bool = option(
+        False,
+        Flag(
+            "The checkpoint's layer for drafts (mtp.*) in place of its network: an engine for serve --draft-engine",
+            leaves_a_trace=False,  # the network does
+        ),
+    )
     kv_cache_dtype: str = option(  # int8: with scales per token and head
         AUTO, Flag("KV cache (auto: as dtype; on the cpu target int8 where weights are quantized)", KV_CACHE_DTYPES)
     )
@@ -150,6 +157,10 @@ class BuildOptions:
                 not self.calibration_data or bool(self.quantization),
                 "calibration_data has no effect without quantization; leave it out, or give quantization "
                 f"{' or '.join(ROUNDED)}",
+            ),
+            (
+                not self.calibration_data or not self.drafting_layer,
+                "calibration_data is a text, and drafting_layer reads what another network makes of one; leave one out",
             ),
         ]
         found += [text for holds, text in rules if not holds]

@@ -52,6 +52,7 @@ class Run:
     rounds: bool = True
     exact_weights: bool = False
     second_segment: int = 0  # position from which on tokens belong to a second text; 0: there is one
+    hidden: Matrix | None = None  # rows of another network, one for each token, where this one reads them
 
 
 class ReferenceModel:
@@ -251,6 +252,9 @@ class ReferenceModel:
             q, *kept = inputs
             dtype = FLOATS[self._cache.name].values
             inputs = (q, *(x.astype(dtype).astype(np.float32) for x in kept))
+        if op.kind is OpKind.WITH_HIDDEN:
+            assert run.hidden is not None, "the network reads hidden rows"
+            return np.concatenate((*inputs, run.hidden), axis=1)
         if op.kind in POSITIONAL:
             return weights[0][POSITIONAL[op.kind](op, len(run.token_ids), run.second_segment, weights[0])]
         y: Matrix = OPERATIONS[op.kind](op, *inputs, *weights)

@@ -27,10 +27,10 @@ from llmserve.builder.targets.registry import TARGETS
 from llmserve.checkpoint.plan import WeightPlan, named_as_stored, plan_weights
 from llmserve.checkpoint.reader import Checkpoint, read_config
 from llmserve.checkpoint.sentence_transformers import read_pooling
-from llmserve.errors import CheckpointError, RecipeError, raise_problems
+from llmserve.errors import CheckpointError, RecipeError, Unsupported, raise_problems
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.number_formats import ROUNDED
-from llmserve.models.registry import architecture_for
+from llmserve.models.registry import AnyArchitecture, architecture_for
 from llmserve.models.spec import DecoderSpec, HfConfig, Param, Pooling
 from llmserve.stages.tokenizer_code import TokenizerCode, find_tokenizer_code
 
@@ -79,7 +79,7 @@ class ResolvedBuild:
     @property
     def passage(self) -> Ids:
         """What the loss of rounding weights is measured on; nothing where none are, or no tokenizer is there."""
-        is_measured = self.options.quantization and not self.program.pools
+        is_measured = self.options.quantization and not (self.program.pools or self.program.hidden_width)
         return passage_ids(self.encoder, self.options.max_seq_len) if is_measured else ()
 
     @property
@@ -125,7 +125,7 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     Raise `Unsupported` for an unknown architecture or config value; `CheckpointError` when the tensors are wrong;
     `RecipeError` when only the options are, or the calibration data. The message lists every problem found.
     """
-    architecture = architecture_for(checkpoint.config)
+    architecture = _architecture(checkpoint.config, options)
     spec, (program, params, options), target, problems = _network(
         checkpoint.config, options, target, partial(read_pooling, checkpoint)
     )
@@ -177,7 +177,7 @@ def _network(
     pooling_of: Callable[[Pooling | None], Pooling | None] = lambda usual: usual,
 ) -> tuple[DecoderSpec, Network, Target | None, list[str]]:
     """And all that is wrong; the target is known where nothing is that comes before it."""
-    architecture = architecture_for(config)
+    architecture = _architecture(config, options)
     spec = architecture.from_hf(config)
     spec = replace(spec, pooling=pooling_of(spec.pooling))
     problems = options.problems() + _length_problems(spec, options)
@@ -192,6 +192,18 @@ def _network(
         if options.calibration_data and not target.rounds_activations:
             problems.append(f"calibration_data has no effect on the {target.name} target; leave it out")
     return spec, Network(program, params, options), target, problems
+
+
+def _architecture(config: HfConfig, options: BuildOptions) -> AnyArchitecture:
+    """Of the network, or of its layer for drafts."""
+    architecture = architecture_for(config)
+    if not options.drafting_layer:
+        return architecture
+    if architecture.drafter is None:
+        raise Unsupported(
+            f"{architecture.names[0]} has no layer for drafts that is supported; leave out drafting_layer"
+        )
+    return architecture.drafter
 
 
 def _quantized(

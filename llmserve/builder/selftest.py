@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -12,7 +13,7 @@ from llmserve.builder.options import BuildOptions
 from llmserve.builder.reference import ReferenceModel, Run
 from llmserve.builder.targets.base import CompileJob
 from llmserve.engine.directory.manifest import Loss
-from llmserve.engine.directory.selftest import SelfTest
+from llmserve.engine.directory.selftest import SelfTest, hidden_rows
 from llmserve.models.graph import OpKind
 from llmserve.models.number_formats import NumberFormat
 
@@ -42,11 +43,12 @@ def make_selftest(job: CompileJob, *, cache: NumberFormat, passage: Prompt = ())
     reference = ReferenceModel(
         job.program, job.weight, quantized=job.quantized, cache=cache, each=job.each, advance=count
     )
-    runs = [Run(prompt) for prompt in prompts]
+    hidden = [hidden_rows(len(prompt), job.program.hidden_width) for prompt in prompts]
+    runs = [Run(prompt, hidden=rows) for prompt, rows in zip(prompts, hidden, strict=True)]
     tolerance = options.floats.tolerance
     chooses = any(op.kind is OpKind.ROUTE for op in job.program.ops)  # which a last bit can change
     if cache.is_rounded or options.weights.activations.is_rounded or chooses:
-        runs += [Run(prompt, rounds=False) for prompt in prompts]
+        runs += [replace(run, rounds=False) for run in runs]
     if passage:
         runs += [Run(passage), Run(passage, rounds=False, exact_weights=True)]
     logits = reference.logits_of(runs)

@@ -163,13 +163,14 @@ command = DataclassCommand(  # the last base's flags come first
 
 
 def default_output_dir(checkpoint: Path, options: BuildOptions) -> Path:
-    """engines/<checkpoint>-<dtype>[-<quantization>][-calibrated][-kvint8][-<what the target adds>]"""
+    """engines/<checkpoint>-<dtype>[-<quantization>][-drafting][-calibrated][-kvint8][-<what the target adds>]"""
     short = options.floats.short if options.dtype in FLOATS else options.dtype
     cache = "" if options.kv_cache_dtype == AUTO else f"kv{options.kv_cache_dtype}"
     parts = (
         checkpoint.resolve().name.removesuffix(".gguf"),
         short,
         options.quantization,
+        "drafting" if options.drafting_layer else "",
         options.adapter.resolve().name if options.adapter else "",
         "calibrated" if options.calibration_data else "",
         cache,

@@ -77,7 +77,8 @@ def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
     build_time = BuildTime.load(directory.path)
     rows = [
         ("engine", f"{info.name}, {size / 2**20:,.1f} MiB"),
-        ("architecture", f"{info.architecture}, {model['num_hidden_layers']} layers of {model['hidden_size']}"),
+        ("architecture", f"{info.architecture}, {model['num_hidden_layers']} layers of {model['hidden_size']}"
+                         f"{', which drafts' if directory.hidden_width else ''}"),
         ("target", f"{info.target}, {info.dtype}"),
         ("device", _plain(manifest.device)),
         ("limits", f"{info.max_batch_size} sequences and {info.max_num_tokens:,} tokens a step, "

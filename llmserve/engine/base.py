@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from llmserve.core import Allowance, GenerateRequest, Logits, Tenant, TokenEvent
-from llmserve.scheduler.plan import ChunkScores, StepPlan
+from llmserve.scheduler.plan import ChunkScores, HiddenRows, StepPlan
 from llmserve.scheduler.settings import NO_WINDOWS, SchedulerConfig, SchedulerSettings, WindowedLayers
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class RunnerInfo:
     pinned_bytes: int = 0  # and of the host, that it copies from and to
     output_width: int = 0  # of what it makes of whole sequences; 0: it chooses tokens
     needs_whole: bool = False  # all tokens of a sequence must be in one step
+    hidden_width: int = 0  # of a hidden row, which it reads beside each token (`StepPlan.hidden`)
     windowed_layers: WindowedLayers = NO_WINDOWS  # whose blocks have tables of their own
 
     @property
@@ -77,6 +78,7 @@ class StepResult:
     tokens: Sequence[int]
     log_probs: Sequence[float]  # 0.0 where it is not asked for
     scores: Mapping[int, ChunkScores] = field(default_factory=dict)  # chunk index -> what else it asked for
+    hidden: HiddenRows | None = None  # of all tokens of the step, where the runner hands them out
 
     @property
     def logits(self) -> Mapping[int, Logits]:

@@ -1,15 +1,16 @@
-"""A smaller engine that drafts tokens for a larger one (`scheduler/drafts/model.py`): which fits, and its steps."""
+"""An engine that drafts tokens for another one (`scheduler/drafts/model.py`): a smaller network, or the layer that the
+larger one has for it. Which fits, and its steps."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from llmserve.engine.base import Runner, RunnerInfo
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.vocabulary import tokenizer_digests
 from llmserve.errors import InvalidArgument, raise_problems
-from llmserve.scheduler.drafts.model import DraftModel, TokenIds
+from llmserve.scheduler.drafts.model import DraftModel, Drawn, TokenIds
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.settings import SchedulerSettings
 
@@ -26,8 +27,9 @@ class DraftEngine:
         cost = runner.info.weight_bytes / max(1, beside.weight_bytes)  # reading them limits a step of few rows
         token_ids = TokenIds(runner.info.vocab_size, beside.vocab_size)
         self.model = DraftModel(
-            runner.info.scheduler_config(SchedulerSettings()), self._step, token_ids, prior_cost=cost
-        )
+            runner.info.scheduler_config(SchedulerSettings()), self._step, token_ids, prior_cost=cost,
+            reads_hidden=runner.info.hidden_width > 0,
+        )  # fmt: skip
 
     @property
     def promised_bytes(self) -> int:
@@ -38,11 +40,12 @@ class DraftEngine:
     def close(self) -> None:
         self._runner.close()
 
-    def _step(self, plan: StepPlan) -> Sequence[int] | None:
+    def _step(self, plan: StepPlan) -> Drawn | None:
         if self._has_failed:
             return None
         try:
-            return self._runner.step(plan).tokens
+            result = self._runner.step(plan)
+            return Drawn(result.tokens, result.hidden)
         except Exception:  # the border: whatever failed, answers go on without drafts
             logger.exception("the draft engine failed; nothing is drafted with it any more")
             self._has_failed = True
@@ -59,6 +62,14 @@ def check_draft_engine(draft: EngineDirectory, directory: EngineDirectory) -> No
 def _problems(draft: EngineDirectory, directory: EngineDirectory) -> Iterator[str]:
     if draft.info().pooling:
         yield "it makes no tokens"
+    if width := draft.hidden_width:
+        wanted = draft.info().architecture, width
+        found = directory.info().architecture, directory.config["pretrained_config"].get("hidden_size")
+        if directory.hidden_width or wanted != found:
+            yield (
+                f"it is the layer for drafts of a {wanted[0]} with rows of {wanted[1]} numbers, and the engine is a "
+                f"{found[0]} with rows of {found[1]}"
+            )
     sizes = draft.info().vocab_size, directory.info().vocab_size
     theirs, ours = tokenizer_digests(draft), tokenizer_digests(directory)
     names = theirs.keys() & ours.keys()

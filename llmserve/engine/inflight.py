@@ -315,9 +315,10 @@ class InflightEngine:
         if self._keeper is not None:
             self._keeper.keep()
         started = time.perf_counter()
-        done = DoneStep(self._runner.step(plan))
+        result = self._runner.step(plan)
         self._scheduler.speculator.observe(plan, time.perf_counter() - started)
-        return BegunStep(plan, done)
+        self._scheduler.speculator.keep(plan, result.hidden, self._scheduler.running)
+        return BegunStep(plan, DoneStep(result))
 
     def _finish(self, step: BegunStep) -> list[Update]:
         """Where the runner can, the next step begins before this one's tokens are waited for."""

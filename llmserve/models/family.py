@@ -161,6 +161,12 @@ def params(spec: FamilySpec) -> list[Param]:
 
 
 def forward(g: Graph, spec: FamilySpec) -> None:
+    layers_and_head(g, spec, g.embed("embed", spec.hidden_size, scale=spec.embed_scale))
+
+
+def layers_and_head(g: Graph, spec: FamilySpec, x: Value) -> None:
+    """All that becomes of `x`, which the first layer reads."""
+
     def norm(x: Value, name: str, module: str) -> Value:
         if not module:
             return x
@@ -169,7 +175,6 @@ def forward(g: Graph, spec: FamilySpec) -> None:
         return blocks.norm(g, spec, x, name, offset=spec.norm_offset)
 
     norms = spec.norms
-    x = g.embed("embed", spec.hidden_size, scale=spec.embed_scale)
     for layer in range(spec.num_layers):
         name, normed = f"layers.{layer}", x
         if spec.has_attention(layer):

@@ -48,6 +48,10 @@ class Graph:
     def embed_segment(self, weight: str, width: int) -> Value:
         return self._record(OpKind.EMBED_SEGMENT, (), width, (weight,))
 
+    def with_hidden(self, x: Value, hidden: int) -> Value:
+        """x, and beside it the token's hidden row, `hidden` wide, which comes with the step: of another network."""
+        return self._record(OpKind.WITH_HIDDEN, (x,), x.width + hidden, hidden=hidden)
+
     def rms_norm(
         self,
         x: Value,

@@ -22,6 +22,7 @@ class OpKind(Enum):
     EMBED = "embed"  # (); [V,H]; scale?, rows?: y[t] = scale * weight[token_ids[t]]; see Graph.embed
     EMBED_POSITION = "embed_position"  # (); [P,H]; begin: y[t] = weight[begin + position of t]
     EMBED_SEGMENT = "embed_segment"  # (); [S,H]; y[t] = weight[0], or of a second text's tokens weight[1] where it is
+    WITH_HIDDEN = "with_hidden"  # x; ; hidden: y[t] = x[t], and beside it as many numbers that the step has for t
     RMS_NORM = "rms_norm"  # x; [N]?; eps, groups, offset?, own_weights?; see Graph.rms_norm
     LAYER_NORM = "layer_norm"  # x; [N], optional bias [N]; see Graph.layer_norm
     LINEAR = "linear"  # x; [N,K], optional bias [N]; y = x @ weight.T + bias
@@ -149,6 +150,11 @@ class Program:
     def output_width(self) -> int:
         """Numbers of each row that comes out."""
         return self.ops[-1].width
+
+    @property
+    def hidden_width(self) -> int:
+        """Of what it reads of each token beside its number: a row that another network's head reads. 0: nothing."""
+        return sum(int(op.number("hidden")) for op in self.ops if op.kind is OpKind.WITH_HIDDEN)
 
     @property
     def pools(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmserve.models import qwen3_5_text, qwen3_next
+from llmserve.models.mtp import with_drafter
 from llmserve.models.multimodal import language_model
 
 OTHERS = (r"model\.visual\..*", *qwen3_next.OTHERS)
@@ -13,10 +14,13 @@ def published(name: str) -> str:
     return name.replace("model.", "model.language_model.", 1)
 
 
-ARCHITECTURE = language_model(
-    "Qwen3_5ForConditionalGeneration",
-    "qwen3_5",
-    {"qwen3_5_text": qwen3_5_text.from_hf},
-    others=OTHERS,
-    published=published,
+ARCHITECTURE = with_drafter(
+    language_model(
+        "Qwen3_5ForConditionalGeneration",
+        "qwen3_5",
+        {"qwen3_5_text": qwen3_5_text.from_hf},
+        others=OTHERS,
+        published=published,
+    ),
+    published,
 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from llmserve.models import qwen3_next
 from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, family
+from llmserve.models.mtp import with_drafter
 from llmserve.models.qwen3_5_text import text_config
 from llmserve.models.spec import HfConfig
 
@@ -24,4 +25,4 @@ def from_hf(config: HfConfig) -> FamilySpec:
     return replace(spec, mixture=mixture)
 
 
-ARCHITECTURE = family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", from_hf, ignored=qwen3_next.OTHERS)
+ARCHITECTURE = with_drafter(family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", from_hf, ignored=qwen3_next.OTHERS))

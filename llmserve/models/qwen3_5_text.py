@@ -8,6 +8,7 @@ from typing import Any
 from llmserve.models import qwen3_next
 from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, family
+from llmserve.models.mtp import with_drafter
 from llmserve.models.spec import HfConfig
 
 ROPE_KEYS = ("rope_parameters", "rope_scaling")
@@ -30,4 +31,4 @@ def text_config(config: HfConfig) -> Mapping[str, Any]:
     return found
 
 
-ARCHITECTURE = family("Qwen3_5ForCausalLM", "qwen3_5_text", from_hf, ignored=qwen3_next.OTHERS)
+ARCHITECTURE = with_drafter(family("Qwen3_5ForCausalLM", "qwen3_5_text", from_hf, ignored=qwen3_next.OTHERS))

@@ -13,6 +13,7 @@ from llmserve.models.config import ConfigReader
 from llmserve.models.delta_net import read_delta_net, read_stateful_layers
 from llmserve.models.experts import Mixture, read_dense_layers, read_mixture
 from llmserve.models.family import FamilySpec, HeadNorm, family, read_family
+from llmserve.models.mtp import with_drafter
 from llmserve.models.spec import HfConfig
 
 DEFAULTS = delta_net.DEFAULTS | {"head_dim": 256, "partial_rotary_factor": 0.25}  # transformers'
@@ -60,4 +61,4 @@ def read_experts(reader: ConfigReader, **own: Any) -> Mixture:
     )
 
 
-ARCHITECTURE = family("Qwen3NextForCausalLM", "qwen3_next", from_hf, ignored=OTHERS)
+ARCHITECTURE = with_drafter(family("Qwen3NextForCausalLM", "qwen3_next", from_hf, ignored=OTHERS))

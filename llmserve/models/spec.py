@@ -225,6 +225,7 @@ class Architecture(Generic[Spec]):
     forward: Callable[[Graph, Spec], None]
     ignored: tuple[str, ...] = ()  # regular expressions of checkpoint tensors that are known and not wanted
     prefix: str = "model."  # of tensors, which checkpoints of the network without its head are without
+    drafter: Architecture[Spec] | None = None  # the network of the same checkpoint that drafts tokens for it
 
     def program(self, spec: Spec) -> Program:
         """`forward`, traced."""

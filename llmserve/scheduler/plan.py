@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from llmserve.core import Logits, SamplingParams, TopTokens
 from llmserve.errors import Unsupported, raise_problems
 
+# [tokens, width]: what a network's head reads of each, or would. `Logits` are such rows of numbers, too.
+HiddenRows: TypeAlias = Logits
 UNSEEN = -1  # the last token of a chunk: the step before chooses it, and nobody has seen it yet
 
 
@@ -175,6 +178,7 @@ NO_SCORES = ChunkScores()
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     chunks: tuple[Chunk, ...]
+    hidden: HiddenRows | None = None  # of another network, for all tokens in order, where this one reads them
 
     @property
     def num_tokens(self) -> int:

@@ -15,7 +15,7 @@ once; its tokens have to be worth its own steps, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 
 from llmserve.core import TokenEvent
@@ -26,7 +26,7 @@ from llmserve.scheduler.drafts.grammar import GrammarDrafter
 from llmserve.scheduler.drafts.lookup import LookupDrafter
 from llmserve.scheduler.drafts.model import DraftModel, ModelDrafter, Wish
 from llmserve.scheduler.outline import Outline
-from llmserve.scheduler.plan import Chunk, ChunkScores, StepPlan
+from llmserve.scheduler.plan import Chunk, ChunkScores, HiddenRows, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
 from llmserve.scheduler.states import StatePool
@@ -90,6 +90,11 @@ class Speculator:
         num_rows = plan.num_tokens
         if self._drafters and sum(max(1, chunk.num_again + chunk.num_samples) for chunk in plan.chunks) == num_rows:
             self._costs.observe(num_rows, seconds)
+
+    def keep(self, plan: StepPlan, hidden: HiddenRows | None, running: Mapping[int, Sequence]) -> None:
+        """The rows that a step has handed out, for a model that drafts with them. Before it is committed."""
+        if self.model is not None and hidden is not None:
+            self.model.keep(plan, hidden, running)
 
     def verify(
         self, sequence: Sequence, chunk: Chunk, drawn: Iterable[tuple[int, float]], scores: ChunkScores, now_ns: int

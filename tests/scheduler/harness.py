@@ -12,12 +12,13 @@ from llmserve.engine.base import PendingStep, Runner, RunnerInfo, StepResult
 from llmserve.engine.fake import FakeRunner, fake_prompt_log_prob, fold
 from llmserve.scheduler.blocks import hash_block
 from llmserve.scheduler.drafts.drafter import Speculation
-from llmserve.scheduler.drafts.model import DraftModel, TokenIds
+from llmserve.scheduler.drafts.model import DraftModel, Drawn, TokenIds
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.sequence import Sequence, sequences_for
 from llmserve.scheduler.settings import SchedulerConfig, SchedulerSettings
 from tests.engine.fake.pipelined import PipelinedFakeRunner
+from tests.scheduler.layers import check_known, fake_hidden
 from tests.scheduler.slots import Slots
 
 INFO = RunnerInfo(vocab_size=7, block_size=4, num_blocks=32, max_num_tokens=16, max_batch_size=4, max_seq_len=64)
@@ -72,11 +73,15 @@ class Bench:
             windowed_layers=info.windowed_layers,
         )
         self.scheduler = scheduler_class(config, clock=lambda: self.now, wall_clock_ns=lambda: int(self.now * 1e9) + 1)
+        self._hands_out = False
         if draft_runner is not None:
             draft_config = draft_runner.info.scheduler_config(SchedulerSettings())
             step = lambda plan: self._checked(draft_runner, plan)  # noqa: E731
+            self._hands_out = draft_runner.info.hidden_width > 0
             token_ids = TokenIds(draft_runner.info.vocab_size, info.vocab_size)
-            self.scheduler.speculator.model = DraftModel(draft_config, step, token_ids, prior_cost=0.0)
+            self.scheduler.speculator.model = DraftModel(
+                draft_config, step, token_ids, prior_cost=0.0, reads_hidden=self._hands_out
+            )
         self.ids = itertools.count()
         self.sequences: dict[int, Sequence] = {}
         self.answers: dict[int, list[int]] = defaultdict(list)
@@ -119,6 +124,8 @@ class Bench:
         """As the engine's loop does it."""
         if self.pipeline is None:
             self._check_plan(plan)
+            hidden = fake_hidden(plan, self.scheduler.running) if self._hands_out else None
+            self.scheduler.speculator.keep(plan, hidden, self.scheduler.running)
             return self.runner.step(plan)
         if self._ahead is None:
             self._check_plan(plan)
@@ -131,14 +138,17 @@ class Bench:
         self._ahead = None if following is None else (following, self.pipeline.launch(following))
         return pending.result()
 
-    def _checked(self, draft_runner: Runner, plan: StepPlan) -> Seq[int]:
+    def _checked(self, draft_runner: Runner, plan: StepPlan) -> Drawn:
         model = self.scheduler.speculator.model
         assert model is not None
         for chunk in plan.chunks:
             assert len(chunk.block_table) * draft_runner.info.block_size >= chunk.end, "a draft has no block"
             assert all(map(model.pool.is_used, chunk.block_table)), "a draft's block belongs to nobody"
         assert len({chunk.sequence_id for chunk in plan.chunks}) == len(plan.chunks), "a sequence is drafted for twice"
-        return draft_runner.step(plan).tokens
+        if self._hands_out:
+            check_known(plan, self.scheduler.running)
+        result = draft_runner.step(plan)
+        return Drawn(result.tokens, result.hidden)
 
     def run(self, max_steps: int = 10_000) -> None:
         """Until everything has ended."""

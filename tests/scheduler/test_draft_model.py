@@ -11,7 +11,7 @@ from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.draft_engine import DraftEngine
 from llmserve.engine.fake import FAKE_RUNNER_INFO, FakeRunner, fake_answer
 from llmserve.scheduler.drafts.drafter import Speculation
-from llmserve.scheduler.drafts.model import CAUGHT_UP_AT_ONCE, DraftModel, TokenIds
+from llmserve.scheduler.drafts.model import CAUGHT_UP_AT_ONCE, DraftModel, Drawn, TokenIds
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from llmserve.scheduler.step_costs import StepCosts
@@ -212,7 +212,7 @@ def test_the_time_of_a_step_is_measured() -> None:
     bench = Bench(INFO, DRAFTING)
     runner = Recorder()
     model = DraftModel(
-        INFO.scheduler_config(DRAFTING), lambda plan: runner.step(plan).tokens, IDS, prior_cost=0.1, clock=ticks
+        INFO.scheduler_config(DRAFTING), lambda plan: Drawn(runner.step(plan).tokens), IDS, prior_cost=0.1, clock=ticks
     )
     bench.scheduler.speculator.model = model
     bench.add((1,), replace(GREEDY, max_tokens=3))

@@ -27,6 +27,7 @@ from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import Policy, SchedulerSettings, WindowedLayers
 from tests.scheduler.harness import INFO, Bench, answer_alone
+from tests.scheduler.layers import HIDDEN_WIDTH, LayerRunner
 from tests.scheduler.slots import Slot, Slots
 
 MAX_PROMPT = 20
@@ -116,8 +117,8 @@ class DraftRunner(FakeRunner):
 
 
 @st.composite
-def draft_runners(draw: st.DrawFn) -> DraftRunner | None:
-    """With limits of their own, some too small for most sequences."""
+def draft_runners(draw: st.DrawFn) -> FakeRunner | None:
+    """With limits of their own, some too small for most sequences; smaller networks, and layers that read rows."""
     if draw(st.booleans()):
         return None
     info = replace(
@@ -129,7 +130,10 @@ def draft_runners(draw: st.DrawFn) -> DraftRunner | None:
         max_seq_len=draw(st.integers(1, 64)),
         num_states=draw(st.just(0) | st.integers(1, 9)),
     )
-    return DraftRunner(info, wrong_every=draw(st.sampled_from([1, 2, 5, 1000])))
+    wrong_every = draw(st.sampled_from([1, 2, 5, 1000]))
+    if draw(st.booleans()):
+        return LayerRunner(replace(info, num_states=0, hidden_width=HIDDEN_WIDTH), wrong_every)
+    return DraftRunner(info, wrong_every)
 
 
 scheduler_settings = st.builds(
@@ -179,7 +183,7 @@ def test_answers_do_not_depend_on_load_limits_or_policy(
     info: RunnerInfo,
     options: SchedulerSettings,
     foresees: bool,
-    draft_runner: DraftRunner | None,
+    draft_runner: FakeRunner | None,
 ) -> None:
     bench = Bench(info, options, foresees=foresees, draft_runner=draft_runner)
     for request, num_steps_between in arrivals:
@@ -215,7 +219,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(info=limits(), options=scheduler_settings, foresees=st.booleans(), draft_runner=draft_runners())
     def restart(
-        self, info: RunnerInfo, options: SchedulerSettings, foresees: bool, draft_runner: DraftRunner | None
+        self, info: RunnerInfo, options: SchedulerSettings, foresees: bool, draft_runner: FakeRunner | None
     ) -> None:
         self.bench = Bench(info, options, foresees=foresees, draft_runner=draft_runner)
 

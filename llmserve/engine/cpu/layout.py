@@ -32,7 +32,8 @@ PACKING_CODE = 1
 PANEL_COLUMNS = 32
 PAGE_BYTES = 4096
 NO_TENSOR = -1
-LATER_FIELDS = ("state_bytes", "output_width", "needs_whole")  # of EngineHeader, where they say something
+# of EngineHeader, where they say something
+LATER_FIELDS = ("state_bytes", "output_width", "needs_whole", "hidden_width")
 
 
 class DType(IntEnum):
@@ -102,6 +103,7 @@ class EngineHeader:
     state_bytes: int = 0  # of a sequence, however long; 0: its keys and values are all
     output_width: int = 0  # as in RunnerInfo; the next one, too
     needs_whole: bool = False
+    hidden_width: int = 0
 
     @property
     def kv_bytes_per_block(self) -> int:

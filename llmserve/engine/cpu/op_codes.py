@@ -46,6 +46,7 @@ class OpCode(IntEnum):
     MIX = 35
     SPREAD = 36
     OVER_THRESHOLD = 37
+    WITH_HIDDEN = 38
 
 
 class Blocks(IntEnum):

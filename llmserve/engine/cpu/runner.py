@@ -37,9 +37,11 @@ class CpuRunner:
         path: Path,
         layout: CacheLayout,
         num_states: int = 0,
-    ) -> None:
+        handed_out: int = 0,
+    ) -> None:  # fmt: skip
         self._handle = handle
         self._path = path
+        self._handed_out = handed_out
         self._adapters: dict[int, PackedAdapter] = {}  # by slot: the library reads their memory
         self._library = load_library()
         self._close = weakref.finalize(self, self._library.close, handle)
@@ -64,17 +66,20 @@ class CpuRunner:
             state_bytes=header.state_bytes,
             output_width=header.output_width,
             needs_whole=header.needs_whole,
+            hidden_width=header.hidden_width,
         )
 
     @classmethod
     def open(
         cls, path: Path, *, num_blocks: int, threads: int = 0, isa: str = "", num_states: int | None = None,
-        keeps_all: bool = True,
+        keeps_all: bool = True, handed_out: int = 0,
     ) -> CpuRunner:  # fmt: skip
         """Map the engine file `path` and allocate a pool of `num_blocks` KV blocks.
 
         num_states: of sequences, where the network has states; None: for the largest batch.
         keeps_all: layers with a window have no block tables of their own (`cache_layout`).
+
+        handed_out: width of the hidden rows that each step's result is to have; 0: none.
 
         threads: 0 takes every core that this process may use. isa: "" takes LLMSERVE_ISA or the fastest.
         Raises EngineFileError (corrupt or foreign file), ResourceExhausted (memory), Unsupported (ISA, library),
@@ -95,6 +100,7 @@ class CpuRunner:
         runner = cls(
             handle, header, num_blocks=num_blocks, threads=threads, isa=isa, path=path, layout=layout,
             num_states=num_states,
+            handed_out=handed_out,
         )  # fmt: skip
         runner.set_tactics(tactic_table(path, this_machine(isa)))
         return runner
@@ -111,7 +117,7 @@ class CpuRunner:
         assert self._close.alive, "the runner is closed"
         assert 0 < len(plan.chunks) <= self._info.max_batch_size
         assert plan.num_tokens <= self._info.max_num_tokens
-        flat = FlatStep(plan, self._info.vocab_size, self._memory, self._info.output_width)
+        flat = FlatStep(plan, self._info.vocab_size, self._memory, self._info.output_width, self._handed_out)
         masking = self._masks.begin(flat)
         started = time.perf_counter_ns()
         try:

@@ -26,10 +26,12 @@ from llmserve.engine.native.library import available_isas, chosen_isa, load_libr
 from llmserve.engine.runtime import Needs, Runtime, Tactics
 from llmserve.engine.settings import EngineSettings
 from llmserve.engine.tactics import TacticCache
-from llmserve.errors import InvalidArgument, LlmserveError, ResourceExhausted
+from llmserve.errors import InvalidArgument, LlmserveError, ResourceExhausted, Unsupported
+from llmserve.models.number_formats import FLOAT32
 from llmserve.progress import Progress
 from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.drafts.model import NUM_STATES
+from llmserve.scheduler.drafts.pending import MAX_PENDING
 
 logger = logging.getLogger(__name__)
 HONOURED = ("kv_cache_dir", "kv_cache_disk_size")
@@ -57,6 +59,10 @@ class CpuRuntime:
         from llmserve.engine.kv_files.block_files import block_files
         from llmserve.engine.kv_files.sealed_prefixes import load_prefixes
 
+        if directory.hidden_width:
+            raise Unsupported(
+                f"{directory.path} is a layer for drafts: name it with --draft-engine beside its network's"
+            )
         draft = _draft_directory(directory, settings)
         num_blocks, num_states = pool_sizes(directory, settings, draft)
         file, header = directory.engine_file, read_header(directory.engine_file)
@@ -68,8 +74,9 @@ class CpuRuntime:
         if taken + file.stat().st_size > (available := available_memory_bytes()):
             logger.warning("%s", oversize_warning(file, available, taken))
         runner = CpuRunner.open(
-            file, num_blocks=num_blocks, threads=settings.threads, num_states=num_states, keeps_all=not layout.places
-        )
+            file, num_blocks=num_blocks, threads=settings.threads, num_states=num_states, keeps_all=not layout.places,
+            handed_out=draft.hidden_width if draft else 0,
+        )  # fmt: skip
         info = replace(directory.info(), kernels=runner.isa)
         files = block_files(settings.gpu, info, runner.info.block_bytes, runner.info.state_bytes)
         prefixes = load_prefixes(directory, runner.isa, runner.info) if settings.scheduler.reuses_blocks else None
@@ -133,7 +140,10 @@ def _draft_runner(draft: EngineDirectory, beside: RunnerInfo, settings: EngineSe
     """With a pool for as many tokens."""
     num_blocks = -(-beside.num_blocks * beside.block_size // read_header(draft.engine_file).block_size)
     num_states = _num_draft_states(draft, beside.max_batch_size)
-    return CpuRunner.open(draft.engine_file, num_blocks=num_blocks, threads=settings.threads, num_states=num_states)
+    return CpuRunner.open(
+        draft.engine_file, num_blocks=num_blocks, threads=settings.threads, num_states=num_states,
+        handed_out=draft.hidden_width,
+    )  # fmt: skip
 
 
 def _num_draft_states(draft: EngineDirectory, max_batch_size: int) -> int:
@@ -147,6 +157,8 @@ def _draft_bytes(draft: EngineDirectory | None, header: EngineHeader) -> tuple[i
     own = read_header(draft.engine_file)
     fixed = draft.engine_file.stat().st_size + own.activation_bytes
     fixed += _num_draft_states(draft, header.max_batch_size) * own.state_bytes
+    num_rows = 2 * header.max_num_tokens + header.max_batch_size * MAX_PENDING  # handed out and read; and in between
+    fixed += num_rows * FLOAT32.num_bytes(own.hidden_width)
     return fixed, -(-own.kv_bytes_per_block * header.block_size // own.block_size)
 
 

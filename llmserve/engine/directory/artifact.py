@@ -99,6 +99,11 @@ class EngineDirectory:
             **self._pooling(),
         )
 
+    @property
+    def hidden_width(self) -> int:
+        """Of the rows that it reads of another engine, whose layer for drafts it is; 0: it is none."""
+        return int(self.config["pretrained_config"].get("hidden_width", 0))
+
     def _pooling(self) -> dict[str, Any]:
         """What `builder.config` says of an engine that makes no tokens."""
         pooling = self.config["pretrained_config"].get("pooling")

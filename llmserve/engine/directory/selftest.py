@@ -88,6 +88,12 @@ class SelfTestResult:
         )
 
 
+def hidden_rows(num_tokens: int, width: int) -> NDArray[np.float32] | None:
+    """In place of those that another network would make; None for a network that reads none."""
+    angles = np.outer(np.arange(1, num_tokens + 1), np.arange(1, width + 1))
+    return np.sin(angles).astype(np.float32) if width else None
+
+
 def blocks_needed(selftest: SelfTest, block_size: int) -> int:
     """KV blocks that a runner must have to run this test."""
     return -(-int(selftest.prompt_lengths.max()) // block_size)
@@ -156,9 +162,11 @@ def prompt_logits(runner: Runner, prompt: list[int], sequence_id: int, adapter: 
     if runner.info.output_width:
         chunk = Chunk(sequence_id, prompt, 0, block_table, pooled=True, adapter=adapter)
         return runner.step(StepPlan((chunk,))).logits[0]
+    hidden = hidden_rows(len(prompt), runner.info.hidden_width)
     for start, end in _chunk_borders(len(prompt), runner.info.max_num_tokens):
         chunk = Chunk(sequence_id, prompt[start:end], start, block_table, return_logits=True, adapter=adapter)
-        parts.append(runner.step(StepPlan((chunk,))).logits[0])
+        plan = StepPlan((chunk,), None if hidden is None else hidden[start:end])
+        parts.append(runner.step(plan).logits[0])
     return np.concatenate(parts)
 
 

@@ -23,7 +23,7 @@ from llmserve.errors import (
     Unsupported,
 )
 
-ABI_VERSION = 12
+ABI_VERSION = 13
 LIBRARY_NAME = "libllmserve_cpu.so"
 ISA_VARIABLE = "LLMSERVE_ISA"
 TEXT_BYTES = 1024

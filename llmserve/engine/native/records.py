@@ -78,9 +78,10 @@ class StepRecord(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("token_ids", "chunks", "block_ids", "selected_rows", "kept_rows")),
         *((name, ctypes.c_void_p) for name in ("samples", "scores", "sample_ids", "bias_values", "mask_words")),
-        ("masks_ready", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("hidden", "masks_ready")),
         *((name, ctypes.c_void_p) for name in ("tokens", "log_probs", "score_log_probs", "top_ids", "top_log_probs")),
-        ("logits", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("logits", "hidden_out")),
+        ("hidden_width", ctypes.c_uint64),
         *((name, ctypes.c_uint32) for name in ("num_tokens", "num_chunks", "num_block_ids", "num_selected")),
         *(
             (name, ctypes.c_uint32)

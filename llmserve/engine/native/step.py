@@ -75,8 +75,10 @@ class FlatStep:
     the nearest that they can.
     """
 
-    def __init__(self, plan: StepPlan, vocab_size: int, memory: StepMemory, output_width: int = 0) -> None:
-        """`output_width`: of logits, where they are no token's each."""
+    def __init__(
+        self, plan: StepPlan, vocab_size: int, memory: StepMemory, output_width: int = 0, hidden_width: int = 0
+    ) -> None:
+        """`output_width`: of logits, where they are no token's each. `hidden_width`: of rows that are wanted back."""
         self._plan = plan
         self._vocab_size = vocab_size
         self._memory = memory
@@ -104,6 +106,9 @@ class FlatStep:
         self._tokens = array("i", bytes(4 * len(samples)))
         self._log_probs = array("d", bytes(8 * len(samples)))
         self._logits = np.empty((len(self._kept), output_width or vocab_size), np.float32) if self._kept else None
+        self._hidden = None if plan.hidden is None else np.ascontiguousarray(plan.hidden, np.float32)
+        assert self._hidden is None or len(self._hidden) == len(self._token_ids)
+        self._hidden_out = np.empty((len(self._token_ids), hidden_width), np.float32) if hidden_width else None
         self.record = self._make_record(len(samples), memory.fill(self._lists, self._num_sample_ids))
 
     @property
@@ -159,7 +164,7 @@ class FlatStep:
         return -(-self._vocab_size // 32) * 4
 
     def result(self) -> StepResult:
-        return StepResult(self._tokens.tolist(), self._log_probs.tolist(), self._chunk_scores())
+        return StepResult(self._tokens.tolist(), self._log_probs.tolist(), self._chunk_scores(), self._hidden_out)
 
     def _chunk_scores(self) -> dict[int, ChunkScores]:
         """Reads the results in the order in which `_add` and `_packed` have asked for them."""
@@ -283,13 +288,16 @@ class FlatStep:
             sample_ids,
             _address(self._bias_values),
             _address(self._mask_words),
+            _rows(self._hidden),
             self.masks_ready if self._masks else None,
             _address(self._tokens),
             _address(self._log_probs),
             _address(self._score_log_probs),
             _address(self._top_ids),
             _address(self._top_log_probs),
-            None if self._logits is None else self._logits.ctypes.data,
+            _rows(self._logits),
+            _rows(self._hidden_out),
+            next((rows.shape[1] for rows in (self._hidden, self._hidden_out) if rows is not None), 0),
             len(self._token_ids),
             len(self._plan.chunks),
             len(self._blocks),
@@ -318,6 +326,10 @@ def _packed_draw(params: SamplingParams, vocab_size: int) -> bytes:
 
 def _address(values: array[Any]) -> int:
     return values.buffer_info()[0]
+
+
+def _rows(values: NDArray[np.float32] | None) -> int | None:
+    return None if values is None else values.ctypes.data
 
 
 def _float32(value: float) -> float:

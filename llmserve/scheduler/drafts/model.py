@@ -7,6 +7,11 @@ after a prompt. What it misses is computed with the next draft, at most `CAUGHT_
 In a network with states, a sequence has two slots: for the state behind what is known, and for that behind drafts. The
 second becomes the first if all drafts were drawn; else they are computed again. Prompts are not found in its cache.
 
+A layer for drafts reads, beside token n + 1, the row that the engine's head has read of token n: so its cache is of the
+tokens from the second on, or from later on where the engine has found what comes before in its cache, and the model has
+not. Rows are read as they come with a prompt, and later with the next draft. Behind known tokens it reads rows of its
+own, so what it has computed there is never right.
+
 A sequence for which there is no block, no state, no place in the step or no room before `max_seq_len` is not drafted
 for; nor one with a token that the smaller network does not have. Drafts under a guide are drawn under its masks.
 """
@@ -15,18 +20,21 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from typing import NamedTuple, TypeAlias
+
+import numpy as np
 
 from llmserve.core import Matcher
 from llmserve.scheduler.blocks import ROOT_HASH, BlockPool, hash_block
 from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import Draftable
-from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
+from llmserve.scheduler.drafts.pending import MAX_PENDING, PendingRows
+from llmserve.scheduler.plan import Chunk, HiddenRows, SampleRequest, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
 
@@ -35,7 +43,13 @@ CAUGHT_UP_AT_ONCE = 256  # tokens, in a step
 FORGETTING = 0.9  # what the time of an older step weighs beside the next one
 MAX_OUTLIER = 3.0  # times the usual: a step that took longer was interrupted
 
-Step: TypeAlias = Callable[[StepPlan], Seq[int] | None]  # a token for each sample; None: it never drafts again
+
+class Drawn(NamedTuple):
+    tokens: Seq[int]  # one for each sample
+    hidden: HiddenRows | None = None  # of each token of the step, where the model reads such
+
+
+Step: TypeAlias = Callable[[StepPlan], Drawn | None]  # None: it never drafts again
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +103,13 @@ class _Cached:
     ahead: array[int] = field(default_factory=lambda: array("i"))  # drafts, computed behind them
     states: tuple[int, int] = (0, 0)  # slots for the state behind known tokens, and for that behind drafts
     hashes: list[bytes] = field(default_factory=list)  # of full blocks of known tokens
+    num_skipped: int = 0  # of the sequence's first tokens
+    rows: PendingRows | None = None  # where the model reads such
+
+    def num_known(self, sequence: Sequence) -> int:
+        """Tokens that could be computed now."""
+        num_tokens = sequence.num_tokens - self.num_skipped
+        return num_tokens if self.rows is None else min(num_tokens, self.num_computed + len(self.rows))
 
 
 class DraftModel:
@@ -101,6 +122,7 @@ class DraftModel:
         token_ids: TokenIds,
         *,
         prior_cost: float,
+        reads_hidden: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`prior_cost`: of its step, as a part of one of the engine that it drafts for, until both were measured."""
@@ -108,6 +130,7 @@ class DraftModel:
         self._step = step
         self._token_ids = token_ids
         self._prior_cost = prior_cost
+        self._reads_hidden = reads_hidden
         self._clock = clock
         self._seconds = 0.0  # of a step that drafts, of late; 0: not known yet
         self._acceptance = Acceptance(num_rejected=1.0)  # of all sequences
@@ -135,12 +158,33 @@ class DraftModel:
                 chunks.append(chunk)
                 num_left -= len(chunk.token_ids)
                 open_wishes += [wish] if chunk.sample else []
-        tokens = self._tokens(chunks)
-        if tokens is not None:
-            self._advance(chunks, wishes)
-        while tokens:
-            chunks, open_wishes = self._following(open_wishes, tokens)
-            tokens = self._tokens(chunks)
+        drawn = self._drawn(chunks, self._rows_of(chunks))
+        if drawn is not None:
+            self._advance(chunks, (wish.sequence for wish in wishes))
+        while drawn and drawn.tokens:
+            last = np.cumsum([len(chunk.token_ids) for chunk in chunks]) - 1
+            sampled = [index for index, chunk in enumerate(chunks) if chunk.sample]
+            chunks, open_wishes, places = self._following(open_wishes, drawn.tokens)
+            rows = None if drawn.hidden is None else drawn.hidden[last[sampled][places]]
+            drawn = self._drawn(chunks, rows)
+
+    def keep(self, plan: StepPlan, hidden: HiddenRows, running: Mapping[int, Sequence]) -> None:
+        """The rows of a step of the engine, which is not committed yet."""
+        end, behind = 0, []
+        for chunk in plan.chunks:
+            begin, end = end, end + len(chunk.token_ids)
+            sequence = running.get(chunk.sequence_id)
+            if sequence is None or not any(isinstance(drafter, ModelDrafter) for drafter in sequence.drafters):
+                continue
+            cached = self._cached.get(sequence.id)
+            if cached is None or cached.rows is None:
+                cached = self._begin_behind(sequence, chunk.start)
+            assert cached.rows is not None
+            cached.rows.cut(sequence.num_tokens - 1)
+            cached.rows.add(hidden[begin:end], chunk.start)
+            if chunk.is_context or len(cached.rows) > MAX_PENDING:
+                behind.append(sequence)
+        self._catch_up(behind)
 
     def release(self, sequence: Sequence) -> None:
         """It has ended, or gives way."""
@@ -161,19 +205,68 @@ class DraftModel:
 
     def _first_chunk(self, wish: Wish, num_left: int) -> Chunk | None:
         """Known tokens that are not computed yet; with all of them comes the first sample. None: there is no room."""
-        sequence, token_ids = wish.sequence, wish.sequence.token_ids
-        cached = self._cached.get(sequence.id) or self._begin(sequence)
+        sequence = wish.sequence
+        cached = self._cached.get(sequence.id) or (None if self._reads_hidden else self._begin(sequence))
         if cached is None:
             return None
         self._settle(cached, sequence)
-        start = cached.num_computed
-        end = min(len(token_ids), start + num_left)
-        is_known = max(token_ids[start:end], default=0) < self._token_ids.num_common
-        if end == start or not is_known or not self._grow(cached, end + wish.num_tokens - 1):
+        chunk = self._known_chunk(cached, sequence, num_left, wish.num_tokens - 1)
+        if chunk is None or chunk.end < sequence.num_tokens - cached.num_skipped:
+            return chunk
+        return replace(chunk, sample=self._sample(wish))
+
+    def _known_chunk(self, cached: _Cached, sequence: Sequence, num_left: int, num_more: int) -> Chunk | None:
+        """`num_more`: tokens that blocks are needed for, too."""
+        start, skipped = cached.num_computed, cached.num_skipped
+        end = min(cached.num_known(sequence), start + num_left)
+        token_ids = sequence.token_ids[skipped + start : skipped + end]
+        is_known = max(token_ids, default=0) < self._token_ids.num_common
+        if end <= start or not is_known or not self._grow(cached, end + num_more):
             return None
-        sample = self._sample(wish) if end == len(token_ids) else None
         own, _ = cached.states
-        return Chunk(sequence.id, token_ids[start:end], start, cached.block_table[:], sample, states=(own, own))
+        return Chunk(sequence.id, token_ids, start, cached.block_table[:], states=(own, own))
+
+    def _begin_behind(self, sequence: Sequence, start: int) -> _Cached:
+        """For rows from `start` on: with what others have computed of the tokens before, or without these tokens."""
+        self.release(sequence)
+        cached = self._begin(sequence)
+        assert cached is not None, "a layer for drafts has no states"
+        if cached.num_computed < start:
+            self.pool.release(cached.block_table)
+            self._cached[sequence.id] = cached = _Cached(num_skipped=start + 1)
+        cached.rows = PendingRows(max(start, cached.num_computed))
+        return cached
+
+    def _catch_up(self, sequences: list[Sequence]) -> None:
+        """Read rows that came with known tokens."""
+        while sequences:
+            num_left, behind = self._config.max_num_tokens, []
+            chunks: list[Chunk] = []
+            for sequence in sequences:
+                cached = self._cached[sequence.id]
+                cached.ahead = array("i")
+                if not num_left or len(chunks) == self._config.max_batch_size:
+                    behind.append(sequence)
+                elif (chunk := self._known_chunk(cached, sequence, num_left, 0)) is not None:
+                    chunks.append(chunk)
+                    num_left -= len(chunk.token_ids)
+                    behind += [sequence] if chunk.end < cached.num_known(sequence) else []
+                elif len(cached.rows or ()) > MAX_PENDING:  # there is no room for it
+                    self.release(sequence)
+            if not chunks:
+                return
+            if self._step(StepPlan(tuple(chunks), self._rows_of(chunks))) is None:
+                for sequence in sequences:  # or their rows would grow in number
+                    self.release(sequence)
+                return
+            self._advance(chunks, sequences)
+            sequences = behind
+
+    def _rows_of(self, chunks: Seq[Chunk]) -> HiddenRows | None:
+        """That come with known tokens."""
+        rows = ((chunk, self._cached[chunk.sequence_id].rows) for chunk in chunks)
+        found = [pending.first(len(chunk.token_ids)) for chunk, pending in rows if pending is not None]
+        return np.concatenate(found) if found else None
 
     def _begin(self, sequence: Sequence) -> _Cached | None:
         """With what others have computed of its tokens. None: there is no state for it."""
@@ -187,6 +280,7 @@ class DraftModel:
             num_known = (sequence.num_tokens - 1) // size
             cached.block_table = array("i", self.pool.match(self._hashes(cached, sequence, num_known)))
             cached.num_computed = len(cached.block_table) * size
+            cached.num_skipped = int(self._reads_hidden)
             self.pool.acquire(cached.block_table)
         self._cached[sequence.id] = cached
         return cached
@@ -196,6 +290,8 @@ class DraftModel:
         ahead, start, num_before = cached.ahead, cached.num_computed, sequence.num_tokens - 1
         cached.ahead = array("i")
         pairs = zip(ahead, sequence.token_ids[start:num_before], strict=False)
+        if cached.rows is not None:
+            return
         num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if self._config.num_states:
             if num_right < len(ahead):
@@ -212,10 +308,10 @@ class DraftModel:
         cached.block_table.extend(self.pool.allocate(num_missing))
         return True
 
-    def _following(self, wishes: Seq[Wish], tokens: Seq[int]) -> tuple[list[Chunk], list[Wish]]:
-        """Of each sequence that wants more than the token that it has just got."""
-        chunks, open_wishes = [], []
-        for wish, token in zip(wishes, tokens, strict=True):
+    def _following(self, wishes: Seq[Wish], tokens: Seq[int]) -> tuple[list[Chunk], list[Wish], list[int]]:
+        """Of each sequence that wants more than the token that it has just got; and which of them these are."""
+        chunks, open_wishes, places = [], [], []
+        for index, (wish, token) in enumerate(zip(wishes, tokens, strict=True)):
             sequence, drafted = wish.sequence, wish.drafter.drafted
             if token >= self._token_ids.num_common:
                 continue
@@ -235,7 +331,8 @@ class DraftModel:
             )  # fmt: skip
             chunks.append(chunk)
             open_wishes.append(wish)
-        return chunks, open_wishes
+            places.append(index)
+        return chunks, open_wishes, places
 
     def _sample(self, wish: Wish) -> SampleRequest:
         """As the engine itself will draw: with the same draw, two networks that agree draw the same token."""
@@ -254,37 +351,48 @@ class DraftModel:
             mask=None if mask is None else partial(self._token_ids.fitted, mask),
         )
 
-    def _tokens(self, chunks: Seq[Chunk]) -> Seq[int] | None:
+    def _drawn(self, chunks: Seq[Chunk], hidden: HiddenRows | None) -> Drawn | None:
         if not chunks:
             return None
-        plan = StepPlan(tuple(chunks))
+        plan = StepPlan(tuple(chunks), hidden)
         started = self._clock()
-        tokens = self._step(plan)
+        drawn = self._step(plan)
         if plan.num_tokens <= 2 * len(chunks):  # no prompt is in it
             seconds = self._clock() - started
             usual = self._seconds or seconds
             self._seconds = FORGETTING * usual + (1 - FORGETTING) * min(seconds, MAX_OUTLIER * usual)
-        return tokens
+        return drawn
 
-    def _advance(self, chunks: Seq[Chunk], wishes: Seq[Wish]) -> None:
-        """They have been computed. Others may share the blocks that they fill."""
-        sequences, size = {wish.sequence.id: wish.sequence for wish in wishes}, self._config.block_size
+    def _advance(self, chunks: Seq[Chunk], of: Iterable[Sequence]) -> None:
+        """They have been computed. Others may share the blocks that they fill, of sequences from their beginning."""
+        sequences, size = {sequence.id: sequence for sequence in of}, self._config.block_size
         for chunk in chunks:
             sequence, cached = sequences[chunk.sequence_id], self._cached[chunk.sequence_id]
             cached.num_computed = chunk.end
-            if self._config.num_states:
+            if cached.rows is not None:
+                cached.rows.read(len(chunk.token_ids))
+            if self._config.num_states or cached.num_skipped > self._reads_hidden:
                 continue
             hashes = self._hashes(cached, sequence, chunk.end // size)
             for index in range(chunk.start // size, chunk.end // size):
-                token_ids = sequence.token_ids[index * size : (index + 1) * size]
-                parent = hashes[index - 1] if index else ROOT_HASH
+                token_ids = self._block(sequence, index)
+                parent = hashes[index - 1] if index else self._root_hash(sequence)
                 self.pool.register(cached.block_table[index], hashes[index], parent, token_ids)
 
     def _hashes(self, cached: _Cached, sequence: Sequence, num_blocks: int) -> list[bytes]:
-        """Of its first blocks. An adapter is not in them: the model drafts without."""
-        hashes, size = cached.hashes, self._config.block_size
+        """Of its first blocks."""
+        hashes = cached.hashes
         while len(hashes) < num_blocks:
-            start = len(hashes) * size
-            parent = hashes[-1] if hashes else ROOT_HASH
-            hashes.append(hash_block(parent, sequence.token_ids[start : start + size]))
+            parent = hashes[-1] if hashes else self._root_hash(sequence)
+            hashes.append(hash_block(parent, self._block(sequence, len(hashes))))
         return hashes[:num_blocks]
+
+    def _root_hash(self, sequence: Sequence) -> bytes:
+        """A model drafts without adapters; but rows that it reads are computed with them, and with the first token."""
+        return hash_block(sequence.cache_root, sequence.token_ids[:1]) if self._reads_hidden else ROOT_HASH
+
+    def _block(self, sequence: Sequence, index: int) -> array[int]:
+        """The tokens of one of its first blocks."""
+        size = self._config.block_size
+        begin = index * size + self._reads_hidden
+        return sequence.token_ids[begin : begin + size]

@@ -50,6 +50,10 @@ class RowLowering(FileLowering):
         output, fields = self._buffers.new(op.output, op.width), {"scalar": op.number("least")}
         self._emit(OpCode.SPREAD, op, output, inputs=inputs, fields=fields)
 
+    def _with_hidden(self, op: Op) -> None:
+        source = self._buffers[op.inputs[0]]
+        self._emit(OpCode.WITH_HIDDEN, op, self._buffers.new(op.output, op.width), inputs=(source,))
+
     def _over_threshold(self, op: Op) -> None:
         source, output = self._buffers[op.inputs[0]], self._buffers.over(op.output, op.inputs[0])
         self._emit(OpCode.OVER_THRESHOLD, op, output, inputs=(source,), fields={"scalar": op.number("deviations")})
@@ -62,5 +66,6 @@ class RowLowering(FileLowering):
         OpKind.SIGMOID_GATE: Rule(_sigmoid_gate, ("silu",)),
         OpKind.MIX: Rule(_mix, ("groups", "offset", "first")),
         OpKind.SPREAD: Rule(_spread, ("least",)),
+        OpKind.WITH_HIDDEN: Rule(_with_hidden, ("hidden",)),
         OpKind.OVER_THRESHOLD: Rule(_over_threshold, ("deviations",)),
     }

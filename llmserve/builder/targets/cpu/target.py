@@ -168,6 +168,7 @@ class CpuTarget:
             state_bytes=program.state_bytes,
             output_width=program.output_width if program.pools else 0,
             needs_whole=program.needs_whole,
+            hidden_width=program.hidden_width,
         )
         per_token = next((int(op.number("experts_per_token")) for op in program.ops if op.kind is OpKind.EXPERTS), 0)
         records = lowered.op_records()

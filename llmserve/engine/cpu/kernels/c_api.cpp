@@ -107,7 +107,7 @@ int guarded(char* text, size_t text_bytes, Body body) {
 
 extern "C" {
 
-uint32_t llmserve_abi_version(void) { return 12; }
+uint32_t llmserve_abi_version(void) { return 13; }
 
 void llmserve_variants(char* text, size_t text_bytes) { copy_text(variant_names(), text, text_bytes); }
 

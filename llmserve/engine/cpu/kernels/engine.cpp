@@ -214,12 +214,31 @@ Error Engine::load_adapter(uint32_t slot, std::span<const AdapterPartRecord> par
   return adapters_.load(file_, slot, parts);
 }
 
+// A program that reads hidden rows gets some; one that hands them out has an RMS norm between selection and head.
+Error Engine::check_hidden(const StepRecord& step) const {
+  const auto ops = file_.ops();
+  const auto reader = std::ranges::find(ops, static_cast<uint32_t>(OpKind::kWithHidden), &OpRecord::kind);
+  const uint64_t read = reader == ops.end() ? 0 : reader->out.width - reader->in[0].width;
+  if (read != (step.hidden ? step.hidden_width : 0)) {
+    return invalid("a step needs hidden rows of " + std::to_string(read) + " numbers: no more, no fewer");
+  }
+  if (!step.hidden_out) return {};
+  const auto is = [&](size_t before, OpKind kind) {
+    return head_ >= before && ops[head_ - before].kind == static_cast<uint32_t>(kind);
+  };
+  const bool has_norm = (is(1, OpKind::kRmsNorm) && ops[head_ - 1].groups == 1) ||
+                        (is(1, OpKind::kQuantize) && ops[head_ - 1].before == static_cast<uint32_t>(Before::kRmsNorm));
+  if (is(2, OpKind::kSelectRows) && has_norm && ops[head_ - 2].out.width == step.hidden_width) return {};
+  return invalid("the engine's head reads no rows of " + std::to_string(step.hidden_width) + " numbers behind an RMS norm");
+}
+
 Error Engine::step(const StepRecord& step) {
   if (Error error = check_step(step, file_.header(), {num_blocks_, num_states_, num_tables_})) return error;
   if (output_width_ != file_.header().vocab_size && step.num_samples + step.num_scores > 0) {
     return invalid("a step wants tokens of an engine that pools");
   }
   if (Error error = adapters_.check(step)) return error;
+  if (Error error = check_hidden(step)) return error;
   try {
     prepare(step);
   } catch (const std::bad_alloc&) {

@@ -77,6 +77,7 @@ class Engine {
   Error place_layers(std::span<const LayerPlace> places);
   Error check_block(uint32_t block, size_t num_bytes) const;
   Error check_state(uint32_t state, size_t num_bytes) const;
+  Error check_hidden(const StepRecord& step) const;
   void choose_default_tactics();
   std::span<const LinearTactic> tactics_of(const OpRecord& op) const;
   void prepare(const StepRecord& step);

@@ -12,7 +12,7 @@ void Executor::run() {
   const auto ops = engine_.file_.ops();
   TaskCounter* counter = engine_.counters_.get();
   for (size_t i = 0; i < engine_.head_; ++i, ++counter) {
-    if (num_rows(ops[i]) > 0) execute(ops[i], *counter);
+    if (num_rows(ops[i]) > 0 || hands_out(ops[i])) execute(ops[i], *counter);
   }
   for (piece_begin_ = 0; piece_begin_ < step_.num_selected; piece_begin_ += piece_rows_) {
     piece_rows_ = std::min(step_.num_selected - piece_begin_, engine_.logits_rows_);
@@ -22,7 +22,7 @@ void Executor::run() {
 }
 
 void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
-  const size_t count = num_rows(op);
+  const size_t count = hands_out(op) ? step_.num_tokens : num_rows(op);
   const size_t grain = std::max<size_t>(1, count / (engine_.threads_->size() * 4));
   const auto over_rows = [&](auto member, auto... own) {
     tasks.for_pieces(count, grain, [&](size_t begin, size_t end) { (this->*member)(op, begin, end, own...); });
@@ -66,7 +66,7 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
     case OpKind::kCacheWrite:
       return over_rows(&Executor::cache_write);
     case OpKind::kSelectRows:
-      return over_rows(&Executor::select_rows);
+      return over_rows(hands_out(op) ? &Executor::hand_out : &Executor::select_rows);
     case OpKind::kGatedSilu:
       return over_rows(&Executor::activate, kernels.gated_silu);
     case OpKind::kGatedGeluTanh:
@@ -86,6 +86,8 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
       return over_rows(&Executor::mix);
     case OpKind::kSpread:
       return over_rows(&Executor::spread);
+    case OpKind::kWithHidden:
+      return over_rows(&Executor::with_hidden);
     case OpKind::kOverThreshold:
       return over_rows(&Executor::over_threshold);
     case OpKind::kRoute:

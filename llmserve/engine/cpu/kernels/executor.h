@@ -25,6 +25,8 @@ class Executor {
   void rope_table(const OpRecord& op, size_t begin, size_t end);
   void attention(const OpRecord& op, TaskCounter& tasks);
   void select_rows(const OpRecord& op, size_t begin, size_t end);
+  void hand_out(const OpRecord& op, size_t begin, size_t end);
+  void with_hidden(const OpRecord& op, size_t begin, size_t end);
   void embed(const OpRecord& op, size_t begin, size_t end, const int32_t* ids);
   void pool(const OpRecord& op, size_t begin, size_t end);
   void rms_norm(const OpRecord& op, size_t begin, size_t end);
@@ -66,6 +68,10 @@ class Executor {
     if (is_head(op)) return piece_rows_;
     if (rows_of(op) == RowsOf::kChosen) return size_t{step_.num_tokens} * header_.experts_per_token;
     return rows_of(op) == RowsOf::kSelected ? step_.num_selected : step_.num_tokens;
+  }
+  // Whether the head's rows of all tokens are wanted, and come from here.
+  bool hands_out(const OpRecord& op) const {
+    return step_.hidden_out && op.kind == static_cast<uint32_t>(OpKind::kSelectRows) && rows_of(op) == RowsOf::kSelected;
   }
   static RowsOf rows_of(const OpRecord& op) { return static_cast<RowsOf>(op.rows); }
   // Where in its inputs an op's rows begin.

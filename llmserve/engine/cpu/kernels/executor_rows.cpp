@@ -82,6 +82,25 @@ void Executor::select_rows(const OpRecord& op, size_t begin, size_t end) {
   }
 }
 
+// Of every token what the head reads of selected ones, and these themselves. The norm is that of the operation behind.
+void Executor::hand_out(const OpRecord& op, size_t begin, size_t end) {
+  const OpRecord& norm = (&op)[1];
+  const size_t width = op.out.width;
+  engine_.kernels_->rms_norm(view<const float>(op.in[0], begin), engine_.file_.tensor<float>(norm.tensors[0]), false,
+                             norm.scalar, 1, width, end - begin, {step_.hidden_out + begin * width, width});
+  const size_t selected = step_.num_selected;
+  select_rows(op, std::min(begin, selected), std::min(end, selected));
+}
+
+void Executor::with_hidden(const OpRecord& op, size_t begin, size_t end) {
+  const size_t width = op.in[0].width, added = op.out.width - width;
+  for (size_t row = begin; row < end; ++row) {
+    float* y = view<float>(op.out, row).data;
+    std::copy_n(view<const float>(op.in[0], row).data, width, y);
+    std::copy_n(step_.hidden + row * added, added, y + width);
+  }
+}
+
 void Executor::pool(const OpRecord& op, size_t begin, size_t end) {
   const auto x = view<const float>(op.in[0]);
   const auto kind = static_cast<Pool>(op.groups % kNormalized);

@@ -104,6 +104,7 @@ enum class OpKind : uint32_t {
   kSpread,         // x, z -> f32, side by side; the groups of z, which are as wide as x, have its mean square, each divided
                    // by its own, which is at least scalar
   kOverThreshold,  // x -> f32: what is over mean + scalar * standard deviation of the row, or 0
+  kWithHidden,     // x -> f32, and beside it the token's row of the step's `hidden`
 };
 
 inline constexpr uint32_t kRouteToOne = 1;    // the weights of a row have a sum of one

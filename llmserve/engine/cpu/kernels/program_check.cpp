@@ -120,6 +120,11 @@ class OpCheck : private RecordCheck {
       case OpKind::kOverThreshold:
         same_width();
         return true;
+      case OpKind::kWithHidden:
+        operand(op_.in[0], 4);
+        output(4);
+        require(has(RowsOf::kTokens) && op_.in[0].width < op_.out.width && op_.in[0].buffer != op_.out.buffer);
+        return true;
       case OpKind::kScale:
         output(4);
         optional_vector(op_.tensors[0], DType::kF32, 1);

@@ -70,6 +70,7 @@ struct StepRecord {
   const int32_t* sample_ids;
   const float* bias_values;
   const uint32_t* mask_words;  // a bit for each token id, the lowest bits first
+  const float* hidden;      // [num_tokens, hidden_width]: what kWithHidden puts beside x; null for a program without it
   const uint32_t* masks_ready;  // when not 0: see llmserve_signal. Until then the step goes on to its logits; null: they are
   int32_t* tokens;    // out, one per sample
   double* log_probs;  // out, one per sample
@@ -77,6 +78,8 @@ struct StepRecord {
   int32_t* top_ids;         // out, of samples and scores
   double* top_log_probs;
   float* logits;            // out, [num_kept, width of the last operation]
+  float* hidden_out;        // out, [num_tokens, hidden_width]: what the head would read of each; null: it is not wanted
+  uint64_t hidden_width;
   uint32_t num_tokens;
   uint32_t num_chunks;
   uint32_t num_block_ids;
@@ -88,7 +91,7 @@ struct StepRecord {
   uint32_t num_top;
   uint32_t num_mask_words;
 };
-static_assert(sizeof(StepRecord) == 176);
+static_assert(sizeof(StepRecord) == 200);
 
 // Whether what the step wants of its logits stays inside the step.
 Error check_requests(const StepRecord& step, uint32_t vocab_size);
