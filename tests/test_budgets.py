@@ -17,7 +17,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/backends": 7_128,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 8_879,
-    "llmserve/checkpoint": 6_957,
+    "llmserve/checkpoint": 6_986,
     "llmserve/cli": 7_491,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 13_452,

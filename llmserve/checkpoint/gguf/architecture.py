@@ -60,6 +60,7 @@ class GgufArchitecture:
     layers: str = LAYERS  # what a layer's name begins with in Hugging Face's checkpoints
     tiled_heads: bool = False  # value heads of delta nets: the first of every key head, then the second of each
     drops_drafting: bool = False  # the last blocks draft tokens, and are left out
+    has_mtp: bool = False  # but for one alone, which checkpoints have under names of its own
 
     def to_hf(self, name: str) -> str:
         """Hugging Face's name of a tensor; one that is not known here stays as it is, and has no place in the plan."""

@@ -256,6 +256,7 @@ ALL = (
         norm_shift=-1.0,
         tiled_heads=True,
         drops_drafting=True,
+        has_mtp=True,
     ),
     GgufArchitecture(
         "qwen35moe",
@@ -268,6 +269,7 @@ ALL = (
         own_keys=EXPERT_KEYS,
         tiled_heads=True,
         drops_drafting=True,
+        has_mtp=True,
     ),
     GgufArchitecture(
         "granitehybrid",

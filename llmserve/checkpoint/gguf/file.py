@@ -20,7 +20,7 @@ from llmserve.checkpoint.gguf.header import Header, StoredBlocks, read_header
 from llmserve.checkpoint.gguf.metadata import MetadataReader
 from llmserve.checkpoint.gguf.rows import ExpandedRows, JoinedMatrices, JoinedRows
 from llmserve.checkpoint.gguf.states import CONVOLUTIONS, DECAY, FLAT, restored
-from llmserve.checkpoint.gguf.tensor_names import BLOCK_TENSOR, BOTH_GATES, EXPERT, SHARED_GATE
+from llmserve.checkpoint.gguf.tensor_names import BLOCK_TENSOR, BOTH_GATES, EXPERT, LAYERS, MTP, MTP_LAYER, SHARED_GATE
 from llmserve.checkpoint.gguf.text_files import text_files
 from llmserve.checkpoint.gguf.vocabulary import SPECIAL_KEYS
 from llmserve.checkpoint.rearranged import ReorderedRows, RowDifference, pair_order
@@ -51,6 +51,7 @@ class GgufFile:
             name = header.metadata.get("general.architecture")
             self._architecture = gguf_architecture(name, num_experts, self._stored)
             self.config: dict[str, Any] = self._read_config(reader)
+            self._drafting = self._drafting_names(reader)
             self._tensors = {hf: self._info(name) for name in self._wanted() for hf in self._hf_names(name)}
             texts = text_files(reader, self.config["vocab_size"]) if with_tokenizer else {}
             texts |= pooling_files(reader, self._stored)
@@ -75,6 +76,7 @@ class GgufFile:
         return {name: count / counted.total() for name, count in sorted(counted.items()) if name}
 
     def read(self, name: str) -> Rows:
+        name = self._in_blocks(name)
         if joined := self._joined(name):
             return joined
         stored_name = self._architecture.to_gguf(name)
@@ -105,7 +107,7 @@ class GgufFile:
         return JoinedRows(rows, joined.is_transposed and len(stored[0].shape) == 3, joined.in_turns)
 
     def stored_name(self, name: str) -> str:
-        return self._architecture.to_gguf(name)
+        return self._architecture.to_gguf(self._in_blocks(name))
 
     def close(self) -> None:
         self._bytes = np.empty(0, np.uint8)
@@ -152,11 +154,28 @@ class GgufFile:
         if not self._architecture.drops_drafting:
             return wanted
         blocks = ((name, BLOCK_TENSOR.fullmatch(name)) for name in wanted)
-        return [name for name, found in blocks if not found or int(found[1]) < self.config["num_hidden_layers"]]
+        count = self.config["num_hidden_layers"] + bool(self._drafting)
+        return [name for name, found in blocks if not found or int(found[1]) < count]
+
+    def _drafting_names(self, reader: MetadataReader) -> dict[str, str]:
+        """What names of the block that drafts begin with, as if it were one of the network's, and their own."""
+        if not self._architecture.has_mtp or reader.integer("{}.nextn_predict_layers", 0, minimum=0) != 1:
+            return {}
+        block = f"{LAYERS}.{self.config['num_hidden_layers']}."
+        return {f"{block}{module}.": f"{own}." for module, own in MTP.items()} | {block: f"{MTP_LAYER}."}
+
+    def _in_blocks(self, name: str) -> str:
+        """The inverse of `_published`."""
+        found = ((place, own) for place, own in self._drafting.items() if name.startswith(own))
+        return next((place + name.removeprefix(own) for place, own in found), name)
+
+    def _published(self, name: str) -> str:
+        found = ((place, own) for place, own in self._drafting.items() if name.startswith(place))
+        return next((own + name.removeprefix(place) for place, own in found), name)
 
     def _hf_names(self, stored_name: str) -> list[str]:
         """One, or one for each expert."""
-        name = self._architecture.to_hf(stored_name)
+        name = self._published(self._architecture.to_hf(stored_name))
         if f".{BOTH_GATES}." in stored_name:
             return [name.replace("in_proj_ba", f"in_proj_{gate}") for gate in "ba"]
         count = self._stored[stored_name].shape[0] if self._has_experts(stored_name) else 0

@@ -72,6 +72,13 @@ CORRECTION, CORRECTED = "exp_probs_b.bias", "e_score_correction_bias"
 DRAFTING = {f"nextn.{name}": name for name in ("eh_proj", "embed_tokens", "enorm", "hnorm")} | {
     f"nextn.shared_head_{name}": f"shared_head.{name}" for name in ("head", "norm")
 }
+MTP_LAYER = "mtp.layers.0"  # of Qwen3.5: the block that drafts, but for what is in it only
+MTP = {
+    "eh_proj": "mtp.fc",
+    "enorm": "mtp.pre_fc_norm_embedding",
+    "hnorm": "mtp.pre_fc_norm_hidden",
+    "shared_head.norm": "mtp.norm",
+}
 
 # Of layers with a state: Mamba's, by the module that they are in; and delta nets
 MAMBA_PARTS = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm", "ssm_out": "out_proj"}

@@ -119,6 +119,35 @@ def test_blocks_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
     assert np.isfinite(reference_logits(path)(IDS)).all()
 
 
+@pytest.mark.parametrize("kind", ["qwen3.5", "qwen3.5-moe"])
+def test_one_block_that_drafts_tokens_is_a_network_of_its_own(kind: str, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"num_hidden_layers": 4, "full_attention_interval": 2}
+    width, rng = KINDS[kind]["hidden_size"], np.random.default_rng(0)
+    own = {name: rng.standard_normal(width, np.float32) for name in ("enorm", "hnorm", "shared_head_norm")}
+    own["eh_proj"] = rng.standard_normal((width, 2 * width), np.float32)
+    changes = Changes(added={f"blk.3.nextn.{name}.weight": tensor for name, tensor in own.items()})
+    metadata = {f"{kind.replace('.', '').replace('-', '')}.nextn_predict_layers": 1}
+    path = make_gguf(tmp_path / "m.gguf", kind, metadata=metadata, changes=changes, **sizes)
+    original = random_tensors(KINDS[kind] | sizes, dtype="float32", seed=0)
+    with Checkpoint.open(path) as checkpoint:
+        network = architecture_for(checkpoint.config)
+        assert checkpoint.config["num_hidden_layers"] == 3
+        plan_weights(checkpoint, network.params(network.from_hf(checkpoint.config)), network.ignored)
+        layer = network.drafter
+        assert layer is not None
+        params = layer.params(layer.from_hf(checkpoint.config))
+        plan = plan_weights(checkpoint, params, layer.ignored)
+        loaded = {param.name: plan.load(param.name, "float32") for param in params}
+    np.testing.assert_array_equal(loaded["joint.linear"], own["eh_proj"])
+    np.testing.assert_allclose(loaded["joint.norm"], np.concatenate((own["enorm"], own["hnorm"])) - 1, atol=1e-6)
+    np.testing.assert_allclose(loaded["norm"], own["shared_head_norm"] - 1, atol=1e-6)
+    matrices = {"layers.0.attn.output": "self_attn.o_proj.weight"}
+    if kind == "qwen3.5":
+        matrices["layers.0.mlp.down"] = "mlp.down_proj.weight"
+    for name, source in matrices.items():
+        np.testing.assert_array_equal(loaded[name], original[f"model.layers.3.{source}"])
+
+
 def test_gate_and_up_of_experts_may_be_one_tensor(tmp_path: Path) -> None:
     own = overrides("qwen3.5-moe")
     apart = make_gguf(tmp_path / "m.gguf", "qwen3.5-moe", **own)
