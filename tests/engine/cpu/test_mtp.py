@@ -14,17 +14,20 @@ import pytest
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.engine.cpu.layout import HEADER, OP
+from llmserve.engine.cpu.op_codes import OpCode
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.open import open_engine
 from llmserve.engine.registry import runtime_for
-from llmserve.errors import CheckpointError, InternalError, InvalidArgument, RecipeError, Unsupported
+from llmserve.errors import CheckpointError, EngineFileError, InternalError, InvalidArgument, RecipeError, Unsupported
 from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import Draftable, Speculation
 from llmserve.scheduler.drafts.model import ModelDrafter
 from llmserve.scheduler.plan import Chunk, StepPlan
 from llmserve.scheduler.step_costs import StepCosts
 from tests.checkpoints import make_checkpoint
+from tests.engine.cpu.test_engine_file import open_natively, sealed
 from tests.engine.cpu.test_state_speculation import Answers, answers, requests_of, settings_of
 from tests.mtp import MtpOracle, make_mtp_checkpoint
 from tests.oracle import relative_error
@@ -106,6 +109,29 @@ def steps(engine: Path, ids: list[int], ends: tuple[int, ...], width: int, hidde
         runner.step(replace(plan, hidden=np.zeros((len(chunk.token_ids), width + 1), np.float32)))
     runner.close()
     return found
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(("output", "width"), 64), (("output", "buffer"), -2), (("rows",), 1), (("inputs", 0, "buffer"), 999)],
+)
+def test_a_damaged_operation_is_refused(
+    place: tuple[str | int, ...], value: int, folders: Build, tmp_path: Path
+) -> None:
+    good = EngineDirectory.open(folders("qwen3.5") / "layer").engine_file.read_bytes()
+    header = np.frombuffer(good, HEADER, 1)[0]
+    begin, count = int(header["ops_offset"]), int(header["num_ops"])
+    ops = np.frombuffer(good, OP, count, begin).copy()
+    index = int(np.flatnonzero(ops["kind"] == OpCode.WITH_HIDDEN)[0])
+    *path, field = place
+    record: Any = ops[index : index + 1]
+    for part in path:
+        record = record[part] if isinstance(part, str) else record[:, part]
+    record[field] = value
+    damaged = tmp_path / "damaged.engine"
+    damaged.write_bytes(sealed(bytearray(good[:begin] + ops.tobytes() + good[begin + ops.nbytes :])))
+    with pytest.raises(EngineFileError, match=f"damaged record of operation {index}$"):
+        open_natively(damaged)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
