@@ -22,7 +22,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cluster": 1_506,
     "llmserve/engine": 13_452,
     "llmserve/evaluation": 6_634,
-    "llmserve/frontends": 16_703,
+    "llmserve/frontends": 16_706,
     "llmserve/models": 5_699,
     "llmserve/scheduler": 2_867,
     "llmserve/serving": 9_494,
