@@ -75,7 +75,7 @@ class BuildPlan:
         if not self.program.state_bytes:
             return []
         size = f"{self.program.state_bytes / 2**20:,.1f} MiB per sequence, and for each that prefix reuse keeps"
-        return [("states", f"{size}; no speculation, no KV files")]
+        return [("states", size)]
 
     def _machine_rows(self) -> list[tuple[str, str]]:
         fits = ", ".join(f"{count:,} of {length:,} tokens" for length, count in self.sequences_that_fit.items())
