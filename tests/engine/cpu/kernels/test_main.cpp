@@ -282,8 +282,12 @@ Error run_step(Engine& engine) {
   const float bias[5] = {};
   int32_t out[2], top_ids[5];
   double log_probs[2], score_log_probs[1], top_log_probs[5];
-  StepRecord step = {tokens, chunks, blocks, selected, nullptr, samples, scores, sample_ids, bias, mask, nullptr, out, log_probs,
-                     score_log_probs, top_ids, top_log_probs, nullptr, 4, 2, 6, 3, 0, 2, 1, 5, 5, 8};
+  StepRecord step = {.token_ids = tokens, .chunks = chunks, .block_ids = blocks, .selected_rows = selected,
+                     .samples = samples, .scores = scores, .sample_ids = sample_ids, .bias_values = bias,
+                     .mask_words = mask, .tokens = out, .log_probs = log_probs, .score_log_probs = score_log_probs,
+                     .top_ids = top_ids, .top_log_probs = top_log_probs, .num_tokens = 4, .num_chunks = 2,
+                     .num_block_ids = 6, .num_selected = 3, .num_kept = 0, .num_samples = 2, .num_scores = 1,
+                     .num_sample_ids = 5, .num_top = 5, .num_mask_words = 8};
   if (!engine.step(step)) return {};
   step.num_samples = step.num_scores = 0;
   return engine.step(step);

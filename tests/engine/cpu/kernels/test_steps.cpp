@@ -62,11 +62,16 @@ void step(Engine* engine, const Request& r, size_t vocabulary) {
   std::vector<int32_t> top_ids(r.num_top);
   std::vector<double> log_probs(r.num_samples), score_log_probs(r.num_scores), top_log_probs(r.num_top);
   std::vector<float> logits(r.num_kept * vocabulary);
-  const StepRecord record = {token_ids.data(), chunks.data(), block_ids.data(), selected.data(), kept.data(),
-                             samples.data(), scores.data(), sample_ids.data(), bias.data(), mask_words.data(), nullptr, tokens.data(),
-                             log_probs.data(), score_log_probs.data(), top_ids.data(), top_log_probs.data(),
-                             logits.data(), r.num_tokens, r.num_chunks, r.num_block_ids, r.num_selected, r.num_kept,
-                             r.num_samples, r.num_scores, r.num_sample_ids, r.num_top, r.num_mask_words};
+  const StepRecord record = {
+      .token_ids = token_ids.data(), .chunks = chunks.data(), .block_ids = block_ids.data(),
+      .selected_rows = selected.data(), .kept_rows = kept.data(), .samples = samples.data(), .scores = scores.data(),
+      .sample_ids = sample_ids.data(), .bias_values = bias.data(), .mask_words = mask_words.data(),
+      .tokens = tokens.data(), .log_probs = log_probs.data(), .score_log_probs = score_log_probs.data(),
+      .top_ids = top_ids.data(), .top_log_probs = top_log_probs.data(), .logits = logits.data(),
+      .num_tokens = r.num_tokens, .num_chunks = r.num_chunks, .num_block_ids = r.num_block_ids,
+      .num_selected = r.num_selected, .num_kept = r.num_kept, .num_samples = r.num_samples,
+      .num_scores = r.num_scores, .num_sample_ids = r.num_sample_ids, .num_top = r.num_top,
+      .num_mask_words = r.num_mask_words};
   char text[1024] = "";
   const int status = llmserve_step(engine, &record, text, sizeof(text));
   reply(status, text);
