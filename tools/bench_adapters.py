@@ -30,7 +30,7 @@ from tools.benchmark import ours
 from tools.benchmark.cells import Cell, measure_cell, random_prompts, warm_up
 from tools.benchmark.checkpoint import make_checkpoint
 from tools.benchmark.contestants import OURS_MODULE, PEERS
-from tools.benchmark.environment import Environment
+from tools.benchmark.environment import Environment, groups_of
 from tools.benchmark.job import Job
 from tools.benchmark.markdown import table
 from tools.benchmark.options import say
@@ -40,6 +40,7 @@ from tools.benchmark.shapes import SHAPES, Shape
 
 RANK = 16
 CASES = ((1, Cell("decode", 1, 32, 64)), (8, Cell("decode", 16, 32, 64)))  # adapters, and the cell
+WITH_ADAPTERS = ("OpenVINO GenAI", "llama.cpp")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "W_pack", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -125,21 +126,21 @@ def peer_cost(entry: Entry, rounds: int) -> str:
 
 def peer_rows(job: Job, rounds: int) -> list[list[str]]:
     environment = Environment(ROOT / ".venv-bench", say)
-    missing = environment.install()
+    chosen = [peer for peer in PEERS if peer.precision == job.precision and peer.engine in WITH_ADAPTERS]
+    missing = environment.install(groups_of(peer.requirement for peer in chosen))
     rows = []
-    for peer in PEERS:
-        if peer.precision == job.precision and "torch" not in peer.module:
-            reason = missing.get(peer.module.rpartition(".")[2])
-            entry = Entry(peer, replace(job, module=peer.module), environment.python)
-            rows.append([str(peer), reason or peer_cost(entry, rounds), "the same adapters for all sequences only"])
-            say(" ".join(rows[-1]))
+    for peer in chosen:
+        reason = missing.get(peer.requirement)
+        entry = Entry(peer, replace(job, module=peer.module), environment.python)
+        rows.append([str(peer), reason or peer_cost(entry, rounds), "the same adapters for all sequences only"])
+        say(" ".join(rows[-1]))
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--precision", action="append", help="float16, int8, int4; may be repeated; all by default")
-    parser.add_argument("--shape", choices=("tiny", "0.4b", "1.1b", "7b-layers"), default="0.4b")
+    parser.add_argument("--shape", choices=("tiny", "0.4b", "1.1b", "7b-layers", "llama-7b-layers"), default="0.4b")
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--peers", action="store_true", help="llama.cpp and OpenVINO GenAI, installed into .venv-bench")

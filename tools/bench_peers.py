@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from tools.benchmark import rounds
 from tools.benchmark.contestants import OURS, OURS_OF_GGUF, PEERS, Contestant
-from tools.benchmark.environment import GROUPS, Environment, Group
+from tools.benchmark.environment import Environment, groups_of
 from tools.benchmark.options import Options, parse, say
 from tools.benchmark.process import ROOT
 from tools.benchmark.report import json_report, markdown_report, write_reports
@@ -43,17 +43,11 @@ def measured_losses(options: Options, python: Path, missing: Mapping[str, str]) 
     return by_name | {name.replace("llama.cpp", "ik_llama"): losses for name, losses in of_files.items()}
 
 
-def groups_of(chosen: Sequence[Contestant]) -> tuple[Group, ...]:
-    """What these need, and the network that losses are measured against. Compiling others takes half an hour."""
-    modules = {"torch_eager", *(one.module.rpartition(".")[2] for one in chosen)}
-    return tuple(group for group in GROUPS if not modules.isdisjoint(group.modules))
-
-
 def main() -> None:
     options = parse(__doc__ or "", minutes=25)
     environment = Environment(ROOT / ".venv-bench", say)
     chosen = options.chosen((*OURS, OURS_OF_GGUF, *PEERS))
-    missing = environment.install(groups_of(chosen))
+    missing = environment.install(groups_of(one.requirement for one in chosen))
     options.make_checkpoints()
 
     def python(contestant: Contestant) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 from llmserve.engine.machine.cores import usable_cores
 from llmserve.engine.machine.description import machine_name
 from llmserve.engine.native.library import chosen_isa
-from tools.benchmark.environment import Environment
+from tools.benchmark.environment import Environment, groups_of
 from tools.benchmark.options import say
 from tools.benchmark.process import ROOT
 from tools.benchmark.report import write_reports
@@ -44,10 +44,10 @@ def chosen_columns(names: list[str] | None, *, quick: bool) -> list[Column]:
 def main() -> None:
     given = parse()
     environment = Environment(ROOT / ".venv-bench", say)
-    missing = environment.install()
     networks = Networks(given.folder.resolve(), environment.python, given.threads, say)
     columns = chosen_columns(given.column, quick=given.quick)
     contestants = [one for one in CONTESTANTS if not given.only or any(text in one.name for text in given.only)]
+    missing = environment.install(groups_of(one.requirement for one in contestants))
     findings = Measurement(networks, environment.python, missing, given.threads, say).run(columns, contestants)
     machine = f"{machine_name()}; kernels for {chosen_isa()}"
     page = markdown_report(machine, columns, contestants, findings)

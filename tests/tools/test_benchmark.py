@@ -18,7 +18,6 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.evaluation.baseline.hf import HfModel
 from tests.tools import benchmark_engine
-from tools.bench_peers import groups_of
 from tools.benchmark import environment, ours, rounds
 from tools.benchmark.bounds import Limits, bounds
 from tools.benchmark.cells import LONG_CELLS, PREFILL_CALLS, WARM_STEPS, Cell, measure_cell, random_prompts
@@ -370,5 +369,5 @@ def test_only_what_is_asked_for_is_installed() -> None:
     """ik_llama.cpp is compiled for half an hour."""
     chosen = parse("", minutes=1, arguments=["--only", "llama.cpp int8"]).chosen((*OURS, *PEERS))
     assert [str(one) for one in chosen] == ["llama.cpp int8"]
-    assert "ik_llama.cpp" not in {group.name for group in groups_of(chosen)}
-    assert "ik_llama.cpp" in {group.name for group in groups_of(PEERS)}
+    assert "ik_llama.cpp" not in {group.name for group in environment.groups_of(one.requirement for one in chosen)}
+    assert "ik_llama.cpp" in {group.name for group in environment.groups_of(one.requirement for one in PEERS)}

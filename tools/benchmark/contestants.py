@@ -23,6 +23,11 @@ class Contestant:
         return self.module == OURS_MODULE
 
     @property
+    def requirement(self) -> str:
+        """The module of `environment.Group` that must be there."""
+        return self.module.rpartition(".")[2]
+
+    @property
     def bits(self) -> int:
         """Of a weight: precisions with as many are compared with each other."""
         return GGUF_BITS if self.precision == GGUF else WEIGHTS[self.precision].bits

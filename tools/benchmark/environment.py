@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +86,12 @@ GROUPS = (
     Group("llama.cpp", ("llama-cpp-python",), ("llama_cpp", "ik_llama_cpp"), (), native),
     Group("ik_llama.cpp", ("ik-llama-cpp-python",), ("ik_llama_cpp",), (), from_source),
 )
+
+
+def groups_of(modules: Iterable[str]) -> tuple[Group, ...]:
+    """What these need, and the network that losses are measured against. Compiling others takes half an hour."""
+    needed = {"torch_eager", *modules}
+    return tuple(group for group in GROUPS if not needed.isdisjoint(group.modules))
 
 
 class Environment:

@@ -324,6 +324,7 @@ SHAPES = {
         Shape("1.1b", hidden=2048, intermediate=5632, layers=22, heads=32, kv_heads=4),  # TinyLlama's
         BaichuanShape("7b", 4096, 11008, layers=32, heads=32, kv_heads=32, vocab=125696, max_positions=4096),
         BaichuanShape("7b-layers", 4096, 11008, layers=2, heads=32, kv_heads=32, max_positions=4096),  # some of it
+        Shape("llama-7b-layers", 4096, 11008, layers=2, heads=32, kv_heads=32),  # the same for peers
         OlmoeShape("olmoe-layers", 2048, 1024, layers=4, heads=16, kv_heads=16),  # a quarter of OLMoE-1B-7B
         Qwen3MoeShape("qwen3-30b-layers", 2048, 768, layers=3, heads=32, kv_heads=4),  # of 48
         GptOssShape("gpt-oss-layers", 2880, 2880, layers=3, heads=64, kv_heads=8),  # of 24
