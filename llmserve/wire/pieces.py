@@ -8,14 +8,11 @@ allocator would keep as much again.
 from __future__ import annotations
 
 import mmap
-import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 
 CRUMB_BYTES = 64 * 1024  # that are kept without a block
 BLOCK_BYTES = 1024 * 1024
-FEW_BLOCKS = 16  # to give a block back takes the system about 0.08 ms
 
 
 def in_pieces(data: bytes | memoryview, size: int = BLOCK_BYTES) -> Iterator[bytes | memoryview]:
@@ -39,12 +36,6 @@ class Pieces:
 
     def __len__(self) -> int:
         return self.num_bytes
-
-    def __del__(self) -> None:
-        """Many blocks of a message that nobody took go in a thread: with them the event loop would stand still."""
-        if len(self._blocks) > FEW_BLOCKS:
-            with suppress(RuntimeError):  # the interpreter ends, and they with it
-                threading.Thread(target=_drop, args=(self._blocks,), daemon=True).start()
 
     def add(self, data: bytes | bytearray) -> None:
         self.num_bytes += len(data)
@@ -86,8 +77,3 @@ class Pieces:
             self._blocks[-1][self._at : self._at + size] = view[:size]
             self._at += size
             view = view[size:]
-
-
-def _drop(blocks: deque[memoryview]) -> None:
-    while blocks:
-        blocks.popleft()  # gives the lock away

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
-import weakref
 
 import pytest
 from hypothesis import given
@@ -36,20 +34,3 @@ def test_much_of_it() -> None:
     whole = made.taken()
     assert whole.readonly
     assert whole == data
-
-
-def test_much_that_nobody_took_is_given_back_in_another_thread() -> None:
-    made, dropped_in = Pieces(), threading.Thread()
-    gone = threading.Event()
-
-    def note() -> None:
-        nonlocal dropped_in
-        dropped_in = threading.current_thread()
-        gone.set()
-
-    for _ in range(pieces.FEW_BLOCKS + 1):
-        made.add(bytes(pieces.BLOCK_BYTES))
-    weakref.finalize(made._blocks[-1].obj, note)
-    del made
-    assert gone.wait(60)
-    assert dropped_in is not threading.current_thread()
