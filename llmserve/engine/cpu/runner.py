@@ -99,8 +99,7 @@ class CpuRunner:
         )
         runner = cls(
             handle, header, num_blocks=num_blocks, threads=threads, isa=isa, path=path, layout=layout,
-            num_states=num_states,
-            handed_out=handed_out,
+            num_states=num_states, handed_out=handed_out,
         )  # fmt: skip
         runner.set_tactics(tactic_table(path, this_machine(isa)))
         return runner

@@ -289,9 +289,9 @@ class DraftModel:
         """What of its cache is right, now that more is known."""
         ahead, start, num_before = cached.ahead, cached.num_computed, sequence.num_tokens - 1
         cached.ahead = array("i")
-        pairs = zip(ahead, sequence.token_ids[start:num_before], strict=False)
         if cached.rows is not None:
             return
+        pairs = zip(ahead, sequence.token_ids[start:num_before], strict=False)
         num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if self._config.num_states:
             if num_right < len(ahead):
