@@ -7,12 +7,15 @@ allocator would keep as much again.
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 
 CRUMB_BYTES = 64 * 1024  # that are kept without a block
 BLOCK_BYTES = 1024 * 1024
+BLOCKS_AT_ONCE = 32  # are given back: each takes the system about 0.08 ms
 
 
 def in_pieces(data: bytes | memoryview, size: int = BLOCK_BYTES) -> Iterator[bytes | memoryview]:
@@ -36,6 +39,13 @@ class Pieces:
 
     def __len__(self) -> int:
         return self.num_bytes
+
+    def __del__(self) -> None:
+        """Of a message that nobody took. Other work of the event loop comes between its blocks."""
+        if len(self._blocks) > BLOCKS_AT_ONCE:
+            with suppress(RuntimeError):  # no event loop runs here, which would stand still
+                loop = asyncio.get_running_loop()
+                loop.call_soon(_give_back, self._blocks, loop)
 
     def add(self, data: bytes | bytearray) -> None:
         self.num_bytes += len(data)
@@ -77,3 +87,10 @@ class Pieces:
             self._blocks[-1][self._at : self._at + size] = view[:size]
             self._at += size
             view = view[size:]
+
+
+def _give_back(blocks: deque[memoryview], loop: asyncio.AbstractEventLoop) -> None:
+    for _ in range(min(BLOCKS_AT_ONCE, len(blocks))):
+        blocks.popleft()
+    if blocks:
+        loop.call_soon(_give_back, blocks, loop)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import weakref
 
 import pytest
 from hypothesis import given
@@ -34,3 +36,28 @@ def test_much_of_it() -> None:
     whole = made.taken()
     assert whole.readonly
     assert whole == data
+
+
+async def test_what_nobody_took_is_given_back_between_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "CRUMB_BYTES", 7)
+    monkeypatch.setattr(pieces, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(pieces, "BLOCKS_AT_ONCE", 3)
+    made = Pieces()
+    made.add(bytes(16 * 10))
+    blocks = [weakref.ref(block) for block in made._blocks]
+    del made
+    left: list[int] = []
+    while not left or left[-1]:
+        await asyncio.sleep(0)
+        left.append(sum(block() is not None for block in blocks))
+    assert left[:4] == [7, 4, 1, 0]
+
+
+def test_what_nobody_took_in_a_thread_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "CRUMB_BYTES", 7)
+    monkeypatch.setattr(pieces, "BLOCK_BYTES", 16)
+    made = Pieces()
+    made.add(bytes(16 * 100))
+    block = weakref.ref(made._blocks[0])
+    del made
+    assert block() is None
