@@ -53,6 +53,11 @@ class RunnerInfo:
         """Blocks that take as much memory as a state: between two that are kept, so that these take no more."""
         return max(1, -(-self.state_bytes // max(1, self.block_bytes * (1 + self.windowed_layers.num_tables))))
 
+    def promised_bytes(self, num_free_blocks: int, num_free_states: int) -> int:
+        """Of the host's memory, that look free and are not. A GPU's pool is taken whole, and none of the host's."""
+        pool = 0 if self.gpu_bytes else num_free_blocks * self.block_bytes + num_free_states * self.state_bytes
+        return self.weight_bytes + pool
+
     def scheduler_config(self, settings: SchedulerSettings) -> SchedulerConfig:
         """What a scheduler plans with. Keys and values that depend on what comes later are of use to nobody else."""
         if self.needs_whole:

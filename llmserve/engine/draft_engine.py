@@ -35,7 +35,7 @@ class DraftEngine:
     def promised_bytes(self) -> int:
         """As in `EngineStats`."""
         info, model = self._runner.info, self.model
-        return info.weight_bytes + model.pool.num_free * info.block_bytes + model.states.num_free * info.state_bytes
+        return info.promised_bytes(model.pool.num_free, model.states.num_free)
 
     def close(self) -> None:
         self._runner.close()

@@ -391,9 +391,7 @@ class InflightEngine:
             total_restored_blocks=self._keeper.num_restored if self._keeper else None,
             max_num_states=scheduler.config.num_states,
             free_num_states=scheduler.states.num_free,
-            promised_bytes=self._limits.weight_bytes
-            + pool.num_free * self._limits.block_bytes
-            + scheduler.states.num_free * self._limits.state_bytes
+            promised_bytes=self._limits.promised_bytes(pool.num_free, scheduler.states.num_free)
             + (self._draft_engine.promised_bytes if self._draft_engine else 0),
             total_preemptions=scheduler.num_preemptions,
         )

@@ -60,6 +60,38 @@ def num_kv_blocks(
     return num_allowed
 
 
+def pool_with_states(
+    info: EngineInfo, settings: EngineSettings, *, block_size: int, block_bytes: int, state_bytes: int,
+    free_bytes: int, layers: WindowedLayers = NO_WINDOWS,
+) -> tuple[int, int]:  # fmt: skip
+    """Blocks as `num_kv_blocks`, and slots for states of `state_bytes` each, where a sequence has one.
+
+    Each running sequence has a slot, unless that takes more than half of the memory. There are as many slots more, for
+    states that other sequences may start from and drafts go to, as take the memory of the blocks; at least one, where
+    there is memory for it.
+    """
+    if not state_bytes:
+        num_blocks = num_kv_blocks(
+            info, settings, block_size=block_size, block_bytes=block_bytes, free_bytes=free_bytes, layers=layers
+        )
+        return num_blocks, 0
+    if state_bytes > settings.kv_cache_fraction * free_bytes:
+        raise ResourceExhausted(
+            f"there is no memory for a state of a sequence, which needs {state_bytes:,} bytes: the KV cache may have "
+            f"{max(0, int(settings.kv_cache_fraction * free_bytes)):,}; raise --kv-cache-fraction, or free some memory"
+        )
+    fitting = int(settings.kv_cache_fraction * free_bytes) // (2 * state_bytes)
+    num_running = max(1, min(info.max_batch_size, info.max_num_tokens, fitting))
+    between = -(-state_bytes // block_bytes) if settings.scheduler.reuses_blocks else 0
+    num_blocks = num_kv_blocks(
+        info, settings, block_size=block_size,
+        block_bytes=block_bytes + (-(-state_bytes // between) if between else 0),
+        free_bytes=free_bytes - num_running * state_bytes, layers=layers,
+    )  # fmt: skip
+    num_left = (int(settings.kv_cache_fraction * free_bytes) - num_blocks * block_bytes) // state_bytes - num_running
+    return num_blocks, num_running + max(num_blocks // between if between else 0, min(1, num_left))
+
+
 def _num_wanted(info: EngineInfo, settings: EngineSettings, block_size: int, layers: WindowedLayers) -> int:
     if settings.max_kv_tokens:
         return -(-settings.max_kv_tokens // block_size) * (1 + layers.num_tables)

@@ -34,6 +34,7 @@ SPECIAL = st.sampled_from(
         "input",
         "keys",
         "values",
+        "states",
         "scratch",
         "logits",
         "choice",

@@ -20,13 +20,13 @@ from llmserve.engine.directory.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
 from llmserve.engine.directory.selftest import SelfTest, SelfTestResult, make_adapter_selftest, run_stored_selftest
 from llmserve.engine.draft_engine import DraftEngine, check_draft_engine
-from llmserve.engine.kv_pool import num_kv_blocks
+from llmserve.engine.kv_pool import pool_with_states
 from llmserve.engine.machine.memory import available_memory_bytes
 from llmserve.engine.native.library import available_isas, chosen_isa, load_library
 from llmserve.engine.runtime import Needs, Runtime, Tactics
 from llmserve.engine.settings import EngineSettings
 from llmserve.engine.tactics import TacticCache
-from llmserve.errors import InvalidArgument, LlmserveError, ResourceExhausted, Unsupported
+from llmserve.errors import InvalidArgument, LlmserveError, Unsupported
 from llmserve.models.number_formats import FLOAT32
 from llmserve.progress import Progress
 from llmserve.scheduler.drafts.drafter import Speculation
@@ -174,12 +174,7 @@ def pool_sizes(
     directory: EngineDirectory, settings: EngineSettings, draft: EngineDirectory | None = None
 ) -> tuple[int, int]:
     """Blocks of the KV pool, and slots for states: weights are mapped, and all memory is the machine's. A pool of
-    `draft`, for as many tokens, takes part of it.
-
-    Each running sequence has a slot, unless that takes more than half of the memory. There are as many slots more, for
-    states that other sequences may start from and drafts go to, as take the memory of the blocks; at least one, where
-    there is memory for it.
-    """
+    `draft`, for as many tokens, takes part of it."""
     header, file, info = read_header(directory.engine_file), directory.engine_file, directory.info()
     fixed, for_block = _draft_bytes(draft, header)
     layout = _cache_layout(directory, header, settings, draft)
@@ -191,28 +186,13 @@ def pool_sizes(
     needed = num_needed * block_bytes + header.state_bytes
     least = int(needed / settings.kv_cache_fraction) + beside
     free_bytes = left_beside_weights(available_memory_bytes(), file.stat().st_size, least) - beside
-    if not (state_bytes := header.state_bytes):
-        num_blocks = num_kv_blocks(
-            info, settings, block_size=header.block_size, block_bytes=block_bytes, free_bytes=free_bytes, layers=layers
-        )
-        # of texts that need one step: its tokens, and for each of them a block that is not full
-        of_step = -(-header.max_num_tokens // header.block_size) + header.max_batch_size
-        return min(num_blocks, of_step) if header.needs_whole else num_blocks, 0
-    if state_bytes > settings.kv_cache_fraction * free_bytes:
-        raise ResourceExhausted(
-            f"there is no memory for a state of a sequence, which needs {state_bytes:,} bytes: the KV cache may have "
-            f"{max(0, int(settings.kv_cache_fraction * free_bytes)):,}; raise --kv-cache-fraction, or free some memory"
-        )
-    fitting = int(settings.kv_cache_fraction * free_bytes) // (2 * state_bytes)
-    num_running = max(1, min(info.max_batch_size, info.max_num_tokens, fitting))
-    between = -(-state_bytes // block_bytes) if settings.scheduler.reuses_blocks else 0
-    num_blocks = num_kv_blocks(
-        info, settings, block_size=header.block_size,
-        block_bytes=block_bytes + (-(-state_bytes // between) if between else 0),
-        free_bytes=free_bytes - num_running * state_bytes, layers=layers,
+    num_blocks, num_states = pool_with_states(
+        info, settings, block_size=header.block_size, block_bytes=block_bytes, state_bytes=header.state_bytes,
+        free_bytes=free_bytes, layers=layers,
     )  # fmt: skip
-    num_left = (int(settings.kv_cache_fraction * free_bytes) - num_blocks * block_bytes) // state_bytes - num_running
-    return num_blocks, num_running + max(num_blocks // between if between else 0, min(1, num_left))
+    # of texts that need one step: its tokens, and for each of them a block that is not full
+    of_step = -(-header.max_num_tokens // header.block_size) + header.max_batch_size
+    return min(num_blocks, of_step) if header.needs_whole else num_blocks, num_states
 
 
 RUNTIME: Runtime = CpuRuntime()

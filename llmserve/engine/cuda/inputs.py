@@ -21,6 +21,8 @@ BUCKET_ROWS = 128
 FIRST_UNSEEN = -1  # stands for the first token that the step before chooses, -2 for the second
 # Tokens of one sequence that a program of attention takes; start: position of the first one
 TILE = np.dtype([(name, "i4") for name in ("first_row", "num_tokens", "sequence", "start")])
+# Tokens of one sequence, with the slots of its state before them, behind them, and behind the first `num_kept`
+CHUNK = np.dtype([(name, "i4") for name in ("first_row", "num_tokens", "before", "after", "kept", "num_kept")])
 
 
 def buckets(most: int) -> list[int]:
@@ -44,14 +46,17 @@ class Inputs:
 
     def __init__(self, header: EngineHeader) -> None:
         self._header = header
+        self._has_states = header.state_bytes > 0
         most = header.max_num_tokens
         sizes = {
             "token_ids": most,
             "positions": most,
             "slots": most,
             "tiles": num_words(TILE) * max_tiles(header, most),
-            "block_tables": header.max_batch_size * header.max_blocks,  # the last: only what is used is copied
         }
+        if self._has_states:
+            sizes |= {"chunks": num_words(CHUNK) * max_tiles(header, most), "chunk_of_row": most}
+        sizes["block_tables"] = header.max_batch_size * header.max_blocks  # the last: only what is used is copied
         self.offsets: dict[str, int] = {}  # bytes
         end = 0
         for name, size in sizes.items():
@@ -94,4 +99,19 @@ class Inputs:
         views["positions"][row:num_rows] = 0
         views["slots"][row:num_rows] = NO_SLOT
         tiles[tile : max_tiles(header, num_rows)] = 0
+        if self._has_states:
+            self._fill_chunks(views, chunks, num_rows)
         return self.offsets["block_tables"] + ITEM_BYTES * header.max_blocks * len(chunks)
+
+    def _fill_chunks(self, views: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk], num_rows: int) -> None:
+        """Which slots each sequence reads and writes."""
+        records, chunk_of_row = views["chunks"].view(CHUNK), views["chunk_of_row"]
+        row = 0
+        for number, chunk in enumerate(chunks):
+            (before, after), (kept, num_kept) = chunk.states, chunk.kept_state
+            count = len(chunk.token_ids)
+            records[number] = row, count, before if chunk.start else NO_SLOT, after, kept, num_kept
+            chunk_of_row[row : row + count] = number
+            row += count
+        chunk_of_row[row:num_rows] = NO_SLOT
+        records[len(chunks) : max_tiles(self._header, num_rows)] = 0

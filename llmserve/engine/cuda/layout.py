@@ -39,6 +39,7 @@ PIECE_BYTES = 16  # of an output, one behind the other
 SCALE_BYTES = 4
 ALIGNED_BYTES = 16  # what a thread loads at once
 TILE_ROWS = 128  # products write whole tiles of rows, so buffers have that many more or fewer
+LATER_FIELDS = ("state_bytes",)  # of the header, where they say something
 MOST_GRID = ((1 << 31) - 1, 65535, 65535)  # programs, of any GPU
 
 
@@ -50,6 +51,7 @@ class Room(Enum):
     INPUT = "input"  # array `name` of the step's inputs: `inputs.py`
     KEYS = "keys"  # of layer `name`
     VALUES = "values"
+    STATES = "states"  # of sequences, in slots
     SCRATCH = "scratch"
     LOGITS = "logits"
     CHOICE = "choice"  # array `name` of what tokens are chosen with: `choices.py`
@@ -194,6 +196,7 @@ class EngineHeader:
     data_bytes: int
     tensors_begin: int
     data_begin: int = 0  # in the file; not in the JSON
+    state_bytes: int = 0  # of a sequence, however long; 0: its keys and values are all
 
     @property
     def kv_bytes_per_block(self) -> int:
@@ -224,7 +227,8 @@ class EngineHeader:
 
     def encode(self) -> bytes:
         """Everything in the file before the data."""
-        fields = {name: value for name, value in asdict(self).items() if name != "data_begin"}
+        fields = {name: value for name, value in asdict(self).items() if name not in LATER_FIELDS or value}
+        del fields["data_begin"]
         text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
         blob = PREFIX.pack(MAGIC, FORMAT_VERSION, len(text), zlib.crc32(text)) + text
         return blob.ljust(_on_page(len(blob)), b"\0")

@@ -62,11 +62,13 @@ def _sizes(header: EngineHeader) -> Iterator[str]:
     for name, value in counts.items():
         if not _is_whole(value, 1, MOST_LAYERS if name == "num_layers" else MOST_COUNT):
             yield f"{name} is {_shown(value)}"
-    sizes = {name: getattr(header, name) for name in ("scratch_bytes", "data_bytes", "tensors_begin")}
+    sizes = {name: getattr(header, name) for name in ("scratch_bytes", "data_bytes", "tensors_begin", "state_bytes")}
     sizes |= {f"buffer {place}": num_bytes for place, num_bytes in enumerate(header.buffers)}
     for name, value in sizes.items():
         if not _is_whole(value, 0, MOST_BYTES):
             yield f"{name} is {_shown(value)}"
+        elif name == "state_bytes" and value % ALIGNMENT:
+            yield f"state_bytes is {value}, and slots are aligned to {ALIGNMENT}"
         elif name == "tensors_begin" and _is_whole(header.data_bytes, 0, MOST_BYTES) and value > header.data_bytes:
             yield f"tensors begin at {value}, behind the data"
 
@@ -225,6 +227,7 @@ class _Rooms:
             Room.CHOICE: {name: (begin, choice_bytes - begin) for name, begin in choices.items()},
             Room.KEYS: {str(layer): (layer * keys, keys) for layer in layers},
             Room.VALUES: {str(layer): (layer * values, values) for layer in layers},
+            Room.STATES: {"": (0, header.state_bytes)},  # of a slot
             Room.SCRATCH: {"": (0, header.scratch_bytes)},
             Room.LOGITS: {"": (0, 4 * header.vocab_size)},  # of a row
         }

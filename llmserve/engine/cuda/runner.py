@@ -34,8 +34,11 @@ STAGING_BYTES = 64 << 20  # of weights on their way to the device
 class CudaRunner:
     """An opened engine file on one device, with its KV pool. Owns the device. One step at a time."""
 
-    def __init__(self, path: Path, device: Device, *, num_blocks: int, threads: int = 0) -> None:
-        """`num_blocks`: of the KV pool; `threads`: that choose tokens, 0: one for each core.
+    def __init__(
+        self, path: Path, device: Device, *, num_blocks: int, threads: int = 0, num_states: int | None = None
+    ) -> None:
+        """`num_blocks`: of the KV pool; `threads`: that choose tokens, 0: one for each core; `num_states`: slots for
+        states of sequences, where the network has states, None: for the largest batch.
 
         Raises Unsupported (an engine without kernels for the device), EngineFileError, ResourceExhausted.
         """
@@ -45,6 +48,8 @@ class CudaRunner:
         check_architecture(header, device)
         self.device = device
         self._num_blocks = num_blocks
+        num_states = header.max_batch_size if num_states is None else num_states
+        self._num_states = num_states if header.state_bytes else 0
         self._inputs = Inputs(header)
         self._choice_offsets, self._choice_bytes = choice_offsets(header)
         self._most_rows = dict.fromkeys(StepPart, header.head_rows) | {StepPart.BODY: header.max_num_tokens}
@@ -74,7 +79,12 @@ class CudaRunner:
             max_num_tokens=header.max_num_tokens,
             max_batch_size=header.max_batch_size,
             max_seq_len=header.max_seq_len,
-            gpu_bytes=fixed_bytes(header) + header.kv_bytes_per_block * num_blocks,
+            block_bytes=header.kv_bytes_per_block,
+            num_states=self._num_states,
+            state_bytes=header.state_bytes,
+            gpu_bytes=fixed_bytes(header)
+            + header.kv_bytes_per_block * num_blocks
+            + header.state_bytes * self._num_states,
             pinned_bytes=sum(host.num_bytes for host in self._free) + self._logits.nbytes,
         )
 
@@ -167,6 +177,8 @@ class CudaRunner:
             Room.LOGITS: _logits_bytes(header),
             Room.CHOICE: self._choice_bytes,
         }
+        if self._num_states:
+            wanted[Room.STATES] = header.state_bytes * self._num_states
         self._places = {room: device.allocate(max(num_bytes, 1)) for room, num_bytes in wanted.items()}
         rows = _in_tiles(header.max_num_tokens)
         self._buffers = [device.allocate(num_bytes * rows) for num_bytes in header.buffers]

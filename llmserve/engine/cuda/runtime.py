@@ -20,7 +20,7 @@ from llmserve.engine.cuda.tuning import time_tactics
 from llmserve.engine.directory.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
 from llmserve.engine.directory.selftest import SelfTest, SelfTestResult, run_stored_selftest
-from llmserve.engine.kv_pool import num_kv_blocks
+from llmserve.engine.kv_pool import pool_with_states
 from llmserve.engine.machine.cores import num_threads
 from llmserve.engine.machine.nvidia import visible_gpus
 from llmserve.engine.runtime import Needs, Runtime, Tactics, nothing_to_tune
@@ -49,7 +49,7 @@ class CudaRuntime:
             header = read_header(directory.engine_file)
             with closing(self._open_device(0)) as device:
                 check_architecture(header, device)
-                _num_blocks(directory, header, device, EngineSettings())
+                _pool_sizes(directory, header, device, EngineSettings())
         except LlmserveError as error:
             return [str(error)]
         return []
@@ -84,11 +84,13 @@ class CudaRuntime:
         device = self._open_device(gpu)
         try:
             check_architecture(header, device)
-            num_blocks = _num_blocks(directory, header, device, settings)
+            num_blocks, num_states = _pool_sizes(directory, header, device, settings)
         except BaseException:
             device.close()
             raise
-        runner = CudaRunner(directory.engine_file, device, num_blocks=num_blocks, threads=settings.threads)
+        runner = CudaRunner(
+            directory.engine_file, device, num_blocks=num_blocks, threads=settings.threads, num_states=num_states
+        )
         info = replace(directory.info(), kernels=device.architecture)
         return InflightEngine(runner, info, settings.scheduler, budgets)
 
@@ -122,7 +124,7 @@ class CudaRuntime:
         header = read_header(directory.engine_file)
         if not header.tactics:
             raise nothing_to_tune(self.tactics(directory))
-        runner = CudaRunner(directory.engine_file, self._open_device(0), num_blocks=1, threads=1)
+        runner = CudaRunner(directory.engine_file, self._open_device(0), num_blocks=1, threads=1, num_states=1)
         try:
             timed = time_tactics(runner, progress)
         finally:
@@ -150,9 +152,12 @@ def _gpus(settings: GpuSettings) -> Sequence[int]:
     return instances or chosen[:1] or (0,)
 
 
-def _num_blocks(directory: EngineDirectory, header: EngineHeader, device: Device, settings: EngineSettings) -> int:
-    settings = replace(settings, reserved_bytes=0)  # what is promised of the host's memory is none of the device's
-    return num_kv_blocks(
-        directory.info(), settings, block_size=header.block_size, block_bytes=header.kv_bytes_per_block,
+def _pool_sizes(
+    directory: EngineDirectory, header: EngineHeader, device: Device, settings: EngineSettings
+) -> tuple[int, int]:
+    """Blocks of the KV pool, and slots for states. What is promised of the host's memory is none of the device's."""
+    return pool_with_states(
+        directory.info(), replace(settings, reserved_bytes=0), block_size=header.block_size,
+        block_bytes=header.kv_bytes_per_block, state_bytes=header.state_bytes,
         free_bytes=device.free_bytes() - fixed_bytes(header),
     )  # fmt: skip

@@ -27,7 +27,7 @@ OPTIONS = BuildOptions(dtype="float16", max_batch_size=4, max_num_tokens=32, max
 QUANTIZATIONS = ("", "int8", "int4")
 REFUSED_BY_CUDA = {
     *MIXTURES,
-    *WITH_STATES,
+    *(kind for kind in WITH_STATES if kind != "lfm2"),
     "cohere2",
     "gemma3n",
     "gemma4",
@@ -69,7 +69,7 @@ DIGESTS = {  # kind: program, cpu, cuda
     "hunyuan": ("1efed54179ccbbf9", "9bad7de0b0d85846", "4f53cda18c2baa0c"),
     "hunyuan-moe": ("6b132b9068dc0345", "9d4b771adb3af05b", "4f53cda18c2baa0c"),
     "internlm3": ("59bc3530c19a0cea", "0f68b3abdc0ae5bd", "856f669ea2cc8e0b"),
-    "lfm2": ("327dd0e8c1d901ba", "1f717f29d9519535", "4f53cda18c2baa0c"),
+    "lfm2": ("327dd0e8c1d901ba", "1f717f29d9519535", "4634afd9338a9ceb"),
     "lfm2-moe": ("e99be2931bc04383", "9b825b4f44a9e06e", "4f53cda18c2baa0c"),
     "llama": ("6517767b23d599e1", "fd928de15f6d1ce1", "041337455e048b46"),
     "llama-tied": ("6517767b23d599e1", "e20425b86f88a9c3", "0acfd2ac6f9523af"),

@@ -73,24 +73,29 @@ def test_queries_that_grow_are_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "texts"),
+    ("kind", "texts", "texts_of_tensorrt_llm"),
     [
-        ("llama4-moe", ("chunked of attention: True", "op scale_by_position", "op experts")),
-        ("lfm2", ("op convolution", "op multiply")),
-        ("qwen3.5", ("op convolution", "op delta_rule", "op sigmoid_gate")),
-        ("granite4-h", ("op convolution", "op selective_scan", "own_weights of rms_norm: True")),
-        ("nemotron-h-moe", ("op experts", "op selective_scan")),
-        ("gemma3n", ("op mix", "op spread", "op over_threshold", "rows of embed: 300")),
-        ("gemma4", ("op scale", "op multiply", "op activation")),
-        ("phimoe", ("biased of logits: True", "op layer_norm", "op route")),
+        ("llama4-moe", ("chunked of attention: True", "op scale_by_position", "op experts"), ()),
+        ("qwen3.5", ("op delta_rule", "op sigmoid_gate"), ("op convolution",)),
+        ("granite4-h", ("op selective_scan", "own_weights of rms_norm: True"), ("op convolution",)),
+        ("nemotron-h-moe", ("op experts", "op selective_scan"), ()),
+        ("gemma3n", ("op mix", "op spread", "op over_threshold", "rows of embed: 300"), ()),
+        ("gemma4", ("op scale", "op activation"), ("op multiply",)),
+        ("phimoe", ("biased of logits: True", "op layer_norm", "op route"), ()),
+        ("lfm2-moe", ("op experts",), ("op convolution", "op multiply")),
     ],
 )
 @pytest.mark.parametrize("name", ["cuda", "tensorrt_llm"])
-def test_what_only_the_cpu_has_is_refused_by_name(name: str, kind: str, texts: tuple[str, ...]) -> None:
+def test_what_only_the_cpu_has_is_refused_by_name(
+    name: str, kind: str, texts: tuple[str, ...], texts_of_tensorrt_llm: tuple[str, ...]
+) -> None:
+    """`texts_of_tensorrt_llm`: what only that target refuses."""
     with pytest.raises(RecipeError) as caught:
         resolve_network(KINDS[kind], replace(OPTIONS, target=name, given=TARGETS[name]))
     for text in texts:
         assert str(caught.value).count(text) == 1
+    for text in texts_of_tensorrt_llm:
+        assert str(caught.value).count(text) == (name == "tensorrt_llm")
 
 
 def test_cuda_refuses_norms_behind_a_rotary_embedding() -> None:

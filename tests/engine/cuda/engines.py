@@ -19,6 +19,7 @@ from llmserve.engine.cuda.runner import CudaRunner
 from llmserve.engine.directory.artifact import ENGINE_FILE
 from tests.engine.cpu.networks import Network, odd_network
 from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
+from tests.engine.cuda.hybrids import CONFIGS, hybrid
 
 SMALL_TILES = Tiles(
     tuple(by_rows((64, (ProductTile(16, 32, 4, 3),)), (MANY, (ProductTile(32, 64, 4, 3),)))),
@@ -57,7 +58,8 @@ def open_runner(path: Path, *, num_blocks: int = 64) -> CudaRunner:
 def peculiar_kernels(dtype: str) -> Sequence[Kernel]:
     """Of networks with everything that few have, in tiles as large as any."""
     found: dict[Kernel, None] = {}
-    for network, cache_dtype in product((odd_network(alibi=True), odd_network(peculiar=True)), (dtype, "int8")):
+    networks = odd_network(alibi=True), odd_network(peculiar=True), *map(hybrid, CONFIGS)
+    for network, cache_dtype in product(networks, (dtype, "int8")):
         lowered = lower(
             network.program, network.params, dtype=dtype, cache_dtype=cache_dtype, max_seq_len=1024, block_size=16,
             tiles=tiles_for(dtype),

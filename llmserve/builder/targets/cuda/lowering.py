@@ -17,11 +17,13 @@ from llmserve.builder.targets.cuda.attention import AttentionLowering
 from llmserve.builder.targets.cuda.choosing import ChoiceLowering
 from llmserve.builder.targets.cuda.products import ProductLowering
 from llmserve.builder.targets.cuda.recorder import ONE, ROWS, Recorder, power_of_two
+from llmserve.builder.targets.cuda.states import StateLowering
 from llmserve.builder.targets.cuda.tiles import Tiles
 from llmserve.builder.targets.op_lowering import Rule
 from llmserve.builder.targets.tensor_writer import Rows
 from llmserve.engine.cuda.layout import Extent, StepPart
 from llmserve.models.graph import Op, OpKind, Program
+from llmserve.models.number_formats import FLOAT32
 from llmserve.models.spec import Param
 
 
@@ -34,14 +36,16 @@ class Lowered:
     stored: Mapping[str, Sequence[Rows]]  # of parameters that have tensors of their own
     offsets: Mapping[str, float]  # what is added to a parameter
     query_tokens: int  # of one sequence, in a tile of attention
+    state_bytes: int = 0  # of a sequence
 
 
-class Lowering(ProductLowering, AttentionLowering, ChoiceLowering):
+class Lowering(ProductLowering, AttentionLowering, StateLowering, ChoiceLowering):
     def run(self) -> Lowered:
         self._lower_ops()
         self._choose_tokens()
         buffers = tuple(self._buffers.bytes_per_row)
-        return Lowered(self._record, buffers, self._stored, self._offsets, self._query_tokens)
+        state_bytes = FLOAT32.num_bytes(self._state_floats)
+        return Lowered(self._record, buffers, self._stored, self._offsets, self._query_tokens, state_bytes)
 
     def _fuse(self, op: Op, following: Op) -> int:
         if op.kind is OpKind.LINEAR and self._uses[op.output] == 1:
@@ -91,6 +95,13 @@ class Lowering(ProductLowering, AttentionLowering, ChoiceLowering):
         constants = {"WIDTH": op.width, "A_STRIDE": a.stride, "B_STRIDE": b.stride, "Y_STRIDE": y.stride}
         self._record.by_columns("rowwise.add", {**arguments, "y": self._value(op.output)}, constants, op.width)
 
+    def _multiply(self, op: Op) -> None:
+        a, b = (self._buffers[name] for name in op.inputs)
+        y = self._new(op)
+        arguments = dict(zip(("a", "b", "y"), map(self._value, (*op.inputs, op.output)), strict=True))
+        constants = {"WIDTH": op.width, "A_STRIDE": a.stride, "B_STRIDE": b.stride, "Y_STRIDE": y.stride}
+        self._record.by_columns("rowwise.multiply", arguments, constants, op.width)
+
     def _gated_activation(self, op: Op) -> None:
         x, y = self._buffers[op.inputs[0]], self._new(op)
         constants = {"WIDTH": op.width, "X_STRIDE": x.stride, "Y_STRIDE": y.stride}
@@ -131,6 +142,8 @@ class Lowering(ProductLowering, AttentionLowering, ChoiceLowering):
         ),
         OpKind.GATED_ACTIVATION: Rule(_gated_activation, ("activation",)),
         OpKind.ADD: Rule(_add),
+        OpKind.MULTIPLY: Rule(_multiply),
+        OpKind.CONVOLUTION: Rule(StateLowering._convolution, ("taps", "silu", "biased")),
         OpKind.SELECT_ROWS: Rule(_select_rows),
         OpKind.LOGITS: Rule(ProductLowering._logits, ("scale", "soft_cap")),
     }

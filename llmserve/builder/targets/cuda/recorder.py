@@ -109,10 +109,12 @@ class Recorder:
         )
         return self._kernels.setdefault(kernel, len(self._kernels))
 
-    def by_columns(self, function: str, arguments: Mapping[str, Argument], constants: Any, width: int) -> None:
-        """A program for each row and tile of columns."""
+    def by_columns(
+        self, function: str, arguments: Mapping[str, Argument], constants: Any, width: int, of: Extent = ROWS
+    ) -> None:
+        """A program for each row, or something else, and tile of columns."""
         tile = min(self._columns, power_of_two(width))
-        grid = (ROWS, Extent(fixed=-(-width // tile)), ONE)
+        grid = (of, Extent(fixed=-(-width // tile)), ONE)
         num_warps = max(1, tile // COLUMNS_OF_WARP)
         self.launch(function, arguments, {**constants, "TILE_COLUMNS": tile}, grid, num_warps=num_warps)
 

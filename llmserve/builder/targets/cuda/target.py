@@ -204,6 +204,7 @@ class CudaTarget:
             query_tokens=lowered.query_tokens,
             head_rows=min(MOST_HEAD_ROWS, options.max_num_tokens),
             scratch_bytes=record.scratch_bytes,
+            state_bytes=lowered.state_bytes,
             buffers=lowered.buffers,
             kernels=record.kernels,
             launches=tuple(record.launches),

@@ -105,6 +105,19 @@ def add(
 
 
 @triton.jit
+def multiply(
+    a, b, y,
+    WIDTH: tl.constexpr, A_STRIDE: tl.constexpr, B_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    left = tl.load(a + row * A_STRIDE + columns, mask=columns < WIDTH).to(tl.float32)
+    right = tl.load(b + row * B_STRIDE + columns, mask=columns < WIDTH).to(tl.float32)
+    tl.store(y + row * Y_STRIDE + columns, (left * right).to(y.dtype.element_ty), mask=columns < WIDTH)
+
+
+@triton.jit
 def gated_activation(
     x, y,
     WIDTH: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, ACTIVATION: tl.constexpr,

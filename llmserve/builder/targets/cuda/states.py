@@ -1,0 +1,50 @@
+"""Ops with a state of the CUDA engine: what each keeps in a sequence's slot, and the launches that change it."""
+
+from __future__ import annotations
+
+from llmserve.builder.targets.cuda.recorder import STRIDE_BYTES, Argument
+from llmserve.builder.targets.cuda.values import Values
+from llmserve.engine.cuda.layout import TYPES, Address, Extent, Room
+from llmserve.models.graph import Op
+from llmserve.models.number_formats import FLOAT32
+
+CHUNKS = Extent(of_tiles=True)  # no fewer than sequences
+
+
+class StateLowering(Values):
+    @property
+    def _state_floats(self) -> int:
+        """Of a slot."""
+        return sum(map(_num_floats, self._program.ops))
+
+    def _convolution(self, op: Op) -> None:
+        """Rows in any order, and then what is kept of them: a slot may be read and written."""
+        (name,), (weight, *biases) = op.inputs, op.weights
+        source, y = self._buffers[name], self._new(op)
+        x, states, chunks = self._value(name), self._states_of(op), self._input("chunks")
+        sizes = {
+            "WIDTH": op.width, "TAPS": int(op.number("taps")), "STATE_STRIDE": self._state_floats,
+            "X_STRIDE": source.stride,
+        }  # fmt: skip
+        self._record.by_columns(
+            "states.convolution",
+            {"x": x, "weight": self._vector(weight), "bias": self._vector(biases[0]) if biases else states,
+             "states": states, "chunks": chunks, "chunk_of_row": self._input("chunk_of_row"),
+             "y": self._value(op.output)},
+            {**sizes, "HAS_BIAS": bool(biases), "SILU": bool(op.number("silu")), "Y_STRIDE": y.stride}, op.width,
+        )  # fmt: skip
+        self._record.by_columns(
+            "states.keep_rows", {"x": x, "states": states, "chunks": chunks}, sizes, op.width, CHUNKS
+        )
+
+    def _states_of(self, op: Op) -> Argument:
+        """Where its own numbers are in the first slot."""
+        ops = self._program.ops
+        before = sum(map(_num_floats, ops[: ops.index(op)]))
+        return Argument(Address(Room.STATES.value, "", FLOAT32.num_bytes(before)), TYPES[FLOAT32.name])
+
+
+def _num_floats(op: Op) -> int:
+    """In whole loads."""
+    of_load = STRIDE_BYTES // FLOAT32.num_bytes(1)
+    return -(-op.state_floats // of_load) * of_load

@@ -1,0 +1,89 @@
+"""Ops with a state of each sequence, and what is kept of it from one step to the next.
+
+A state has a slot of STATE_STRIDE numbers in `states`; an op is given where its own begin. `chunks` has six numbers for
+each sequence of the step, as `inputs.CHUNK` names them. The slot before is negative where a sequence begins: its state
+is zero. A chunk's slots may be the same one, and no other chunk writes what it reads.
+
+A token's results depend on its own numbers and on the state before it, which are the same wherever a chunk begins.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmserve.engine.cuda.kernels.activations import activate
+
+CHUNK_ITEMS: tl.constexpr = tl.constexpr(6)
+
+
+@triton.jit
+def _slot(states, slot, STATE_STRIDE: tl.constexpr):
+    return states + slot.to(tl.int64) * STATE_STRIDE
+
+
+@triton.jit
+def _row(
+    x, before, place, has_before, columns,
+    WIDTH: tl.constexpr, TAPS: tl.constexpr, X_STRIDE: tl.constexpr,
+):  # fmt: skip
+    """Row `place` of a chunk, whose first one `x` is; negative: of the TAPS - 1 rows that its state has."""
+    num_here, num_kept = tl.where(place >= 0, WIDTH, 0), tl.where((place < 0) & has_before, WIDTH, 0)
+    here = tl.load(x + place.to(tl.int64) * X_STRIDE + columns, mask=columns < num_here, other=0.0)
+    kept = tl.load(before + (place + TAPS - 1) * WIDTH + columns, mask=columns < num_kept, other=0.0)
+    return tl.where(place >= 0, here.to(tl.float32), kept)
+
+
+@triton.jit
+def convolution(
+    x, weight, bias, states, chunks, chunk_of_row, y,
+    WIDTH: tl.constexpr, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, STATE_STRIDE: tl.constexpr,
+    X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """y[t] = bias + the sum of weight[:, j] * x[t - TAPS + 1 + j], in order; then silu(y). Grid: rows, tiles of
+    columns."""
+    row = tl.program_id(0)
+    chunk = tl.load(chunk_of_row + row)
+    if chunk >= 0:
+        first_row, slot = tl.load(chunks + chunk * CHUNK_ITEMS), tl.load(chunks + chunk * CHUNK_ITEMS + 2)
+        columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+        is_column = columns < WIDTH
+        begin, before = x + first_row.to(tl.int64) * X_STRIDE, _slot(states, slot, STATE_STRIDE)
+        sums = tl.zeros((TILE_COLUMNS,), tl.float32)
+        if HAS_BIAS:
+            sums = tl.load(bias + columns, mask=is_column, other=0.0)
+        for tap in tl.static_range(TAPS):
+            place = row - first_row - (TAPS - 1) + tap
+            values = _row(begin, before, place, slot >= 0, columns, WIDTH, TAPS, X_STRIDE)
+            sums += tl.load(weight + columns * TAPS + tap, mask=is_column, other=0.0) * values
+        if SILU:
+            sums = activate(sums, "silu")
+        tl.store(y + row.to(tl.int64) * Y_STRIDE + columns, sums.to(y.dtype.element_ty), mask=is_column)
+
+
+@triton.jit
+def keep_rows(
+    x, states, chunks,
+    WIDTH: tl.constexpr, TAPS: tl.constexpr, STATE_STRIDE: tl.constexpr, X_STRIDE: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """What `convolution` will find of each chunk: the last TAPS - 1 rows of it, and of the tokens that a state is kept
+    behind. Grid: tiles, of which there is one for each chunk at least, tiles of columns."""
+    chunk = chunks + tl.program_id(0) * CHUNK_ITEMS
+    first_row, num_tokens, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
+    after, kept, num_kept = tl.load(chunk + 3), tl.load(chunk + 4), tl.load(chunk + 5)
+    if num_tokens > 0:
+        columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+        begin, before = x + first_row.to(tl.int64) * X_STRIDE, _slot(states, slot, STATE_STRIDE)
+        behind = ()
+        between = ()
+        for place in tl.static_range(TAPS - 1):
+            end = place - (TAPS - 1)
+            behind = behind + (_row(begin, before, num_tokens + end, slot >= 0, columns, WIDTH, TAPS, X_STRIDE),)
+            between = between + (_row(begin, before, num_kept + end, slot >= 0, columns, WIDTH, TAPS, X_STRIDE),)
+        tl.debug_barrier()  # all is read before anything is written: slots may be the same
+        for place in tl.static_range(TAPS - 1):
+            at = place * WIDTH + columns
+            width = tl.where(num_kept > 0, WIDTH, 0)
+            tl.store(_slot(states, kept, STATE_STRIDE) + at, between[place], mask=columns < width)
+            tl.store(_slot(states, after, STATE_STRIDE) + at, behind[place], mask=columns < WIDTH)

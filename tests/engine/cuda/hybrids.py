@@ -1,0 +1,40 @@
+"""Small networks with states, of the architectures themselves, with random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmserve.models.registry import architecture_for
+from llmserve.models.spec import HfConfig, Param
+from tests.checkpoints import KINDS
+from tests.engine.cpu.networks import Network
+
+SMALL: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 40, "vocab_size": 83, "num_hidden_layers": 2}
+CONFIGS: Mapping[str, HfConfig] = {
+    # the convolution has a bias
+    "lfm2": KINDS["lfm2"]
+    | SMALL
+    | {"block_ff_dim": 40, "layer_types": ["conv", "full_attention"], "num_attention_heads": 4, "conv_bias": True},
+}
+
+
+def hybrid(name: str) -> Network:
+    config = CONFIGS[name]
+    architecture = architecture_for(config)
+    spec = architecture.from_hf(config)
+    rng = np.random.default_rng(3)
+    params = architecture.params(spec)
+    arrays = {param.name: _numbers(param, rng) for param in params}
+    kept = frozenset(param.name for param in params if not param.quantizable)
+    return Network(architecture.program(spec), arrays, kept)
+
+
+def _numbers(param: Param, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Norms around one, convolutions and biases small, matrices of a size that leaves rows as large as they are."""
+    spread = 0.3 if len(param.shape) == 1 else 1.0 / np.sqrt(param.shape[-1])
+    near = 1.0 if "norm" in param.name else 0.0
+    return (near + spread * rng.standard_normal(param.shape)).astype(np.float32)

@@ -1,0 +1,117 @@
+"""Networks with states on interpreted CUDA engines: logits, and the same bits wherever a sequence was cut."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmserve.builder.build import build_engine
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.targets.cuda.target import CudaTarget
+from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.engine.base import Engine
+from llmserve.engine.cuda.runner import CudaRunner
+from llmserve.engine.cuda.runtime import CudaRuntime
+from llmserve.engine.directory.artifact import EngineDirectory
+from llmserve.engine.registry import runtime_for
+from llmserve.engine.settings import EngineSettings
+from llmserve.scheduler.plan import Chunk, StepPlan
+from tests.checkpoints import make_checkpoint
+from tests.engine.cpu.law import run_randomly
+from tests.engine.cpu.networks import LIMITS, all_logits, random_ids
+from tests.engine.cuda.engines import WIDE_TILES, compile_engine, open_runner
+from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
+from tests.engine.cuda.hybrids import CONFIGS, hybrid
+from tests.engine.cuda.test_engine import OPTIONS, TOLERANCE, assert_same_bits
+from tests.oracle import relative_error
+
+LAWFUL = ["lfm2"]
+NUM_TOKENS = 13
+LIMITS_OF_TOKENS = {"max_seq_len": 32, "max_num_tokens": 16, "max_batch_size": 4, "tokens_per_block": 4}
+
+
+def open_hybrid(network: str, dtype: str, folder: Path) -> CudaRunner:
+    options = dataclasses.replace(OPTIONS, dtype=dtype)
+    return open_runner(compile_engine(hybrid(network), folder / "e.engine", options, tiles=WIDE_TILES))
+
+
+@pytest.mark.parametrize(("network", "dtype"), [("lfm2", "float32"), ("lfm2", "float16")])
+def test_logits_are_those_of_the_reference(network: str, dtype: str, tmp_path: Path) -> None:
+    runner = open_hybrid(network, dtype, tmp_path)
+    ids = random_ids(runner.info.vocab_size, NUM_TOKENS)
+    wanted = hybrid(network).reference(dataclasses.replace(LIMITS, dtype=dtype)).logits(ids)
+    assert relative_error(all_logits(runner, ids), wanted) < TOLERANCE[dtype]
+
+
+@pytest.fixture(scope="module", params=LAWFUL)
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaRunner]:
+    opened = open_hybrid(request.param, "float16", tmp_path_factory.mktemp("states"))
+    yield opened
+    opened.close()
+
+
+def test_logits_do_not_depend_on_the_cuts(runner: CudaRunner) -> None:
+    """In pieces, each of which leaves its state in another slot, and one between; beside another sequence."""
+    prompts = [random_ids(83, length, length) for length in (NUM_TOKENS, 3)]
+    alone = [all_logits(runner, ids) for ids in prompts]
+    for found, wanted in zip(run_randomly(runner, prompts, random.Random(4)), alone, strict=True):
+        assert_same_bits(found, wanted)
+
+
+def test_a_state_that_was_kept_is_gone_on_from(runner: CudaRunner) -> None:
+    """By several sequences, some of which write the slot that they read; in one piece, and token by token."""
+    ids = random_ids(83, NUM_TOKENS, 7)
+    blocks = list(range(4))
+    first = Chunk(0, ids, 0, blocks, return_logits=True, states=(0, 1), kept_state=(2, 8))
+    whole = runner.step(StepPlan((first,))).logits[0]
+    other = Chunk(1, ids[8:], 8, [*blocks[:2], 4, 5], return_logits=True, states=(2, 3), kept_state=(4, 1))
+    again = Chunk(2, ids[9:], 9, [*blocks[:2], 4, 5], return_logits=True, states=(4, 4))
+    assert_same_bits(runner.step(StepPlan((other,))).logits[0], whole[8:])
+    assert_same_bits(runner.step(StepPlan((again,))).logits[0], whole[9:])
+    rows = []
+    for place in range(8, NUM_TOKENS):
+        states = (2, 5) if place == 8 else (5, 5)
+        chunk = Chunk(3, ids[place : place + 1], place, blocks, return_logits=True, states=states)
+        rows.append(runner.step(StepPlan((chunk,))).logits[0])
+    assert_same_bits(np.concatenate(rows), whole[8:])
+
+
+async def answers(engine: Engine) -> list[list[int]]:
+    """Of a prompt, then of two beside each other that begin like it."""
+
+    async def answer(prompt: list[int]) -> list[int]:
+        request = GenerateRequest("r", tuple(prompt), SamplingParams(max_tokens=5))
+        return [token async for event in engine.submit(request) for token in event.token_ids]
+
+    ids = random_ids(83, 10)
+    return [await answer(ids), *await asyncio.gather(answer(ids), answer([*ids[:9], 3, 4]))]
+
+
+async def test_an_engine_answers_as_the_cpus_and_reuses_prefixes(tmp_path: Path) -> None:
+    """Steps begin before the last one's tokens are known, and prompts from checkpoints of states."""
+    limits: dict[str, Any] = {"dtype": "float32", **LIMITS_OF_TOKENS}
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "lfm2", with_tokenizer=False, **CONFIGS["lfm2"])
+    build_engine(checkpoint, tmp_path / "cpu", BuildOptions(**limits))
+    options = BuildOptions(target="cuda", given={"gpu": "sm_90"}, **limits)
+    build_engine(checkpoint, tmp_path / "cuda", options, target=CudaTarget(FakeCompiler(), WIDE_TILES))
+    device = FakeDevice()
+    runtime, directory = CudaRuntime(lambda ordinal: device), EngineDirectory.open(tmp_path / "cuda")
+    settings = EngineSettings(threads=1)
+    with (
+        closing(runtime_for("cpu").open(EngineDirectory.open(tmp_path / "cpu"), settings)) as cpu,
+        closing(runtime.open(directory, settings)) as cuda,
+    ):
+        assert await answers(cuda) == await answers(cpu)
+        stats = cuda.stats()
+        assert stats.reused_blocks >= 4
+        assert stats.free_num_states == stats.max_num_states > 4
+        assert stats.gpu_mem_usage == device.used_bytes - 1, "all but the byte of an empty array"
+        assert stats.promised_bytes == 0, "nothing of the host's memory"
