@@ -35,7 +35,8 @@ MOST_PROGRAMS = {"sm_80": 32, "sm_89": 24, "sm_90": 32, "sm_100": 32, "sm_120": 
 # attention hide latency by the stages of their loads: eight warps are two per scheduler, and one program of eight, or
 # two of four, is what tiles of this size allow. What only moves rows hides latency by warps alone: half of the 48 that
 # the smallest multiprocessor has.
-# Products in words have the loads of eight groups under way in each thread.
+# Products in words have the loads of eight groups under way in each thread. What has a matrix of a state in registers
+# has as many numbers of it in each thread, and those of the next token under way.
 LEAST_WARPS = {
     "words_segments": 8,
     "linear": 4,
@@ -43,6 +44,7 @@ LEAST_WARPS = {
     "linear_segments": 4,
     "attention": 4,
     "attention_segments": 4,
+    "delta_rule": 8,
 }
 LEAST_WARPS.update(dict.fromkeys(("choose_best", "list_blocks", "draw_filtered", "draw"), 8))  # a program for each row
 LEAST_WARPS_OF_ROWS = 24

@@ -27,7 +27,7 @@ OPTIONS = BuildOptions(dtype="float16", max_batch_size=4, max_num_tokens=32, max
 QUANTIZATIONS = ("", "int8", "int4")
 REFUSED_BY_CUDA = {
     *MIXTURES,
-    *(kind for kind in WITH_STATES if kind != "lfm2"),
+    *(kind for kind in WITH_STATES if kind not in ("lfm2", "qwen3.5")),
     "cohere2",
     "gemma3n",
     "gemma4",
@@ -93,7 +93,7 @@ DIGESTS = {  # kind: program, cpu, cuda
     "qwen3": ("a3480f5838cc2db6", "e236df87432651bb", "9442f50a517a6aa7"),
     "qwen3-moe": ("9b5ad49ebd26681f", "9a6066f1b520b33a", "4f53cda18c2baa0c"),
     "qwen3-next-moe": ("a1eb240287b08299", "b50095d6e421b341", "4f53cda18c2baa0c"),
-    "qwen3.5": ("c574a611eaacdc47", "b2c4d1dc9ce58f51", "4f53cda18c2baa0c"),
+    "qwen3.5": ("c574a611eaacdc47", "b2c4d1dc9ce58f51", "a5c51532043c819b"),
     "qwen3.5-moe": ("a9aa6bf81aa11a69", "46f0866aef2a2144", "4f53cda18c2baa0c"),
     "seed-oss": ("0d6e8f67eaa82bd7", "2a9d4ef7097e1b3f", "4363abd9905df002"),
     "smollm3": ("4d92117f3ee2382f", "f34c6d8e6f744cd4", "2b02e7d5c9ca0e58"),

@@ -38,7 +38,8 @@ FUNCTIONS = {
     "attention_int8.write_cache", "linear.add_gated_segments", "linear.add_rounded_segments", "linear.add_segments",
     "linear.gated_linear", "linear.linear", "linear.linear_segments", "linear.words_segments", "rowwise.add",
     "rowwise.embed", "rowwise.gated_activation", "rowwise.rms_norm", "rowwise.round_rows", "rowwise.select_rows",
-    "rowwise.rounded_rms_norm", "rowwise.multiply", "states.convolution", "states.keep_rows",
+    "rowwise.rounded_rms_norm", "rowwise.multiply", "rowwise.sigmoid_gate", "states.convolution",
+    "states.delta_rule", "states.keep_rows",
 }  # fmt: skip
 
 

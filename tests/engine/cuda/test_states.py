@@ -23,18 +23,19 @@ from llmserve.engine.cuda.runtime import CudaRuntime
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.registry import runtime_for
 from llmserve.engine.settings import EngineSettings
+from llmserve.models.graph import CacheShape, Graph
 from llmserve.scheduler.plan import Chunk, StepPlan
 from tests.checkpoints import make_checkpoint
 from tests.engine.cpu.law import run_randomly
-from tests.engine.cpu.networks import LIMITS, all_logits, random_ids
+from tests.engine.cpu.networks import LIMITS, Network, all_logits, random_ids
 from tests.engine.cuda.engines import WIDE_TILES, compile_engine, open_runner
 from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
 from tests.engine.cuda.hybrids import CONFIGS, hybrid
 from tests.engine.cuda.test_engine import OPTIONS, TOLERANCE, assert_same_bits
 from tests.oracle import relative_error
 
-LAWFUL = ["lfm2"]
-NUM_TOKENS = 13
+LAWFUL = ["lfm2", "qwen3.5"]
+NUM_TOKENS = 11
 LIMITS_OF_TOKENS = {"max_seq_len": 32, "max_num_tokens": 16, "max_batch_size": 4, "tokens_per_block": 4}
 
 
@@ -43,12 +44,25 @@ def open_hybrid(network: str, dtype: str, folder: Path) -> CudaRunner:
     return open_runner(compile_engine(hybrid(network), folder / "e.engine", options, tiles=WIDE_TILES))
 
 
-@pytest.mark.parametrize(("network", "dtype"), [("lfm2", "float32"), ("lfm2", "float16")])
+@pytest.mark.parametrize(("network", "dtype"), [("lfm2", "float32"), ("lfm2", "float16"), ("qwen3.5", "float32")])
 def test_logits_are_those_of_the_reference(network: str, dtype: str, tmp_path: Path) -> None:
     runner = open_hybrid(network, dtype, tmp_path)
     ids = random_ids(runner.info.vocab_size, NUM_TOKENS)
     wanted = hybrid(network).reference(dataclasses.replace(LIMITS, dtype=dtype)).logits(ids)
     assert relative_error(all_logits(runner, ids), wanted) < TOLERANCE[dtype]
+
+
+def test_a_gate_may_have_one_number(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    shapes = {"embed": (32, 20), "gate": (1, 20), "head": (32, 20)}
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    g = Graph(CacheShape(1, 1, 2), 32)
+    x = g.embed("embed", 20)
+    g.logits(g.select_rows(g.sigmoid_gate(x, g.linear(x, "gate", 1))), "head")
+    network = Network(g.program(), arrays)
+    runner = open_runner(compile_engine(network, tmp_path / "e.engine", OPTIONS, tiles=WIDE_TILES))
+    wanted = network.reference(LIMITS).logits([3, 5])
+    assert relative_error(all_logits(runner, [3, 5]), wanted) < TOLERANCE["float32"]
 
 
 @pytest.fixture(scope="module", params=LAWFUL)
@@ -69,11 +83,11 @@ def test_logits_do_not_depend_on_the_cuts(runner: CudaRunner) -> None:
 def test_a_state_that_was_kept_is_gone_on_from(runner: CudaRunner) -> None:
     """By several sequences, some of which write the slot that they read; in one piece, and token by token."""
     ids = random_ids(83, NUM_TOKENS, 7)
-    blocks = list(range(4))
+    blocks = list(range(3))
     first = Chunk(0, ids, 0, blocks, return_logits=True, states=(0, 1), kept_state=(2, 8))
     whole = runner.step(StepPlan((first,))).logits[0]
-    other = Chunk(1, ids[8:], 8, [*blocks[:2], 4, 5], return_logits=True, states=(2, 3), kept_state=(4, 1))
-    again = Chunk(2, ids[9:], 9, [*blocks[:2], 4, 5], return_logits=True, states=(4, 4))
+    other = Chunk(1, ids[8:], 8, [*blocks[:2], 3], return_logits=True, states=(2, 3), kept_state=(4, 1))
+    again = Chunk(2, ids[9:], 9, [*blocks[:2], 3], return_logits=True, states=(4, 4))
     assert_same_bits(runner.step(StepPlan((other,))).logits[0], whole[8:])
     assert_same_bits(runner.step(StepPlan((again,))).logits[0], whole[9:])
     rows = []
@@ -88,7 +102,7 @@ async def answers(engine: Engine) -> list[list[int]]:
     """Of a prompt, then of two beside each other that begin like it."""
 
     async def answer(prompt: list[int]) -> list[int]:
-        request = GenerateRequest("r", tuple(prompt), SamplingParams(max_tokens=5))
+        request = GenerateRequest("r", tuple(prompt), SamplingParams(max_tokens=3))
         return [token async for event in engine.submit(request) for token in event.token_ids]
 
     ids = random_ids(83, 10)

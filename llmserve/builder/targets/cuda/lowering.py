@@ -102,6 +102,15 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, ChoiceLowering
         constants = {"WIDTH": op.width, "A_STRIDE": a.stride, "B_STRIDE": b.stride, "Y_STRIDE": y.stride}
         self._record.by_columns("rowwise.multiply", arguments, constants, op.width)
 
+    def _sigmoid_gate(self, op: Op) -> None:
+        (x, gate), y = (self._buffers[name] for name in op.inputs), self._new(op)
+        arguments = dict(zip(("x", "gate", "y"), map(self._value, (*op.inputs, op.output)), strict=True))
+        constants = {
+            "WIDTH": op.width, "GATE_WIDTH": gate.width, "SILU": bool(op.number("silu")), "X_STRIDE": x.stride,
+            "GATE_STRIDE": gate.stride, "Y_STRIDE": y.stride,
+        }  # fmt: skip
+        self._record.by_columns("rowwise.sigmoid_gate", arguments, constants, op.width)
+
     def _gated_activation(self, op: Op) -> None:
         x, y = self._buffers[op.inputs[0]], self._new(op)
         constants = {"WIDTH": op.width, "X_STRIDE": x.stride, "Y_STRIDE": y.stride}
@@ -144,6 +153,8 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, ChoiceLowering
         OpKind.ADD: Rule(_add),
         OpKind.MULTIPLY: Rule(_multiply),
         OpKind.CONVOLUTION: Rule(StateLowering._convolution, ("taps", "silu", "biased")),
+        OpKind.DELTA_RULE: Rule(StateLowering._delta_rule, ("num_heads", "num_key_heads", "key_dim")),
+        OpKind.SIGMOID_GATE: Rule(_sigmoid_gate, ("silu",)),
         OpKind.SELECT_ROWS: Rule(_select_rows),
         OpKind.LOGITS: Rule(ProductLowering._logits, ("scale", "soft_cap")),
     }

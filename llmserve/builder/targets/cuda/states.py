@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from llmserve.builder.targets.cuda.recorder import STRIDE_BYTES, Argument
+from collections.abc import Mapping
+
+from llmserve.builder.targets.cuda.recorder import STRIDE_BYTES, Argument, Constants, power_of_two
 from llmserve.builder.targets.cuda.values import Values
 from llmserve.engine.cuda.layout import TYPES, Address, Extent, Room
 from llmserve.models.graph import Op
@@ -36,6 +38,36 @@ class StateLowering(Values):
         self._record.by_columns(
             "states.keep_rows", {"x": x, "states": states, "chunks": chunks}, sizes, op.width, CHUNKS
         )
+
+    def _delta_rule(self, op: Op) -> None:
+        (qkv, gates), (decay, bias) = op.inputs, op.weights
+        num_heads, key_dim = int(op.number("num_heads")), int(op.number("key_dim"))
+        arguments = {
+            "qkv": self._value(qkv), "gates": self._value(gates), "decay": self._vector(decay),
+            "bias": self._vector(bias),
+        }  # fmt: skip
+        sizes = {
+            "NUM_HEADS": num_heads, "NUM_KEY_HEADS": int(op.number("num_key_heads")), "KEY_DIM": key_dim,
+            "VALUE_DIM": op.width // num_heads, "SCALE": key_dim**-0.5, "X_STRIDE": self._buffers[qkv].stride,
+            "GATES_STRIDE": self._buffers[gates].stride,
+        }  # fmt: skip
+        self._by_heads("states.delta_rule", op, arguments, sizes, key_dim)
+
+    def _by_heads(
+        self, function: str, op: Op, arguments: Mapping[str, Argument], sizes: Constants, num_rows: int
+    ) -> None:
+        """A program of one warp for as many columns of a head's matrix as its threads keep in registers: sums over its
+        `num_rows` rows need no other."""
+        num_heads, y = int(op.number("num_heads")), self._new(op)
+        rows, num_columns = power_of_two(num_rows), op.width // num_heads
+        tile = self._tiles.heads(num_columns, rows)
+        self._record.launch(
+            function,
+            {**arguments, "states": self._states_of(op), "chunks": self._input("chunks"),
+             "y": self._value(op.output)},
+            {**sizes, "STATE_STRIDE": self._state_floats, "Y_STRIDE": y.stride, "TILE_KEYS": rows, "TILE_VALUES": tile},
+            (CHUNKS, Extent(fixed=num_heads), Extent(fixed=-(-num_columns // tile))), num_warps=1,
+        )  # fmt: skip
 
     def _states_of(self, op: Op) -> Argument:
         """Where its own numbers are in the first slot."""

@@ -26,3 +26,17 @@ def activate(x, KIND: tl.constexpr):
     else:
         tl.static_assert(KIND == "gelu")
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)), to the last bits where that is small, too: what 1 + exp(x) loses is in the quotient."""
+    small = tl.exp(-tl.abs(x))
+    grown = 1.0 + small
+    found = tl.where(grown == 1.0, small, tl.log(grown) * (small / (grown - 1.0)))
+    return tl.maximum(x, 0.0) + found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from llmserve.engine.cuda.kernels.activations import activate
+from llmserve.engine.cuda.kernels.activations import activate, sigmoid
 from llmserve.engine.cuda.kernels.rounding import rounded
 
 
@@ -115,6 +115,23 @@ def multiply(
     left = tl.load(a + row * A_STRIDE + columns, mask=columns < WIDTH).to(tl.float32)
     right = tl.load(b + row * B_STRIDE + columns, mask=columns < WIDTH).to(tl.float32)
     tl.store(y + row * Y_STRIDE + columns, (left * right).to(y.dtype.element_ty), mask=columns < WIDTH)
+
+
+@triton.jit
+def sigmoid_gate(
+    x, gate, y,
+    WIDTH: tl.constexpr, GATE_WIDTH: tl.constexpr, SILU: tl.constexpr, X_STRIDE: tl.constexpr,
+    GATE_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """y = sigmoid(gate) * x, or silu(gate) * x; a gate has a number for each column, or one for all."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    is_column = columns < WIDTH
+    values = tl.load(x + row * X_STRIDE + columns, mask=is_column, other=0.0).to(tl.float32)
+    places = columns if GATE_WIDTH > 1 else columns * 0
+    gates = tl.load(gate + row * GATE_STRIDE + places, mask=is_column, other=0.0).to(tl.float32)
+    gates = activate(gates, "silu") if SILU else sigmoid(gates)
+    tl.store(y + row * Y_STRIDE + columns, (values * gates).to(y.dtype.element_ty), mask=is_column)
 
 
 @triton.jit

@@ -12,8 +12,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from llmserve.engine.cuda.kernels.activations import activate
+from llmserve.engine.cuda.kernels.activations import activate, sigmoid, softplus
 
+LEAST_LENGTH: tl.constexpr = tl.constexpr(1e-6)  # squared, of what is divided by its length
 CHUNK_ITEMS: tl.constexpr = tl.constexpr(6)
 
 
@@ -87,3 +88,76 @@ def keep_rows(
             width = tl.where(num_kept > 0, WIDTH, 0)
             tl.store(_slot(states, kept, STATE_STRIDE) + at, between[place], mask=columns < width)
             tl.store(_slot(states, after, STATE_STRIDE) + at, behind[place], mask=columns < WIDTH)
+
+
+@triton.jit
+def _matrix(states, slot, head, rows, columns, NUM_ROWS: tl.constexpr, NUM_COLUMNS: tl.constexpr,
+            STATE_STRIDE: tl.constexpr):  # fmt: skip
+    """Addresses of rows and columns of a head's matrix, and which of them there are."""
+    at = (head * NUM_ROWS + rows)[:, None] * NUM_COLUMNS + columns[None, :]
+    return _slot(states, slot, STATE_STRIDE) + at, (rows < NUM_ROWS)[:, None] & (columns < NUM_COLUMNS)[None, :]
+
+
+@triton.jit
+def _keys_and_values(
+    qkv, gates, row, key_head, head, keys, values,
+    NUM_HEADS: tl.constexpr, NUM_KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    X_STRIDE: tl.constexpr, GATES_STRIDE: tl.constexpr,
+):  # fmt: skip
+    """What a token of a head reads: query, key, value, and both gates."""
+    x = qkv + row.to(tl.int64) * X_STRIDE
+    of_keys, is_key = key_head * KEY_DIM + keys, keys < KEY_DIM
+    q = tl.load(x + of_keys, mask=is_key, other=0.0).to(tl.float32)
+    k = tl.load(x + NUM_KEY_HEADS * KEY_DIM + of_keys, mask=is_key, other=0.0).to(tl.float32)
+    of_values = 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM + values
+    v = tl.load(x + of_values, mask=values < VALUE_DIM, other=0.0).to(tl.float32)
+    at = gates + row.to(tl.int64) * GATES_STRIDE + head
+    return q, k, v, tl.load(at).to(tl.float32), tl.load(at + NUM_HEADS).to(tl.float32)
+
+
+@triton.jit
+def delta_rule(
+    qkv, gates, decay, bias, states, chunks, y,
+    NUM_HEADS: tl.constexpr, NUM_KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    SCALE: tl.constexpr, STATE_STRIDE: tl.constexpr, X_STRIDE: tl.constexpr, GATES_STRIDE: tl.constexpr,
+    Y_STRIDE: tl.constexpr, TILE_KEYS: tl.constexpr, TILE_VALUES: tl.constexpr,
+):  # fmt: skip
+    """A head's columns of values, whose part of its matrix [KEY_DIM, VALUE_DIM] every token of a chunk changes in turn;
+    `Graph.delta_rule` says how. What the next token reads is loaded before. Grid: tiles, heads, tiles of values."""
+    chunk = chunks + tl.program_id(0) * CHUNK_ITEMS
+    first_row, num_tokens, before = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
+    after, kept, num_kept = tl.load(chunk + 3), tl.load(chunk + 4), tl.load(chunk + 5)
+    head = tl.program_id(1)
+    key_head = head // (NUM_HEADS // NUM_KEY_HEADS)
+    keys = tl.arange(0, TILE_KEYS)
+    values = tl.program_id(2) * TILE_VALUES + tl.arange(0, TILE_VALUES)
+    if num_tokens > 0:
+        fading, shift = tl.exp(tl.load(decay + head)), tl.load(bias + head)
+        at, is_there = _matrix(states, before, head, keys, values, KEY_DIM, VALUE_DIM, STATE_STRIDE)
+        state = tl.zeros((TILE_KEYS, TILE_VALUES), tl.float32)
+        if before >= 0:
+            state = tl.load(at, mask=is_there, other=0.0)
+        q, k, v, b, a = _keys_and_values(
+            qkv, gates, first_row, key_head, head, keys, values,
+            NUM_HEADS, NUM_KEY_HEADS, KEY_DIM, VALUE_DIM, X_STRIDE, GATES_STRIDE,
+        )  # fmt: skip
+        for token in range(num_tokens):
+            row = first_row + token
+            next_q, next_k, next_v, next_b, next_a = _keys_and_values(
+                qkv, gates, first_row + tl.minimum(token + 1, num_tokens - 1), key_head, head, keys, values,
+                NUM_HEADS, NUM_KEY_HEADS, KEY_DIM, VALUE_DIM, X_STRIDE, GATES_STRIDE,
+            )  # fmt: skip
+            q = q * (SCALE / tl.sqrt_rn(tl.sum(q * q, axis=0) + LEAST_LENGTH))
+            k = k * (1.0 / tl.sqrt_rn(tl.sum(k * k, axis=0) + LEAST_LENGTH))
+            state = state * tl.exp(-fading * softplus(a + shift))
+            change = (v - tl.sum(k[:, None] * state, axis=0)) * sigmoid(b)
+            state = state + k[:, None] * change[None, :]
+            found = tl.sum(q[:, None] * state, axis=0)
+            to = y + row.to(tl.int64) * Y_STRIDE + head * VALUE_DIM + values
+            tl.store(to, found.to(y.dtype.element_ty), mask=values < VALUE_DIM)
+            if token + 1 == num_kept:
+                at, is_there = _matrix(states, kept, head, keys, values, KEY_DIM, VALUE_DIM, STATE_STRIDE)
+                tl.store(at, state, mask=is_there)
+            q, k, v, b, a = next_q, next_k, next_v, next_b, next_a
+        at, is_there = _matrix(states, after, head, keys, values, KEY_DIM, VALUE_DIM, STATE_STRIDE)
+        tl.store(at, state, mask=is_there)
