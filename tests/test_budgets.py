@@ -16,11 +16,11 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/*.py": 1_386,
     "llmserve/backends": 7_128,
     "llmserve/benchmark": 1_383,
-    "llmserve/builder": 8_990,
+    "llmserve/builder": 9_020,
     "llmserve/checkpoint": 6_986,
     "llmserve/cli": 7_491,
     "llmserve/cluster": 1_506,
-    "llmserve/engine": 13_700,
+    "llmserve/engine": 13_795,
     "llmserve/evaluation": 6_634,
     "llmserve/frontends": 16_706,
     "llmserve/models": 5_699,
@@ -28,7 +28,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/serving": 9_494,
     "llmserve/stages": 4_910,
     "llmserve/wire": 3_490,
-    "tools": 15_000,
+    "tools": 15_001,
 }
 LEAVES: Mapping[str, int] = {
     "llmserve/cli/chat": 1_151,

@@ -45,6 +45,7 @@ LEAST_WARPS = {
     "attention": 4,
     "attention_segments": 4,
     "delta_rule": 8,
+    "selective_scan": 8,
 }
 LEAST_WARPS.update(dict.fromkeys(("choose_best", "list_blocks", "draw_filtered", "draw"), 8))  # a program for each row
 LEAST_WARPS_OF_ROWS = 24

@@ -56,13 +56,19 @@ def open_runner(path: Path, *, num_blocks: int = 64) -> CudaRunner:
 
 
 def peculiar_kernels(dtype: str) -> Sequence[Kernel]:
-    """Of networks with everything that few have, in tiles as large as any."""
+    """Of networks with everything that few have, in tiles as large as any; of those with states what only they have."""
     found: dict[Kernel, None] = {}
-    networks = odd_network(alibi=True), odd_network(peculiar=True), *map(hybrid, CONFIGS)
-    for network, cache_dtype in product(networks, (dtype, "int8")):
-        lowered = lower(
-            network.program, network.params, dtype=dtype, cache_dtype=cache_dtype, max_seq_len=1024, block_size=16,
-            tiles=tiles_for(dtype),
-        )  # fmt: skip
-        found.update(dict.fromkeys(lowered.record.kernels))
+    for network, cache_dtype in product((odd_network(alibi=True), odd_network(peculiar=True)), (dtype, "int8")):
+        found.update(dict.fromkeys(_kernels_of(network, dtype, cache_dtype)))
+    usual = {kernel.function for kernel in found}
+    for kernel in (kernel for name in CONFIGS for kernel in _kernels_of(hybrid(name), dtype, dtype)):
+        if kernel.function not in usual:
+            found[kernel] = None
     return list(found)
+
+
+def _kernels_of(network: Network, dtype: str, cache_dtype: str) -> Sequence[Kernel]:
+    return lower(
+        network.program, network.params, dtype=dtype, cache_dtype=cache_dtype, max_seq_len=1024, block_size=16,
+        tiles=tiles_for(dtype),
+    ).record.kernels  # fmt: skip

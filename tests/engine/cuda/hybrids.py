@@ -29,6 +29,25 @@ CONFIGS: Mapping[str, HfConfig] = {
         "linear_num_value_heads": 4,
         "full_attention_interval": 2,
     },
+    # two groups of two heads
+    "granite4-h": KINDS["granite4-h"]
+    | SMALL
+    | {
+        "num_attention_heads": 4,
+        "shared_intermediate_size": 40,
+        "layer_types": ["mamba", "attention"],
+        "mamba_n_heads": 4,
+        "mamba_d_head": 24,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 20,
+    },
+    # a scan beside attention; norms of groups behind the gate, and before it
+    "falcon-h1": KINDS["falcon-h1"]
+    | SMALL
+    | {"num_hidden_layers": 1, "num_attention_heads": 4, "mamba_d_ssm": 90, "mamba_norm_before_gate": True},
+    "bamba": KINDS["bamba"] | SMALL | {"num_attention_heads": 3, "mamba_n_heads": 6},
+    # MLPs of squares
+    "nemotron-h": KINDS["nemotron-h"] | SMALL | {"hybrid_override_pattern": "M*-", "num_hidden_layers": 3},
 }
 
 

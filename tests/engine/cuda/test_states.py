@@ -23,7 +23,7 @@ from llmserve.engine.cuda.runtime import CudaRuntime
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.registry import runtime_for
 from llmserve.engine.settings import EngineSettings
-from llmserve.models.graph import CacheShape, Graph
+from llmserve.models.graph import PLAIN_ACTIVATIONS, CacheShape, Graph
 from llmserve.scheduler.plan import Chunk, StepPlan
 from tests.checkpoints import make_checkpoint
 from tests.engine.cpu.law import run_randomly
@@ -34,7 +34,7 @@ from tests.engine.cuda.hybrids import CONFIGS, hybrid
 from tests.engine.cuda.test_engine import OPTIONS, TOLERANCE, assert_same_bits
 from tests.oracle import relative_error
 
-LAWFUL = ["lfm2", "qwen3.5"]
+LAWFUL = ["lfm2", "qwen3.5", "granite4-h"]
 NUM_TOKENS = 11
 LIMITS_OF_TOKENS = {"max_seq_len": 32, "max_num_tokens": 16, "max_batch_size": 4, "tokens_per_block": 4}
 
@@ -44,7 +44,9 @@ def open_hybrid(network: str, dtype: str, folder: Path) -> CudaRunner:
     return open_runner(compile_engine(hybrid(network), folder / "e.engine", options, tiles=WIDE_TILES))
 
 
-@pytest.mark.parametrize(("network", "dtype"), [("lfm2", "float32"), ("lfm2", "float16"), ("qwen3.5", "float32")])
+@pytest.mark.parametrize(
+    ("network", "dtype"), [*((network, "float32") for network in CONFIGS), ("lfm2", "float16"), ("bamba", "bfloat16")]
+)
 def test_logits_are_those_of_the_reference(network: str, dtype: str, tmp_path: Path) -> None:
     runner = open_hybrid(network, dtype, tmp_path)
     ids = random_ids(runner.info.vocab_size, NUM_TOKENS)
@@ -52,13 +54,16 @@ def test_logits_are_those_of_the_reference(network: str, dtype: str, tmp_path: P
     assert relative_error(all_logits(runner, ids), wanted) < TOLERANCE[dtype]
 
 
-def test_a_gate_may_have_one_number(tmp_path: Path) -> None:
+def test_gates_of_one_number_and_activations_without_a_gate(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     shapes = {"embed": (32, 20), "gate": (1, 20), "head": (32, 20)}
     arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     g = Graph(CacheShape(1, 1, 2), 32)
     x = g.embed("embed", 20)
-    g.logits(g.select_rows(g.sigmoid_gate(x, g.linear(x, "gate", 1))), "head")
+    y = g.sigmoid_gate(x, g.linear(x, "gate", 1))
+    for activation in PLAIN_ACTIVATIONS:
+        y = g.add(y, g.activation(x, activation=activation))
+    g.logits(g.select_rows(y), "head")
     network = Network(g.program(), arrays)
     runner = open_runner(compile_engine(network, tmp_path / "e.engine", OPTIONS, tiles=WIDE_TILES))
     wanted = network.reference(LIMITS).logits([3, 5])

@@ -83,8 +83,9 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, ChoiceLowering
             "GROUP": width, "NUM_GROUPS": groups, "EPS": op.number("eps"), "X_STRIDE": source.stride,
             "Y_STRIDE": y.stride, "TILE_GROUPS": tile_groups, "TILE_COLUMNS": tile,
         }  # fmt: skip
+        function = "rowwise.rms_norm_of_groups" if op.number("own_weights") else "rowwise.rms_norm"
         self._record.launch(
-            "rowwise.rms_norm", {**arguments, "y": self._value(op.output)}, constants,
+            function, {**arguments, "y": self._value(op.output)}, constants,
             (ROWS, Extent(fixed=-(-groups // tile_groups)), ONE), num_warps=min(8, max(1, tile * tile_groups // 256)),
         )  # fmt: skip
 
@@ -112,11 +113,17 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, ChoiceLowering
         self._record.by_columns("rowwise.sigmoid_gate", arguments, constants, op.width)
 
     def _gated_activation(self, op: Op) -> None:
+        self._activate("rowwise.gated_activation", op)
+
+    def _activation(self, op: Op) -> None:
+        self._activate("rowwise.activation", op)
+
+    def _activate(self, function: str, op: Op) -> None:
         x, y = self._buffers[op.inputs[0]], self._new(op)
         constants = {"WIDTH": op.width, "X_STRIDE": x.stride, "Y_STRIDE": y.stride}
         constants["ACTIVATION"] = str(op.attrs["activation"])  # type: ignore[assignment]
         arguments = {"x": self._value(op.inputs[0]), "y": self._value(op.output)}
-        self._record.by_columns("rowwise.gated_activation", arguments, constants, op.width)
+        self._record.by_columns(function, arguments, constants, op.width)
 
     def _select_rows(self, op: Op) -> None:
         """The head runs once for each piece of the selected rows, so what it reads of the body is never overwritten."""
@@ -141,7 +148,7 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, ChoiceLowering
 
     RULES: ClassVar[Mapping[OpKind, Rule]] = {
         OpKind.EMBED: Rule(_embed, ("scale",)),
-        OpKind.RMS_NORM: Rule(_rms_norm, ("eps", "groups", "offset")),
+        OpKind.RMS_NORM: Rule(_rms_norm, ("eps", "groups", "offset", "own_weights")),
         OpKind.LINEAR: Rule(ProductLowering._linear),
         OpKind.SLICE: Rule(_slice, ("start",)),
         OpKind.ROPE: Rule(AttentionLowering._rope, ("head_dim", "inv_freq", "scale")),
@@ -150,10 +157,12 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, ChoiceLowering
             ("layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window", "soft_cap", "alibi_slopes"),
         ),
         OpKind.GATED_ACTIVATION: Rule(_gated_activation, ("activation",)),
+        OpKind.ACTIVATION: Rule(_activation, ("activation",)),
         OpKind.ADD: Rule(_add),
         OpKind.MULTIPLY: Rule(_multiply),
         OpKind.CONVOLUTION: Rule(StateLowering._convolution, ("taps", "silu", "biased")),
         OpKind.DELTA_RULE: Rule(StateLowering._delta_rule, ("num_heads", "num_key_heads", "key_dim")),
+        OpKind.SELECTIVE_SCAN: Rule(StateLowering._selective_scan, ("num_heads", "num_groups", "state_size")),
         OpKind.SIGMOID_GATE: Rule(_sigmoid_gate, ("silu",)),
         OpKind.SELECT_ROWS: Rule(_select_rows),
         OpKind.LOGITS: Rule(ProductLowering._logits, ("scale", "soft_cap")),

@@ -110,12 +110,13 @@ class Recorder:
         return self._kernels.setdefault(kernel, len(self._kernels))
 
     def by_columns(
-        self, function: str, arguments: Mapping[str, Argument], constants: Any, width: int, of: Extent = ROWS
-    ) -> None:
+        self, function: str, arguments: Mapping[str, Argument], constants: Any, width: int, of: Extent = ROWS,
+        columns_of_warp: int = COLUMNS_OF_WARP,
+    ) -> None:  # fmt: skip
         """A program for each row, or something else, and tile of columns."""
         tile = min(self._columns, power_of_two(width))
         grid = (of, Extent(fixed=-(-width // tile)), ONE)
-        num_warps = max(1, tile // COLUMNS_OF_WARP)
+        num_warps = max(1, tile // columns_of_warp)
         self.launch(function, arguments, {**constants, "TILE_COLUMNS": tile}, grid, num_warps=num_warps)
 
     def scratch(self, *counts: int) -> tuple[Argument, ...]:

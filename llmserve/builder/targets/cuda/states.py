@@ -10,6 +10,7 @@ from llmserve.engine.cuda.layout import TYPES, Address, Extent, Room
 from llmserve.models.graph import Op
 from llmserve.models.number_formats import FLOAT32
 
+COLUMNS_OF_WARP = 128  # of rows that several others are added to
 CHUNKS = Extent(of_tiles=True)  # no fewer than sequences
 
 
@@ -34,10 +35,12 @@ class StateLowering(Values):
              "states": states, "chunks": chunks, "chunk_of_row": self._input("chunk_of_row"),
              "y": self._value(op.output)},
             {**sizes, "HAS_BIAS": bool(biases), "SILU": bool(op.number("silu")), "Y_STRIDE": y.stride}, op.width,
+            columns_of_warp=COLUMNS_OF_WARP,
         )  # fmt: skip
         self._record.by_columns(
-            "states.keep_rows", {"x": x, "states": states, "chunks": chunks}, sizes, op.width, CHUNKS
-        )
+            "states.keep_rows", {"x": x, "states": states, "chunks": chunks}, sizes, op.width, CHUNKS,
+            columns_of_warp=COLUMNS_OF_WARP,
+        )  # fmt: skip
 
     def _delta_rule(self, op: Op) -> None:
         (qkv, gates), (decay, bias) = op.inputs, op.weights
@@ -53,6 +56,20 @@ class StateLowering(Values):
         }  # fmt: skip
         self._by_heads("states.delta_rule", op, arguments, sizes, key_dim)
 
+    def _selective_scan(self, op: Op) -> None:
+        (xbc, steps), (decay, bias, skip) = op.inputs, op.weights
+        num_heads, state_size = int(op.number("num_heads")), int(op.number("state_size"))
+        arguments = {
+            "xbc": self._value(xbc), "steps": self._value(steps), "decay": self._vector(decay),
+            "bias": self._vector(bias), "skip": self._vector(skip),
+        }  # fmt: skip
+        sizes = {
+            "NUM_HEADS": num_heads, "NUM_GROUPS": int(op.number("num_groups")), "STATE_SIZE": state_size,
+            "HEAD_DIM": op.width // num_heads, "X_STRIDE": self._buffers[xbc].stride,
+            "STEPS_STRIDE": self._buffers[steps].stride,
+        }  # fmt: skip
+        self._by_heads("states.selective_scan", op, arguments, sizes, state_size)
+
     def _by_heads(
         self, function: str, op: Op, arguments: Mapping[str, Argument], sizes: Constants, num_rows: int
     ) -> None:
@@ -65,7 +82,8 @@ class StateLowering(Values):
             function,
             {**arguments, "states": self._states_of(op), "chunks": self._input("chunks"),
              "y": self._value(op.output)},
-            {**sizes, "STATE_STRIDE": self._state_floats, "Y_STRIDE": y.stride, "TILE_KEYS": rows, "TILE_VALUES": tile},
+            {**sizes, "STATE_STRIDE": self._state_floats, "Y_STRIDE": y.stride, "TILE_STATE_ROWS": rows,
+             "TILE_COLUMNS": tile},
             (CHUNKS, Extent(fixed=num_heads), Extent(fixed=-(-num_columns // tile))), num_warps=1,
         )  # fmt: skip
 

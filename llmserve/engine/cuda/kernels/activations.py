@@ -18,11 +18,15 @@ def soft_capped(x, CAP: tl.constexpr):
 
 @triton.jit
 def activate(x, KIND: tl.constexpr):
-    """The activation of a gate: "silu", "gelu_tanh" or "gelu"."""
+    """The activation of a gate: "silu", "gelu_tanh" or "gelu"; or, without one, "relu2" or "tanh"."""
     if KIND == "silu":
         return x / (1.0 + tl.exp(-x))
     elif KIND == "gelu_tanh":
         return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    elif KIND == "relu2":
+        return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    elif KIND == "tanh":
+        return tanh(x)
     else:
         tl.static_assert(KIND == "gelu")
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))

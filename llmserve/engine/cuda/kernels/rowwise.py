@@ -46,6 +46,37 @@ def rms_norm(
 
 
 @triton.jit
+def rms_norm_of_groups(
+    x, weight, y,
+    GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr, EPS: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
+    TILE_GROUPS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """`rms_norm` with a weight for each column of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    groups = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
+    columns = tl.arange(0, TILE_COLUMNS)
+    is_number = (groups < NUM_GROUPS)[:, None] & (columns < GROUP)[None, :]
+    at = (groups * GROUP)[:, None] + columns[None, :]
+    values = tl.load(x + row * X_STRIDE + at, mask=is_number, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(values * values, axis=1) / GROUP + EPS)
+    normalized = values * scale[:, None] * tl.load(weight + at, mask=is_number, other=0.0)
+    tl.store(y + row * Y_STRIDE + at, normalized.to(y.dtype.element_ty), mask=is_number)
+
+
+@triton.jit
+def activation(
+    x, y,
+    WIDTH: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, ACTIVATION: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """y = activation(x)"""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    values = tl.load(x + row * X_STRIDE + columns, mask=columns < WIDTH).to(tl.float32)
+    tl.store(y + row * Y_STRIDE + columns, activate(values, ACTIVATION).to(y.dtype.element_ty), columns < WIDTH)
+
+
+@triton.jit
 def store_rounded(
     values, integers, scales, row, groups, at,
     Y_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, GROUPS: tl.constexpr,

@@ -120,7 +120,7 @@ def delta_rule(
     qkv, gates, decay, bias, states, chunks, y,
     NUM_HEADS: tl.constexpr, NUM_KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     SCALE: tl.constexpr, STATE_STRIDE: tl.constexpr, X_STRIDE: tl.constexpr, GATES_STRIDE: tl.constexpr,
-    Y_STRIDE: tl.constexpr, TILE_KEYS: tl.constexpr, TILE_VALUES: tl.constexpr,
+    Y_STRIDE: tl.constexpr, TILE_STATE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """A head's columns of values, whose part of its matrix [KEY_DIM, VALUE_DIM] every token of a chunk changes in turn;
     `Graph.delta_rule` says how. What the next token reads is loaded before. Grid: tiles, heads, tiles of values."""
@@ -129,12 +129,12 @@ def delta_rule(
     after, kept, num_kept = tl.load(chunk + 3), tl.load(chunk + 4), tl.load(chunk + 5)
     head = tl.program_id(1)
     key_head = head // (NUM_HEADS // NUM_KEY_HEADS)
-    keys = tl.arange(0, TILE_KEYS)
-    values = tl.program_id(2) * TILE_VALUES + tl.arange(0, TILE_VALUES)
+    keys = tl.arange(0, TILE_STATE_ROWS)
+    values = tl.program_id(2) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     if num_tokens > 0:
         fading, shift = tl.exp(tl.load(decay + head)), tl.load(bias + head)
         at, is_there = _matrix(states, before, head, keys, values, KEY_DIM, VALUE_DIM, STATE_STRIDE)
-        state = tl.zeros((TILE_KEYS, TILE_VALUES), tl.float32)
+        state = tl.zeros((TILE_STATE_ROWS, TILE_COLUMNS), tl.float32)
         if before >= 0:
             state = tl.load(at, mask=is_there, other=0.0)
         q, k, v, b, a = _keys_and_values(
@@ -160,4 +160,64 @@ def delta_rule(
                 tl.store(at, state, mask=is_there)
             q, k, v, b, a = next_q, next_k, next_v, next_b, next_a
         at, is_there = _matrix(states, after, head, keys, values, KEY_DIM, VALUE_DIM, STATE_STRIDE)
+        tl.store(at, state, mask=is_there)
+
+
+@triton.jit
+def _step_and_groups(
+    xbc, steps, row, group, head, rows, columns,
+    NUM_HEADS: tl.constexpr, NUM_GROUPS: tl.constexpr, STATE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    X_STRIDE: tl.constexpr, STEPS_STRIDE: tl.constexpr,
+):  # fmt: skip
+    """What a token of a head reads: x, b and c of the head's group, and its step."""
+    begin = xbc + row.to(tl.int64) * X_STRIDE
+    x = tl.load(begin + head * HEAD_DIM + columns, mask=columns < HEAD_DIM, other=0.0).to(tl.float32)
+    of_group = NUM_HEADS * HEAD_DIM + group * STATE_SIZE + rows
+    b = tl.load(begin + of_group, mask=rows < STATE_SIZE, other=0.0).to(tl.float32)
+    c = tl.load(begin + NUM_GROUPS * STATE_SIZE + of_group, mask=rows < STATE_SIZE, other=0.0).to(tl.float32)
+    return x, b, c, tl.load(steps + row.to(tl.int64) * STEPS_STRIDE + head).to(tl.float32)
+
+
+@triton.jit
+def selective_scan(
+    xbc, steps, decay, bias, skip, states, chunks, y,
+    NUM_HEADS: tl.constexpr, NUM_GROUPS: tl.constexpr, STATE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    STATE_STRIDE: tl.constexpr, X_STRIDE: tl.constexpr, STEPS_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
+    TILE_STATE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """As `delta_rule`, of matrices [STATE_SIZE, HEAD_DIM]; `Graph.selective_scan` says how they change. Grid: tiles,
+    heads, tiles of columns."""
+    chunk = chunks + tl.program_id(0) * CHUNK_ITEMS
+    first_row, num_tokens, before = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
+    after, kept, num_kept = tl.load(chunk + 3), tl.load(chunk + 4), tl.load(chunk + 5)
+    head = tl.program_id(1)
+    group = head // (NUM_HEADS // NUM_GROUPS)
+    rows = tl.arange(0, TILE_STATE_ROWS)
+    columns = tl.program_id(2) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    if num_tokens > 0:
+        fading, shift, through = tl.exp(tl.load(decay + head)), tl.load(bias + head), tl.load(skip + head)
+        at, is_there = _matrix(states, before, head, rows, columns, STATE_SIZE, HEAD_DIM, STATE_STRIDE)
+        state = tl.zeros((TILE_STATE_ROWS, TILE_COLUMNS), tl.float32)
+        if before >= 0:
+            state = tl.load(at, mask=is_there, other=0.0)
+        x, b, c, step = _step_and_groups(
+            xbc, steps, first_row, group, head, rows, columns,
+            NUM_HEADS, NUM_GROUPS, STATE_SIZE, HEAD_DIM, X_STRIDE, STEPS_STRIDE,
+        )  # fmt: skip
+        for token in range(num_tokens):
+            row = first_row + token
+            next_x, next_b, next_c, next_step = _step_and_groups(
+                xbc, steps, first_row + tl.minimum(token + 1, num_tokens - 1), group, head, rows, columns,
+                NUM_HEADS, NUM_GROUPS, STATE_SIZE, HEAD_DIM, X_STRIDE, STEPS_STRIDE,
+            )  # fmt: skip
+            size = softplus(step + shift)
+            state = state * tl.exp(-fading * size) + b[:, None] * (x * size)[None, :]
+            found = x * through + tl.sum(c[:, None] * state, axis=0)
+            to = y + row.to(tl.int64) * Y_STRIDE + head * HEAD_DIM + columns
+            tl.store(to, found.to(y.dtype.element_ty), mask=columns < HEAD_DIM)
+            if token + 1 == num_kept:
+                at, is_there = _matrix(states, kept, head, rows, columns, STATE_SIZE, HEAD_DIM, STATE_STRIDE)
+                tl.store(at, state, mask=is_there)
+            x, b, c, step = next_x, next_b, next_c, next_step
+        at, is_there = _matrix(states, after, head, rows, columns, STATE_SIZE, HEAD_DIM, STATE_STRIDE)
         tl.store(at, state, mask=is_there)
