@@ -18,7 +18,7 @@ from llmserve.builder.recipe import CONVERTED_FILE, Recipe, load_recipe
 from llmserve.builder.resolve import longest_sequence
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.cli.build_progress import shown_progress
-from llmserve.cli.dataclass_command import DataclassCommand
+from llmserve.cli.dataclass_command import DataclassCommand, argument, option
 from llmserve.cli.facts_table import facts_table
 from llmserve.cli.prefix import seal
 from llmserve.cli.termination import terminated_as_exception
@@ -35,22 +35,11 @@ GGUF_BYTES = "Q8_0"  # which is our int8
 class CheckpointOptions:
     """What is built: a checkpoint, a recipe, or both."""
 
-    checkpoint: Annotated[
-        Path | None, typer.Argument(help="Hugging Face folder, or GGUF file.", show_default=False)
-    ] = None
-    checkpoint_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoint-dir",
-            "--model-dir",
-            "--hf-model-dir",
-            help="Other names for the checkpoint argument",
-            show_default=False,
-        ),
-    ] = None
-    recipe: Annotated[
-        Path | None, typer.Option(help="YAML file with these flags as keys; flags override it", show_default=False)
-    ] = None
+    checkpoint: Path | None = argument(None, "Hugging Face folder, or GGUF file.")
+    checkpoint_dir: Path | None = option(
+        None, "Other names for the checkpoint argument", "--checkpoint-dir", "--model-dir", "--hf-model-dir"
+    )
+    recipe: Path | None = option(None, "YAML file with these flags as keys; flags override it")
 
     def source(self) -> tuple[Path, Recipe]:
         """The checkpoint, and the recipe beside it. A folder of `llmserve convert-checkpoint` holds both."""
@@ -75,33 +64,16 @@ class CheckpointOptions:
 class BuildCommandOptions(CheckpointOptions):
     """What a build is asked for beside its options."""
 
-    output_dir: Annotated[
-        Path | None, typer.Option(help="Engine directory (default: engines/CHECKPOINT-DTYPE)", show_default=False)
-    ] = None
-    max_output_len: Annotated[
-        int | None,
-        typer.Option(
-            help=f"Longest answer, with --max-input-len ({OLD_INPUT_LEN})",
-            min=1,
-            show_default=False,
-        ),
-    ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False
-    kernels_only: Annotated[
-        Path | None,
-        typer.Option(
-            help="Compile the kernels of --target cuda into a file for --kernels, from config.json alone.",
-            show_default=False,
-        ),
-    ] = None
-    prefix: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Compute prompts' beginning ahead, as llmserve prefix: messages in .json, else text; repeatable.",
-            show_default=False,
-        ),
-    ] = None
-    show_program: Annotated[bool, typer.Option("--show-program", help="With --dry-run: print the Program.")] = False
+    output_dir: Path | None = option(None, "Engine directory (default: engines/CHECKPOINT-DTYPE)")
+    max_output_len: int | None = option(None, f"Longest answer, with --max-input-len ({OLD_INPUT_LEN})", min=1)
+    dry_run: bool = option(False, "Print the plan and write nothing.", "--dry-run")
+    kernels_only: Path | None = option(
+        None, "Compile the kernels of --target cuda into a file for --kernels, from config.json alone."
+    )
+    prefix: list[Path] | None = option(
+        None, "Compute prompts' beginning ahead, as llmserve prefix: messages in .json, else text; repeatable."
+    )
+    show_program: bool = option(False, "With --dry-run: print the Program.", "--show-program")
 
 
 def build(asked: BuildCommandOptions) -> None:

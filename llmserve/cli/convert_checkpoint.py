@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 import yaml
@@ -17,15 +17,13 @@ from llmserve.builder.options import declared_options
 from llmserve.builder.plan import plan_build
 from llmserve.builder.recipe import CONVERTED_FILE
 from llmserve.cli.build import FLAGS, CheckpointOptions
-from llmserve.cli.dataclass_command import DataclassCommand
+from llmserve.cli.dataclass_command import DataclassCommand, option
 from llmserve.errors import AlreadyExists
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions(CheckpointOptions):
-    output_dir: Annotated[Path, typer.Option(help="Folder for --checkpoint-dir of the build.")] = Path(
-        "tllm_checkpoint"
-    )
+    output_dir: Path = option(Path("tllm_checkpoint"), "Folder for --checkpoint-dir of the build.")
 
 
 def convert(asked: ConvertOptions) -> None:

@@ -4,18 +4,46 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, get_type_hints
+from dataclasses import MISSING, field, fields
+from typing import Annotated, Any, Generic, TypeVar, get_type_hints
+
+import typer
 
 Options = TypeVar("Options")
+DECLARED = "declared"  # of a field's metadata: what typer is told
+
+
+def option(default: Any, help: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """A field that is an option; `...` as the default of one that must be given.
+
+    `names`: in place of the field's, and without --no-NAME. `more`: as typer.Option has it.
+    """
+    more.setdefault("show_default", default not in (None, ""))
+    return _field(default, typer.Option(*names, help=help, rich_help_panel=panel, **more))
+
+
+def argument(default: Any, help: str, **more: Any) -> Any:
+    """A field that is an argument, likewise."""
+    return _field(default, typer.Argument(help=help, **{"show_default": False, **more}))
+
+
+def _field(default: Any, declared: Any) -> Any:
+    return field(default=MISSING if default is ... else default, metadata={DECLARED: declared})
+
+
+def _declared(options: type) -> dict[str, Any]:
+    """Of each field that `option` or `argument` made."""
+    return {each.name: each.metadata[DECLARED] for each in fields(options) if DECLARED in each.metadata}
 
 
 class DataclassCommand(Generic[Options]):
-    """To be registered with typer, which reads the signature: fields are `Annotated[type, typer.Option(...)]`."""
+    """To be registered with typer, which reads the signature. A field may also be `Annotated[type, typer.Option()]`."""
 
     def __init__(self, options: type[Options], run: Callable[[Options], None]) -> None:
         self.__name__ = run.__name__
         self.__doc__ = run.__doc__
-        self.__annotations__ = get_type_hints(options, include_extras=True)
+        hints = get_type_hints(options, include_extras=True)
+        self.__annotations__ = hints | {name: Annotated[hints[name], told] for name, told in _declared(options).items()}
         signature = inspect.signature(options)
         self.__signature__ = signature.replace(
             parameters=[each.replace(annotation=self.__annotations__[n]) for n, each in signature.parameters.items()]

@@ -6,59 +6,52 @@ import asyncio
 import logging
 import os
 import socket as sockets
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from llmserve.cli.engine_flags import SPECULATION_HELP, DraftEngine, draft_settings, speculation_flag
+from llmserve.cli.dataclass_command import DataclassCommand, option
+from llmserve.cli.engine_flags import OpenedEngineOptions, draft_settings, engine_option
 from llmserve.cli.stop_signals import StopSignals, unless
 from llmserve.engine.settings import AdapterLimits, EngineSettings, GpuSettings
 from llmserve.errors import AlreadyExists, InvalidArgument
-from llmserve.scheduler.settings import SchedulerSettings
 
 MAX_PATH_BYTES = 107  # of a Unix socket's
-DEFAULTS = SchedulerSettings()
 
 logger = logging.getLogger(__name__)
 
 
-def command(
-    engine: Annotated[Path, typer.Argument(help="Engine directory, made by llmserve build.")],
-    socket: Annotated[Path, typer.Option(help="Unix socket to make; only this user can connect.")],
-    threads: Annotated[int, typer.Option(help="Engine threads; 0: every core.", min=0)] = 0,
-    max_kv_tokens: Annotated[int, typer.Option(help="Tokens in the KV cache; 0: what the batch can use.", min=0)] = 0,
-    kv_cache_fraction: Annotated[float, typer.Option(help="Most of the free memory that the KV cache may take.")] = 0.9,
-    kv_cache_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder for KV blocks that do not fit the cache; a restart finds them.", show_default=False),
-    ] = None,
-    kv_cache_disk_size: Annotated[
-        int | None, typer.Option(help="Most bytes of that folder.", min=1, show_default="10 GiB")
-    ] = None,
-    max_queue_size: Annotated[int, typer.Option(help="Most requests that wait.", min=0)] = DEFAULTS.max_queue_size,
-    speculation: Annotated[str, typer.Option(help=SPECULATION_HELP)] = DEFAULTS.speculation.words(),
-    draft_engine: DraftEngine = None,
-    max_adapters: Annotated[int, typer.Option(help="Most adapters in memory.", min=1)] = AdapterLimits().count,
-    adapter_memory: Annotated[
-        int, typer.Option(help="Most bytes of memory for adapters.", min=0, show_default="no limit")
-    ] = 0,
-    drain_s: Annotated[
-        float, typer.Option("--drain-seconds", help="Seconds for running answers after SIGTERM.", min=0)
-    ] = 30.0,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class SharedEngineOptions(OpenedEngineOptions):
+    socket: Path = option(..., "Unix socket to make; only this user can connect.")
+    kv_cache_dir: Path | None = engine_option(
+        None, "Folder for KV blocks that do not fit the cache; a restart finds them."
+    )
+    kv_cache_disk_size: int | None = engine_option(None, "Most bytes of that folder.", min=1, show_default="10 GiB")
+    max_adapters: int = engine_option(AdapterLimits().count, "Most adapters in memory.", min=1)
+    adapter_memory: int = engine_option(0, "Most bytes of memory for adapters.", min=0, show_default="no limit")
+
+    def settings(self) -> EngineSettings:
+        gpu = GpuSettings(
+            kv_cache_dir=str(self.kv_cache_dir.absolute()) if self.kv_cache_dir else "",
+            kv_cache_disk_size=self.kv_cache_disk_size,
+            draft_engine=draft_settings(self.draft_engine),
+        )
+        return EngineSettings(
+            threads=self.threads, max_kv_tokens=self.max_kv_tokens, kv_cache_fraction=self.kv_cache_fraction,
+            scheduler=self.scheduler, gpu=gpu, max_adapters=self.max_adapters, adapter_memory=self.adapter_memory,
+        )  # fmt: skip
+
+
+def engine(options: SharedEngineOptions) -> None:
     """Open an engine for the servers that connect to a socket: llmserve serve ENGINE --engine-socket PATH."""
-    scheduler = SchedulerSettings(max_queue_size=max_queue_size, speculation=speculation_flag(speculation))
-    settings = EngineSettings(
-        threads=threads, max_kv_tokens=max_kv_tokens, kv_cache_fraction=kv_cache_fraction, scheduler=scheduler,
-        gpu=GpuSettings(
-            kv_cache_dir=str(kv_cache_dir.absolute()) if kv_cache_dir else "", kv_cache_disk_size=kv_cache_disk_size,
-            draft_engine=draft_settings(draft_engine),
-        ),
-        max_adapters=max_adapters, adapter_memory=adapter_memory,
-    )  # fmt: skip
-    check_socket(socket)
-    raise typer.Exit(asyncio.run(_serve(engine, socket, settings, drain_s)))
+    settings = options.settings()
+    check_socket(options.socket)
+    raise typer.Exit(asyncio.run(_serve(options.engine, options.socket, settings, options.drain_s)))
+
+
+command = DataclassCommand(SharedEngineOptions, engine)
 
 
 def check_socket(path: Path) -> None:

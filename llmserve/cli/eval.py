@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -24,7 +24,7 @@ from rich.progress import (
 )
 
 from llmserve.cli.client_options import ApiKeyOption, RootCertificatesOption
-from llmserve.cli.dataclass_command import DataclassCommand
+from llmserve.cli.dataclass_command import DataclassCommand, argument, option
 from llmserve.cli.eval_summarize import SummarizeFlags
 from llmserve.cli.termination import terminated_as_exception
 from llmserve.errors import InvalidArgument, raise_problems
@@ -39,72 +39,42 @@ SERVE = (sys.executable, "-m", "llmserve.cli.owned_server")
 
 @dataclass(frozen=True, kw_only=True)
 class EvalFlags(SummarizeFlags):
-    engine: Annotated[Path | None, typer.Argument(help="Engine directory.", show_default=False)] = None
-    suite: Annotated[Path, typer.Option(help="Suite file, such as eval/suites/docstrings.yaml.")]
-    hf_model_dir: Annotated[
-        Path | None,
-        typer.Option(help="Checkpoint of the engine: a folder, or FILE.gguf.", show_default=False),
-    ] = None
-    lora: Annotated[
-        Path | None,
-        typer.Option(help="LoRA adapter (PEFT) that is merged into that checkpoint.", show_default=False),
-    ] = None
-    adapter: Annotated[
-        Path | None,
-        typer.Option(help="Judge the engine with this adapter directory, which gets the record.", show_default=False),
-    ] = None
-    baseline: Annotated[
-        Path | None,
-        typer.Option(help="Compare with this engine instead of the checkpoint; makes no record.", show_default=False),
-    ] = None
-    url: Annotated[str, typer.Option(help="Judge a running server: HOST:PORT (gRPC); grpcs:// for TLS.")] = ""
-    num_samples: Annotated[
-        int | None, typer.Option(help="Number of samples, from the first.", show_default="the suite's")
-    ] = None
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="Dtype of the baseline: float16 | bfloat16 | float32.",
-            show_default="the engine's; float32 where numbers are expanded",
-        ),
-    ] = ""
-    refresh_baseline: Annotated[
-        bool, typer.Option("--refresh-baseline", help="Compute the baseline again (torch).")
-    ] = False
-    baseline_batch_size: Annotated[int, typer.Option(help="Prompts per batch when the baseline is computed.")] = 1
-    concurrency: Annotated[int, typer.Option(help="Requests in flight.")] = 8
-    threads: Annotated[int, typer.Option(help="Engine threads; 0: every core.")] = 0
+    engine: Path | None = argument(None, "Engine directory.")
+    suite: Path = option(..., "Suite file, such as eval/suites/docstrings.yaml.")
+    hf_model_dir: Path | None = option(None, "Checkpoint of the engine: a folder, or FILE.gguf.")
+    lora: Path | None = option(None, "LoRA adapter (PEFT) that is merged into that checkpoint.")
+    adapter: Path | None = option(None, "Judge the engine with this adapter directory, which gets the record.")
+    baseline: Path | None = option(None, "Compare with this engine instead of the checkpoint; makes no record.")
+    url: str = option("", "Judge a running server: HOST:PORT (gRPC); grpcs:// for TLS.")
+    num_samples: int | None = option(None, "Number of samples, from the first.", show_default="the suite's")
+    dtype: str = option(
+        "",
+        "Dtype of the baseline: float16 | bfloat16 | float32.",
+        show_default="the engine's; float32 where numbers are expanded",
+    )
+    refresh_baseline: bool = option(False, "Compute the baseline again (torch).", "--refresh-baseline")
+    baseline_batch_size: int = option(1, "Prompts per batch when the baseline is computed.")
+    concurrency: int = option(8, "Requests in flight.")
+    threads: int = option(0, "Engine threads; 0: every core.")
     api_key: ApiKeyOption = ""
     root_certificates: RootCertificatesOption = None
-    as_served: Annotated[
-        bool,
-        typer.Option(help="Also test some samples through real servers: alone and under load, over gRPC and /v1."),
-    ] = True
-    served_samples: Annotated[int, typer.Option(help="Samples that are asked as served.")] = 32
-    http_url: Annotated[
-        str, typer.Option(help="http://HOST:PORT of the server at --url, to test /v1, too.", show_default=False)
-    ] = ""
-    previous: Annotated[
-        Path | None,
-        typer.Option(help="Engine directory whose last record is the reference for speed.", show_default="ENGINE"),
-    ] = None
-    record: Annotated[
-        bool, typer.Option(help="Add the verdict to the engine's records, for llmserve serve --require-gate.")
-    ] = True
-    sign_key: Annotated[
-        Path | None, typer.Option(help="Private key (PEM, Ed25519) that signs the record.", show_default=False)
-    ] = None
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Report file (JSON); an HTML page is written beside it.",
-            show_default="eval-results/ENGINE-SUITE.json (--url: server-)",
-        ),
-    ] = None
-    plan: Annotated[bool, typer.Option("--plan", help="Only print how many samples the suite's margins need.")] = False
-    earlier: Annotated[
-        Path | None, typer.Option(help="A report of the suite, for --plan.", show_default="the stored baseline")
-    ] = None
+    as_served: bool = option(
+        True, "Also test some samples through real servers: alone and under load, over gRPC and /v1."
+    )
+    served_samples: int = option(32, "Samples that are asked as served.")
+    http_url: str = option("", "http://HOST:PORT of the server at --url, to test /v1, too.")
+    previous: Path | None = option(
+        None, "Engine directory whose last record is the reference for speed.", show_default="ENGINE"
+    )
+    record: bool = option(True, "Add the verdict to the engine's records, for llmserve serve --require-gate.")
+    sign_key: Path | None = option(None, "Private key (PEM, Ed25519) that signs the record.")
+    output: Path | None = option(
+        None,
+        "Report file (JSON); an HTML page is written beside it.",
+        show_default="eval-results/ENGINE-SUITE.json (--url: server-)",
+    )
+    plan: bool = option(False, "Only print how many samples the suite's margins need.", "--plan")
+    earlier: Path | None = option(None, "A report of the suite, for --plan.", show_default="the stored baseline")
 
     @property
     def has_record(self) -> bool:

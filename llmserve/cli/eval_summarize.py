@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING
 
-import typer
-
+from llmserve.cli.dataclass_command import option
 from llmserve.cli.eval_bless import EvalOrBlessCommand
 from llmserve.cli.old_flags import Translation
 from llmserve.cli.trtllm_flags import SUMMARIZE
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llmserve.evaluation.reporting.report import Report, Side
     from llmserve.evaluation.suite import Suite
 
-PANEL = "Flags of summarize.py"
+summarize_option = partial(option, panel="Flags of summarize.py")
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 DATA = "eval/suites/cnn_dailymail.yaml"  # summarize.py's own
 
@@ -34,29 +34,14 @@ class EvalCommand(EvalOrBlessCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class SummarizeFlags:
-    test_hf: Annotated[
-        bool, typer.Option("--test-hf", help="Also print the baseline's ROUGE in four lines.", rich_help_panel=PANEL)
-    ] = False
-    test_trt_llm: Annotated[
-        bool, typer.Option("--test-trt-llm", help="Also print the engine's ROUGE in four lines.", rich_help_panel=PANEL)
-    ] = False
-    max_ite: Annotated[
-        int | None,
-        typer.Option(help="Batches: --num-samples by --batch-size.", min=1, show_default=False, rich_help_panel=PANEL),
-    ] = None
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help="The same as --concurrency.", min=1, show_default=False, rich_help_panel=PANEL),
-    ] = None
-    check_accuracy: Annotated[
-        bool,
-        typer.Option(
-            "--check-accuracy", help="Also fail if ROUGE-1 is at or below the threshold.", rich_help_panel=PANEL
-        ),
-    ] = False
-    tensorrt_llm_rouge1_threshold: Annotated[
-        float, typer.Option(help="Threshold of --check-accuracy, in points.", rich_help_panel=PANEL)
-    ] = 15.0
+    test_hf: bool = summarize_option(False, "Also print the baseline's ROUGE in four lines.", "--test-hf")
+    test_trt_llm: bool = summarize_option(False, "Also print the engine's ROUGE in four lines.", "--test-trt-llm")
+    max_ite: int | None = summarize_option(None, "Batches: --num-samples by --batch-size.", min=1)
+    batch_size: int | None = summarize_option(None, "The same as --concurrency.", min=1)
+    check_accuracy: bool = summarize_option(
+        False, "Also fail if ROUGE-1 is at or below the threshold.", "--check-accuracy"
+    )
+    tensorrt_llm_rouge1_threshold: float = summarize_option(15.0, "Threshold of --check-accuracy, in points.")
 
     def summary(self, report: Report, suite: Suite) -> tuple[list[str], bool]:
         """The lines that were asked for, and whether the engine is above the threshold."""

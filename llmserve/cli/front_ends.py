@@ -225,8 +225,6 @@ class FrontEnds:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         """Everything, until every server is ready. Raises `_NotStarted` where one is not, when all have tried."""
-        from llmserve.cli.serve import OF_THE_ENGINE
-
         held = HeldPorts(self._options)
         stack.callback(held.close)
         lines = await self._start_metrics(stack)
@@ -234,8 +232,7 @@ class FrontEnds:
         if self._engine is not None:
             engine = await in_daemon_thread(partial(_open_engine, self._engine), "llmserve-load-engine")
             stack.push_async_callback(asyncio.to_thread, engine.close)
-            said_to_it: dict[str, Any] = dict.fromkeys(OF_THE_ENGINE)
-            options = replace(options, engine_socket=engine.socket, **said_to_it)
+            options = replace(options, engine_socket=engine.socket)
         command = [*SERVE, *flags(_of_one_server(options))]
         self._front_ends = [FrontEnd(command) for _ in range(options.frontends)]
         starts = await asyncio.gather(*(each.start() for each in self._front_ends), return_exceptions=True)
@@ -347,12 +344,9 @@ class HeldPorts:
 
 def _of_one_server(options: ServeOptions) -> ServeOptions:
     """Its metrics are for this machine, the engine's flags were the engine's, a stored response would be its own."""
-    default = ServeOptions()
-    kept = options.cluster or options.engine_socket is not None
-    of_engine = (
-        "threads", "max_kv_tokens", "kv_cache_fraction", "kv_cache_dir", "kv_cache_disk_size", "speculation",
-        "draft_engine",
-    )  # fmt: skip
+    from llmserve.cli.serve import OF_THE_ENGINE
+
+    of_engine: dict[str, Any] = dict.fromkeys(OF_THE_ENGINE) if options.cluster or options.engine_socket else {}
     return replace(
         options,
         frontends=1,
@@ -361,5 +355,5 @@ def _of_one_server(options: ServeOptions) -> ServeOptions:
         metrics_port=0,
         metrics_use_ssl=False,
         stored_responses=0,
-        **({name: getattr(default, name) for name in of_engine} if kept else {}),
+        **of_engine,
     )

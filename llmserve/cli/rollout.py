@@ -6,13 +6,14 @@ import json
 import time
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from llmserve.cli.client_options import ApiKeyOption, RootCertificatesOption
-from llmserve.cli.dataclass_command import DataclassCommand
+from llmserve.cli.dataclass_command import DataclassCommand, argument, option
 from llmserve.cli.pipelines import ENGINE_PATH, TOKENIZER_PATH
 from llmserve.errors import InvalidArgument, raise_problems
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 ENDS = ("promoted", "rolled_back", "failed")
 POLL_S = 0.5
-RULES = "Rules, instead of those in the model's config"
+rule_option = partial(option, panel="Rules, instead of those in the model's config")
 
 
 class Action(StrEnum):
@@ -33,51 +34,24 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class RolloutOptions:
-    action: Annotated[Action, typer.Argument(help="What to do.", show_default=False)]
-    model: Annotated[str, typer.Argument(help="The model; status without one shows all.")] = ""
-    url: Annotated[str, typer.Option(help="The server's HTTP port.")] = "http://localhost:8000"
-    engine: Annotated[
-        Path | None, typer.Option(help="start: an engine directory, as the server sees it.", show_default=False)
-    ] = None
-    version: Annotated[str, typer.Option(help="start: a version in the repository.", show_default="the newest")] = ""
-    adapter: Annotated[
-        str,
-        typer.Option(
-            help="start: NAME=DIR, another adapter directory for a loaded adapter's name.", show_default=False
-        ),
-    ] = ""
-    shadow: Annotated[
-        str | None, typer.Option(help="Share of requests to copy, such as 10%.", rich_help_panel=RULES)
-    ] = None
-    canary: Annotated[
-        str | None,
-        typer.Option(help="Shares that the candidate answers, such as 5%,25%; or none.", rich_help_panel=RULES),
-    ] = None
-    requests: Annotated[
-        int | None, typer.Option(help="Least requests of the candidate in each step.", rich_help_panel=RULES)
-    ] = None
-    seconds: Annotated[float | None, typer.Option(help="Least seconds of each step.", rich_help_panel=RULES)] = None
-    max_error_rate: Annotated[
-        str | None, typer.Option(help="Share of failed requests, such as 1%.", rich_help_panel=RULES)
-    ] = None
-    min_agreement: Annotated[
-        str | None, typer.Option(help="Share of equal answers, such as 90%; or none.", rich_help_panel=RULES)
-    ] = None
-    max_latency_ratio: Annotated[
-        str | None,
-        typer.Option(help="Candidate's latency divided by the stable one's; or none.", rich_help_panel=RULES),
-    ] = None
-    timeout_s: Annotated[
-        float | None, typer.Option("--timeout", help="Seconds to a first response.", rich_help_panel=RULES)
-    ] = None
-    by_hand: Annotated[
-        bool, typer.Option("--by-hand", help="Wait for `promote` after the last step.", rich_help_panel=RULES)
-    ] = False
-    reason: Annotated[str, typer.Option(help="abort: the reason, for the log.", show_default=False)] = ""
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for the end; exit code 1 unless the candidate was promoted.")
-    ] = False
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False
+    action: Action = argument(..., "What to do.")
+    model: str = argument("", "The model; status without one shows all.")
+    url: str = option("http://localhost:8000", "The server's HTTP port.")
+    engine: Path | None = option(None, "start: an engine directory, as the server sees it.")
+    version: str = option("", "start: a version in the repository.", show_default="the newest")
+    adapter: str = option("", "start: NAME=DIR, another adapter directory for a loaded adapter's name.")
+    shadow: str | None = rule_option(None, "Share of requests to copy, such as 10%.")
+    canary: str | None = rule_option(None, "Shares that the candidate answers, such as 5%,25%; or none.")
+    requests: int | None = rule_option(None, "Least requests of the candidate in each step.")
+    seconds: float | None = rule_option(None, "Least seconds of each step.")
+    max_error_rate: str | None = rule_option(None, "Share of failed requests, such as 1%.")
+    min_agreement: str | None = rule_option(None, "Share of equal answers, such as 90%; or none.")
+    max_latency_ratio: str | None = rule_option(None, "Candidate's latency divided by the stable one's; or none.")
+    timeout_s: float | None = rule_option(None, "Seconds to a first response.", "--timeout")
+    by_hand: bool = rule_option(False, "Wait for `promote` after the last step.", "--by-hand")
+    reason: str = option("", "abort: the reason, for the log.")
+    wait: bool = option(False, "Wait for the end; exit code 1 unless the candidate was promoted.", "--wait")
+    as_json: bool = option(False, "Print everything as JSON.", "--json")
     api_key: ApiKeyOption = ""
     root_certificates: RootCertificatesOption = None
 

@@ -10,14 +10,13 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import typer
 
-from llmserve.cli.dataclass_command import DataclassCommand
-from llmserve.cli.engine_flags import SPECULATION_HELP, DraftEngine, draft_settings, speculation_flag
+from llmserve.cli.dataclass_command import DataclassCommand, argument, option
+from llmserve.cli.engine_flags import DRAFT_HELP, SPECULATION_HELP, draft_settings, speculation_flag
 from llmserve.cli.run_files import NO_PROMPT, RunPrompt, prompts_of, write_ids
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.base import Engine
@@ -31,77 +30,48 @@ from llmserve.stages.generate import generate
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import PreparedPrompt, Preprocessor, TextPrompt
 
-INPUT, OUTPUT, SAMPLING = "Prompts", "Output", "Sampling"
+prompt_option = partial(option, panel="Prompts")
+output_option = partial(option, panel="Output")
+sampling_option = partial(option, panel="Sampling")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    engine: Annotated[
-        Path | None, typer.Argument(help="Engine directory, made by llmserve build.", show_default=False)
-    ] = None
-    prompt: Annotated[str | None, typer.Argument(help="A prompt.", show_default=False)] = None
-    engine_dir: Annotated[Path | None, typer.Option(help="The same as the argument.", show_default=False)] = None
-    tokenizer_dir: Annotated[
-        Path | None,
-        typer.Option(help="Where to read the tokenizer.", show_default="the engine directory", rich_help_panel=INPUT),
-    ] = None
-    input_text: Annotated[
-        list[str] | None, typer.Option(help="A prompt; may be given several times.", rich_help_panel=INPUT)
-    ] = None
-    input_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="Text with one prompt a line, - reads stdin; .csv and .npy: rows of token ids.", rich_help_panel=INPUT
-        ),
-    ] = None
-    benchmark: Annotated[
-        int | None,
-        typer.Option(
-            help="Run this many random prompts of --input-tokens tokens instead, with answers of full length.",
-            min=1,
-            show_default=False,
-            rich_help_panel=INPUT,
-        ),
-    ] = None
-    input_tokens: Annotated[
-        int, typer.Option(help="Tokens of a prompt of --benchmark.", min=1, rich_help_panel=INPUT)
-    ] = 128
-    chat: Annotated[
-        bool,
-        typer.Option("--chat", help="Prompts are user messages in the model's chat format.", rich_help_panel=INPUT),
-    ] = False
-    max_output_len: Annotated[int, typer.Option(help="Most new tokens per prompt.", rich_help_panel=OUTPUT)] = 100
-    streaming: Annotated[
-        bool, typer.Option("--streaming", help="Print each piece of text as it comes.", rich_help_panel=OUTPUT)
-    ] = False
-    output_csv: Annotated[
-        Path | None,
-        typer.Option(help="Write token ids, prompt and answer in a row, instead of text.", rich_help_panel=OUTPUT),
-    ] = None
-    output_npy: Annotated[Path | None, typer.Option(help="The same as an array.", rich_help_panel=OUTPUT)] = None
-    stop_words: Annotated[
-        list[str] | None, typer.Option(help="Text that ends the answer; repeatable.", rich_help_panel=OUTPUT)
-    ] = None
-    bad_words: Annotated[
-        list[str] | None, typer.Option(help="Text that never appears; repeatable.", rich_help_panel=OUTPUT)
-    ] = None
-    num_beams: Annotated[int, typer.Option(help="1: beam search is not supported.", rich_help_panel=SAMPLING)] = 1
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            help="0 is greedy.", show_default="1 with top-k, top-p or min-p, else 0", rich_help_panel=SAMPLING
-        ),
-    ] = None
-    top_k: Annotated[int, typer.Option(help="0 switches it off, 1 is greedy.", rich_help_panel=SAMPLING)] = 0
-    top_p: Annotated[float, typer.Option(help="1 and 0 switch it off.", rich_help_panel=SAMPLING)] = 1.0
-    min_p: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=SAMPLING)] = 0.0
-    repetition_penalty: Annotated[float, typer.Option(help="1 switches it off.", rich_help_panel=SAMPLING)] = 1.0
-    presence_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=SAMPLING)] = 0.0
-    frequency_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=SAMPLING)] = 0.0
-    random_seed: Annotated[int, typer.Option(help="Seed of the random draws.", rich_help_panel=SAMPLING)] = 0
-    threads: Annotated[int, typer.Option(help="CPU threads; 0: every core that this process may use.")] = 0
-    speculation: Annotated[str, typer.Option(help=SPECULATION_HELP)] = Speculation.ALL.words()
-    draft_engine: DraftEngine = None
+    engine: Path | None = argument(None, "Engine directory, made by llmserve build.")
+    prompt: str | None = argument(None, "A prompt.")
+    engine_dir: Path | None = option(None, "The same as the argument.")
+    tokenizer_dir: Path | None = prompt_option(
+        None, "Where to read the tokenizer.", show_default="the engine directory"
+    )
+    input_text: list[str] | None = prompt_option(None, "A prompt; may be given several times.")
+    input_file: Path | None = prompt_option(
+        None, "Text with one prompt a line, - reads stdin; .csv and .npy: rows of token ids."
+    )
+    benchmark: int | None = prompt_option(
+        None, "Run this many random prompts of --input-tokens tokens instead, with answers of full length.", min=1
+    )
+    input_tokens: int = prompt_option(128, "Tokens of a prompt of --benchmark.", min=1)
+    chat: bool = prompt_option(False, "Prompts are user messages in the model's chat format.", "--chat")
+    max_output_len: int = output_option(100, "Most new tokens per prompt.")
+    streaming: bool = output_option(False, "Print each piece of text as it comes.", "--streaming")
+    output_csv: Path | None = output_option(None, "Write token ids, prompt and answer in a row, instead of text.")
+    output_npy: Path | None = output_option(None, "The same as an array.")
+    stop_words: list[str] | None = output_option(None, "Text that ends the answer; repeatable.")
+    bad_words: list[str] | None = output_option(None, "Text that never appears; repeatable.")
+    num_beams: int = sampling_option(1, "1: beam search is not supported.")
+    temperature: float | None = sampling_option(
+        None, "0 is greedy.", show_default="1 with top-k, top-p or min-p, else 0"
+    )
+    top_k: int = sampling_option(0, "0 switches it off, 1 is greedy.")
+    top_p: float = sampling_option(1.0, "1 and 0 switch it off.")
+    min_p: float = sampling_option(0.0, "0 switches it off.")
+    repetition_penalty: float = sampling_option(1.0, "1 switches it off.")
+    presence_penalty: float = sampling_option(0.0, "0 switches it off.")
+    frequency_penalty: float = sampling_option(0.0, "0 switches it off.")
+    random_seed: int = sampling_option(0, "Seed of the random draws.")
+    threads: int = option(0, "CPU threads; 0: every core that this process may use.")
+    speculation: str = option(Speculation.ALL.words(), SPECULATION_HELP)
+    draft_engine: Path | None = option(None, DRAFT_HELP)
 
     def engine_directory(self) -> Path:
         if self.engine and self.engine_dir and self.engine != self.engine_dir:

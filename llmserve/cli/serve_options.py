@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from llmserve.cli.dataclass_command import argument, option
 from llmserve.cli.engine_flags import EngineOptions
 from llmserve.cli.text_options import TextOptions
 from llmserve.serving.settings import ControlMode
 
 DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
-MODELS, LISTENING, ACCESS = "Models", "Listening", "Access"
-METRICS, LOGGING = "Metrics", "Logging"
+model_option = partial(option, panel="Models")
+listen_option = partial(option, panel="Listening")
+access_option = partial(option, panel="Access")
+metrics_option = partial(option, panel="Metrics")
+log_option = partial(option, panel="Logging")
 
 
 class CompressionLevel(StrEnum):
@@ -36,313 +38,141 @@ class CompressionLevel(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    engine: Annotated[Path | None, typer.Argument(help="Engine directory.", show_default=False)] = None
-    model_repository: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model-repository",
-            "--model-store",
-            help="Model repository, a directory or the URL of an object store; may be repeated.",
-            show_default="the packaged one",
-            rich_help_panel=MODELS,
-        ),
-    ] = None
-    service: Annotated[  # read by service_file.py
-        list[Path] | None,
-        typer.Option(help="Service file of PAI-EAS; its processor_params are read as flags.", rich_help_panel=MODELS),
-    ] = None
-    model_control_mode: Annotated[
-        ControlMode,
-        typer.Option(
-            help="none: load all at start; poll: also load changes; explicit: load on request.", rich_help_panel=MODELS
-        ),
-    ] = ControlMode.NONE
-    load_model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Explicit mode: model to load at start; * is every model; may be repeated.", rich_help_panel=MODELS
-        ),
-    ] = None
-    repository_poll_secs: Annotated[
-        float, typer.Option(help="Seconds between two polls; 0: only at start.", min=0, rich_help_panel=MODELS)
-    ] = 15
-    disable_auto_complete_config: Annotated[
-        bool,
-        typer.Option(
-            "--disable-auto-complete-config",
-            help="Refuse incomplete configs.",
-            rich_help_panel=MODELS,
-        ),
-    ] = False
-    model_config_name: Annotated[
-        str,
-        typer.Option(help="Prefer the config <model>/configs/NAME.pbtxt.", show_default=False, rich_help_panel=MODELS),
-    ] = ""
-    model_load_thread_count: Annotated[
-        int, typer.Option(help="Most models that load at the same time.", min=1, rich_help_panel=MODELS)
-    ] = 4
-    backend_config: Annotated[
-        list[str] | None, typer.Option(help="BACKEND,KEY=VALUE; may be repeated.", rich_help_panel=MODELS)
-    ] = None
-    cache_config: Annotated[
-        str, typer.Option(help="local,size=BYTES: a response cache.", show_default=False, rich_help_panel=MODELS)
-    ] = ""
-    inline_execution: Annotated[
-        bool,
-        typer.Option(help="Run models that declare brief, pure work on the event loop.", rich_help_panel=MODELS),
-    ] = True
-    rate_limit: Annotated[
-        str,
-        typer.Option(
-            help="off or execution_count: share resources by the rate_limiter of configs.", rich_help_panel=MODELS
-        ),
-    ] = "off"
-    rate_limit_resource: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME:COUNT: size of a shared resource; may be repeated.", rich_help_panel=MODELS),
-    ] = None
-    strict_readiness: Annotated[bool, typer.Option(help="Ready only when every model is.", rich_help_panel=MODELS)] = (
-        True
+    engine: Path | None = argument(None, "Engine directory.")
+    model_repository: list[str] | None = model_option(
+        None,
+        "Model repository, a directory or the URL of an object store; may be repeated.",
+        "--model-repository",
+        "--model-store",
+        show_default="the packaged one",
     )
-    exit_on_error: Annotated[
-        bool, typer.Option(help="Exit when a model does not load at start.", rich_help_panel=MODELS)
-    ] = True
+    service: list[Path] | None = model_option(
+        None, "Service file of PAI-EAS; its processor_params are read as flags."
+    )  # read by service_file.py
+    model_control_mode: ControlMode = model_option(
+        ControlMode.NONE, "none: load all at start; poll: also load changes; explicit: load on request."
+    )
+    load_model: list[str] | None = model_option(
+        None, "Explicit mode: model to load at start; * is every model; may be repeated."
+    )
+    repository_poll_secs: float = model_option(15, "Seconds between two polls; 0: only at start.", min=0)
+    disable_auto_complete_config: bool = model_option(
+        False, "Refuse incomplete configs.", "--disable-auto-complete-config"
+    )
+    model_config_name: str = model_option("", "Prefer the config <model>/configs/NAME.pbtxt.")
+    model_load_thread_count: int = model_option(4, "Most models that load at the same time.", min=1)
+    backend_config: list[str] | None = model_option(None, "BACKEND,KEY=VALUE; may be repeated.")
+    cache_config: str = model_option("", "local,size=BYTES: a response cache.")
+    inline_execution: bool = model_option(True, "Run models that declare brief, pure work on the event loop.")
+    rate_limit: str = model_option("off", "off or execution_count: share resources by the rate_limiter of configs.")
+    rate_limit_resource: list[str] | None = model_option(
+        None, "NAME:COUNT: size of a shared resource; may be repeated."
+    )
+    strict_readiness: bool = model_option(True, "Ready only when every model is.")
+    exit_on_error: bool = model_option(True, "Exit when a model does not load at start.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    id: Annotated[str, typer.Option(help="The server's name, as clients see it.", rich_help_panel=LISTENING)] = (
-        "llmserve"
+    id: str = listen_option("llmserve", "The server's name, as clients see it.")
+    host: str = listen_option("0.0.0.0", "Address to listen on.")
+    http_address: str = listen_option("", "Address of this port, instead of --host.")
+    grpc_address: str = listen_option("", "Address of this port, instead of --host.")
+    metrics_address: str = listen_option("", "Address of this port, instead of --http-address.")
+    http_port: int = listen_option(8000, "0: any free port.", min=0, max=65535)
+    grpc_port: int = listen_option(8001, "0: any free port.", min=0, max=65535)
+    metrics_port: int = listen_option(8002, "0: any free port.", min=0, max=65535)
+    frontends: int = listen_option(
+        1, "Server processes on the same ports; the engine runs in a process of its own.", min=1
     )
-    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=LISTENING)] = "0.0.0.0"
-    http_address: Annotated[
-        str,
-        typer.Option(help="Address of this port, instead of --host.", show_default=False, rich_help_panel=LISTENING),
-    ] = ""
-    grpc_address: Annotated[
-        str,
-        typer.Option(help="Address of this port, instead of --host.", show_default=False, rich_help_panel=LISTENING),
-    ] = ""
-    metrics_address: Annotated[
-        str,
-        typer.Option(
-            help="Address of this port, instead of --http-address.", show_default=False, rich_help_panel=LISTENING
-        ),
-    ] = ""
-    http_port: Annotated[int, typer.Option(help="0: any free port.", min=0, max=65535, rich_help_panel=LISTENING)] = (
-        8000
+    reuse_http_port: bool = listen_option(False, "Share the HTTP port with other servers of this user.")
+    reuse_grpc_port: bool = listen_option(False, "The same for the gRPC port.")
+    allow_http: bool = listen_option(True, "Listen for HTTP.")
+    allow_grpc: bool = listen_option(True, "Listen for gRPC.")
+    allow_metrics: bool = listen_option(True, "Serve /metrics.")
+    allow_web_page: bool = listen_option(True, "Serve the web page at / over HTTP.")
+    root_path: str | None = listen_option(
+        None, "Prefix that HTTP paths may have, such as /llm behind a proxy that keeps it.", show_default="none"
     )
-    grpc_port: Annotated[int, typer.Option(help="0: any free port.", min=0, max=65535, rich_help_panel=LISTENING)] = (
-        8001
+    http_max_input_size: int = listen_option(DEFAULT_MAX_INPUT_BYTES, "Most bytes of an HTTP body.", min=1)
+    request_memory: int | None = listen_option(
+        None, "Most bytes of memory for all running requests.", min=1, show_default="a quarter of the memory"
     )
-    metrics_port: Annotated[
-        int, typer.Option(help="0: any free port.", min=0, max=65535, rich_help_panel=LISTENING)
-    ] = 8002
-    frontends: Annotated[
-        int,
-        typer.Option(
-            help="Server processes on the same ports; the engine runs in a process of its own.",
-            min=1,
-            rich_help_panel=LISTENING,
-        ),
-    ] = 1
-    reuse_http_port: Annotated[
-        bool,
-        typer.Option(help="Share the HTTP port with other servers of this user.", rich_help_panel=LISTENING),
-    ] = False
-    reuse_grpc_port: Annotated[bool, typer.Option(help="The same for the gRPC port.", rich_help_panel=LISTENING)] = (
-        False
+    request_memory_each: int | None = listen_option(
+        None, "Most bytes of memory for one request.", min=1, show_default="a quarter of --request-memory"
     )
-    allow_http: Annotated[bool, typer.Option(help="Listen for HTTP.", rich_help_panel=LISTENING)] = True
-    allow_grpc: Annotated[bool, typer.Option(help="Listen for gRPC.", rich_help_panel=LISTENING)] = True
-    allow_metrics: Annotated[bool, typer.Option(help="Serve /metrics.", rich_help_panel=LISTENING)] = True
-    allow_web_page: Annotated[
-        bool, typer.Option(help="Serve the web page at / over HTTP.", rich_help_panel=LISTENING)
-    ] = True
-    root_path: Annotated[
-        str | None,
-        typer.Option(
-            help="Prefix that HTTP paths may have, such as /llm behind a proxy that keeps it.",
-            show_default="none",
-            rich_help_panel=LISTENING,
-        ),
-    ] = None
-    http_max_input_size: Annotated[
-        int, typer.Option(help="Most bytes of an HTTP body.", min=1, rich_help_panel=LISTENING)
-    ] = DEFAULT_MAX_INPUT_BYTES
-    request_memory: Annotated[
-        int | None,
-        typer.Option(
-            help="Most bytes of memory for all running requests.",
-            min=1,
-            show_default="a quarter of the memory",
-            rich_help_panel=LISTENING,
-        ),
-    ] = None
-    request_memory_each: Annotated[
-        int | None,
-        typer.Option(
-            help="Most bytes of memory for one request.",
-            min=1,
-            show_default="a quarter of --request-memory",
-            rich_help_panel=LISTENING,
-        ),
-    ] = None
-    http_header_forward_pattern: Annotated[
-        str,
-        typer.Option(
-            help="Headers whose names match become request parameters.", show_default=False, rich_help_panel=LISTENING
-        ),
-    ] = ""
-    grpc_header_forward_pattern: Annotated[
-        str, typer.Option(help="The same for gRPC metadata.", show_default=False, rich_help_panel=LISTENING)
-    ] = ""
-    grpc_infer_response_compression_level: Annotated[
-        CompressionLevel,
-        typer.Option(help="Compression of gRPC answers.", rich_help_panel=LISTENING),
-    ] = CompressionLevel.NONE
-    http_use_ssl: Annotated[bool, typer.Option(help="HTTPS only.", rich_help_panel=LISTENING)] = False
-    http_use_ssl_mutual: Annotated[
-        bool, typer.Option(help="Also require a client certificate.", rich_help_panel=LISTENING)
-    ] = False
-    http_server_cert: Annotated[
-        str, typer.Option(help="PEM: the server's certificate chain.", show_default=False, rich_help_panel=LISTENING)
-    ] = ""
-    http_server_key: Annotated[
-        str,
-        typer.Option(help="PEM: the key of the server's certificate.", show_default=False, rich_help_panel=LISTENING),
-    ] = ""
-    http_root_cert: Annotated[
-        str,
-        typer.Option(help="PEM: the authority of client certificates.", show_default=False, rich_help_panel=LISTENING),
-    ] = ""
-    metrics_use_ssl: Annotated[
-        bool,
-        typer.Option(help="/metrics over HTTPS only, like the HTTP port.", rich_help_panel=LISTENING),
-    ] = False
-    grpc_use_ssl: Annotated[bool, typer.Option(help="gRPC over TLS only.", rich_help_panel=LISTENING)] = False
-    grpc_use_ssl_mutual: Annotated[
-        bool, typer.Option(help="Also require a client certificate.", rich_help_panel=LISTENING)
-    ] = False
-    grpc_server_cert: Annotated[
-        str, typer.Option(help="PEM: the server's certificate chain.", show_default=False, rich_help_panel=LISTENING)
-    ] = ""
-    grpc_server_key: Annotated[
-        str,
-        typer.Option(help="PEM: the key of the server's certificate.", show_default=False, rich_help_panel=LISTENING),
-    ] = ""
-    grpc_root_cert: Annotated[
-        str,
-        typer.Option(help="PEM: the authority of client certificates.", show_default=False, rich_help_panel=LISTENING),
-    ] = ""
-    grpc_keepalive_time: Annotated[
-        int,
-        typer.Option(help="Milliseconds of silence until the server pings a client.", min=0, rich_help_panel=LISTENING),
-    ] = 7_200_000
-    grpc_keepalive_timeout: Annotated[
-        int, typer.Option(help="Milliseconds that the client has to answer a ping.", min=1, rich_help_panel=LISTENING)
-    ] = 20_000
-    grpc_keepalive_permit_without_calls: Annotated[
-        bool, typer.Option(help="Also ping clients without a running call.", rich_help_panel=LISTENING)
-    ] = False
-    grpc_max_connection_age: Annotated[
-        int, typer.Option(help="Milliseconds until a connection is closed; 0: never.", min=0, rich_help_panel=LISTENING)
-    ] = 0
-    grpc_max_connection_age_grace: Annotated[
-        int,
-        typer.Option(
-            help="Milliseconds that its calls may take to end; 0: no limit.", min=0, rich_help_panel=LISTENING
-        ),
-    ] = 0
-    shutdown_delay_secs: Annotated[
-        float,
-        typer.Option(
-            help="Seconds after SIGTERM in which the server is not ready but accepts requests, for load balancers.",
-            min=0,
-            rich_help_panel=LISTENING,
-        ),
-    ] = 0
-    exit_timeout_secs: Annotated[
-        float, typer.Option(help="Seconds that running requests may take to end.", min=0, rich_help_panel=LISTENING)
-    ] = 30
+    http_header_forward_pattern: str = listen_option("", "Headers whose names match become request parameters.")
+    grpc_header_forward_pattern: str = listen_option("", "The same for gRPC metadata.")
+    grpc_infer_response_compression_level: CompressionLevel = listen_option(
+        CompressionLevel.NONE, "Compression of gRPC answers."
+    )
+    http_use_ssl: bool = listen_option(False, "HTTPS only.")
+    http_use_ssl_mutual: bool = listen_option(False, "Also require a client certificate.")
+    http_server_cert: str = listen_option("", "PEM: the server's certificate chain.")
+    http_server_key: str = listen_option("", "PEM: the key of the server's certificate.")
+    http_root_cert: str = listen_option("", "PEM: the authority of client certificates.")
+    metrics_use_ssl: bool = listen_option(False, "/metrics over HTTPS only, like the HTTP port.")
+    grpc_use_ssl: bool = listen_option(False, "gRPC over TLS only.")
+    grpc_use_ssl_mutual: bool = listen_option(False, "Also require a client certificate.")
+    grpc_server_cert: str = listen_option("", "PEM: the server's certificate chain.")
+    grpc_server_key: str = listen_option("", "PEM: the key of the server's certificate.")
+    grpc_root_cert: str = listen_option("", "PEM: the authority of client certificates.")
+    grpc_keepalive_time: int = listen_option(
+        7_200_000, "Milliseconds of silence until the server pings a client.", min=0
+    )
+    grpc_keepalive_timeout: int = listen_option(20_000, "Milliseconds that the client has to answer a ping.", min=1)
+    grpc_keepalive_permit_without_calls: bool = listen_option(False, "Also ping clients without a running call.")
+    grpc_max_connection_age: int = listen_option(0, "Milliseconds until a connection is closed; 0: never.", min=0)
+    grpc_max_connection_age_grace: int = listen_option(
+        0, "Milliseconds that its calls may take to end; 0: no limit.", min=0
+    )
+    shutdown_delay_secs: float = listen_option(
+        0, "Seconds after SIGTERM in which the server is not ready but accepts requests, for load balancers.", min=0
+    )
+    exit_timeout_secs: float = listen_option(30, "Seconds that running requests may take to end.", min=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions:
-    api_keys: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML file of API keys; every call except health checks requires one.",
-            show_default=False,
-            rich_help_panel=ACCESS,
-        ),
-    ] = None
-    http_restricted_api: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="API,API:HEADER=VALUE: restrict calls to requests with this header; may be repeated.",
-            rich_help_panel=ACCESS,
-        ),
-    ] = None
-    grpc_restricted_protocol: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="The same for gRPC, where the header is triton-grpc-protocol-HEADER.", rich_help_panel=ACCESS
-        ),
-    ] = None
-    cors_allow_origin: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Origin (SCHEME://HOST:PORT, localhost, or *) whose web pages may use the HTTP port; may be repeated.",
-            rich_help_panel=ACCESS,
-        ),
-    ] = None
-    cors_allow_credentials: Annotated[
-        bool,
-        typer.Option(
-            "--cors-allow-credentials",
-            help="Allow these pages to send cookies and the browser's other credentials.",
-            rich_help_panel=ACCESS,
-        ),
-    ] = False
-    allow_client_shm: Annotated[
-        bool, typer.Option(help="Let clients register shared memory of this machine.", rich_help_panel=ACCESS)
-    ] = False
+    api_keys: Path | None = access_option(None, "YAML file of API keys; every call except health checks requires one.")
+    http_restricted_api: list[str] | None = access_option(
+        None, "API,API:HEADER=VALUE: restrict calls to requests with this header; may be repeated."
+    )
+    grpc_restricted_protocol: list[str] | None = access_option(
+        None, "The same for gRPC, where the header is triton-grpc-protocol-HEADER."
+    )
+    cors_allow_origin: list[str] | None = access_option(
+        None, "Origin (SCHEME://HOST:PORT, localhost, or *) whose web pages may use the HTTP port; may be repeated."
+    )
+    cors_allow_credentials: bool = access_option(
+        False, "Allow these pages to send cookies and the browser's other credentials.", "--cors-allow-credentials"
+    )
+    allow_client_shm: bool = access_option(False, "Let clients register shared memory of this machine.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsOptions:
-    metrics_config: Annotated[
-        list[str] | None,
-        typer.Option(help="KEY=VALUE, such as summary_latencies=true; may be repeated.", rich_help_panel=METRICS),
-    ] = None
-    metrics_interval_ms: Annotated[
-        float,
-        typer.Option(help="Milliseconds for which readings of the machine are cached.", min=0, rich_help_panel=METRICS),
-    ] = 2000
-    allow_cpu_metrics: Annotated[bool, typer.Option(help="Show nv_cpu_*.", rich_help_panel=METRICS)] = True
-    allow_gpu_metrics: Annotated[bool, typer.Option(help="Show nv_gpu_*.", rich_help_panel=METRICS)] = True
+    metrics_config: list[str] | None = metrics_option(
+        None, "KEY=VALUE, such as summary_latencies=true; may be repeated."
+    )
+    metrics_interval_ms: float = metrics_option(
+        2000, "Milliseconds for which readings of the machine are cached.", min=0
+    )
+    allow_cpu_metrics: bool = metrics_option(True, "Show nv_cpu_*.")
+    allow_gpu_metrics: bool = metrics_option(True, "Show nv_gpu_*.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogOptions:
-    log_verbose: Annotated[
-        int, typer.Option(help="Above 0: log each request, and details.", min=0, rich_help_panel=LOGGING)
-    ] = 0
-    log_info: Annotated[bool, typer.Option(help="Print information.", rich_help_panel=LOGGING)] = True
-    log_warning: Annotated[bool, typer.Option(help="Print warnings.", rich_help_panel=LOGGING)] = True
-    log_error: Annotated[bool, typer.Option(help="Print errors.", rich_help_panel=LOGGING)] = True
-    log_format: Annotated[str, typer.Option(help="default, ISO8601 or json.", rich_help_panel=LOGGING)] = "default"
-    log_file: Annotated[
-        str, typer.Option(help="Log file, instead of standard error.", show_default=False, rich_help_panel=LOGGING)
-    ] = ""
-    trace_config: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Traces: triton,file=PATH, or opentelemetry,url=URL; rate=N, level=TIMESTAMPS, ...; may be repeated.",
-            rich_help_panel=LOGGING,
-        ),
-    ] = None
+    log_verbose: int = log_option(0, "Above 0: log each request, and details.", min=0)
+    log_info: bool = log_option(True, "Print information.")
+    log_warning: bool = log_option(True, "Print warnings.")
+    log_error: bool = log_option(True, "Print errors.")
+    log_format: str = log_option("default", "default, ISO8601 or json.")
+    log_file: str = log_option("", "Log file, instead of standard error.")
+    trace_config: list[str] | None = log_option(
+        None, "Traces: triton,file=PATH, or opentelemetry,url=URL; rate=N, level=TIMESTAMPS, ...; may be repeated."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

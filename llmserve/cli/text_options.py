@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from llmserve.cli.dataclass_command import option
 from llmserve.errors import InvalidArgument, raise_problems
 
 if TYPE_CHECKING:
     from llmserve.frontends.shared.text_settings import TextSettings
 
-TEXT_APIS = "OpenAI's API"
+text_option = partial(option, panel="OpenAI's API")
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")  # that have defaults
 
 
@@ -28,104 +28,50 @@ class UnknownFields(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    served_model_name: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Name of the only LLM in these APIs; may be repeated.",
-            show_default="its model's",
-            rich_help_panel=TEXT_APIS,
-        ),
-    ] = None
-    any_model_name: Annotated[
-        bool,
-        typer.Option(
-            "--any-model-name", help="Accept every model name, if there is one LLM.", rich_help_panel=TEXT_APIS
-        ),
-    ] = False
-    chat_template: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with a Jinja chat template, or the name of one, in place of the checkpoint's.",
-            show_default="the checkpoint's",
-            rich_help_panel=TEXT_APIS,
-        ),
-    ] = None
-    default_chat_template_kwargs: Annotated[
-        str | None,
-        typer.Option(
-            help='JSON object of further names for the chat template, such as {"enable_thinking": false}.',
-            show_default="none",
-            rich_help_panel=TEXT_APIS,
-        ),
-    ] = None
-    allow_chat_template: Annotated[
-        bool,
-        typer.Option(
-            "--allow-chat-template",
-            help="Let requests bring a chat template, which runs in a process with limits.",
-            rich_help_panel=TEXT_APIS,
-        ),
-    ] = False
-    default_sampling: Annotated[
-        str | None,
-        typer.Option(
-            help='JSON object of sampling defaults, before the checkpoint\'s, such as {"temperature": 0.7}.',
-            show_default="none",
-            rich_help_panel=TEXT_APIS,
-        ),
-    ] = None
-    enable_force_include_usage: Annotated[
-        bool,
-        typer.Option(
-            "--enable-force-include-usage", help="Tell the usage in every chunk of a stream.", rich_help_panel=TEXT_APIS
-        ),
-    ] = False
-    enable_per_request_metrics: Annotated[
-        bool,
-        typer.Option(
-            "--enable-per-request-metrics",
-            help="Tell the times of each request in its answer's member metrics.",
-            rich_help_panel=TEXT_APIS,
-        ),
-    ] = False
-    return_tokens_as_token_ids: Annotated[
-        bool,
-        typer.Option(
-            "--return-tokens-as-token-ids",
-            help="Log probs name tokens as token_id:ID, unless a request says otherwise.",
-            rich_help_panel=TEXT_APIS,
-        ),
-    ] = False
-    checkpoint_sampling: Annotated[
-        bool,
-        typer.Option(
-            help="Sampling defaults of the checkpoint's generation_config.json; else OpenAI's.",
-            rich_help_panel=TEXT_APIS,
-        ),
-    ] = True
-    batch_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for /v1/files and /v1/batches, kept over a restart.",
-            show_default="none: they are off",
-            rich_help_panel=TEXT_APIS,
-        ),
-    ] = None
-    stored_responses: Annotated[
-        int,
-        typer.Option(
-            help="Most responses kept in memory, for an hour, for previous_response_id; 0: none.",
-            min=0,
-            rich_help_panel=TEXT_APIS,
-        ),
-    ] = 1000
-    unknown_fields: Annotated[
-        UnknownFields,
-        typer.Option(
-            help="Fields that are unknown, or change no answer. warn: name them in the answer's member warning.",
-            rich_help_panel=TEXT_APIS,
-        ),
-    ] = UnknownFields.WARN
+    served_model_name: list[str] | None = text_option(
+        None, "Name of the only LLM in these APIs; may be repeated.", show_default="its model's"
+    )
+    any_model_name: bool = text_option(False, "Accept every model name, if there is one LLM.", "--any-model-name")
+    chat_template: Path | None = text_option(
+        None,
+        "File with a Jinja chat template, or the name of one, in place of the checkpoint's.",
+        show_default="the checkpoint's",
+    )
+    default_chat_template_kwargs: str | None = text_option(
+        None,
+        'JSON object of further names for the chat template, such as {"enable_thinking": false}.',
+        show_default="none",
+    )
+    allow_chat_template: bool = text_option(
+        False, "Let requests bring a chat template, which runs in a process with limits.", "--allow-chat-template"
+    )
+    default_sampling: str | None = text_option(
+        None,
+        'JSON object of sampling defaults, before the checkpoint\'s, such as {"temperature": 0.7}.',
+        show_default="none",
+    )
+    enable_force_include_usage: bool = text_option(
+        False, "Tell the usage in every chunk of a stream.", "--enable-force-include-usage"
+    )
+    enable_per_request_metrics: bool = text_option(
+        False, "Tell the times of each request in its answer's member metrics.", "--enable-per-request-metrics"
+    )
+    return_tokens_as_token_ids: bool = text_option(
+        False, "Log probs name tokens as token_id:ID, unless a request says otherwise.", "--return-tokens-as-token-ids"
+    )
+    checkpoint_sampling: bool = text_option(
+        True, "Sampling defaults of the checkpoint's generation_config.json; else OpenAI's."
+    )
+    batch_dir: Path | None = text_option(
+        None, "Folder for /v1/files and /v1/batches, kept over a restart.", show_default="none: they are off"
+    )
+    stored_responses: int = text_option(
+        1000, "Most responses kept in memory, for an hour, for previous_response_id; 0: none.", min=0
+    )
+    unknown_fields: UnknownFields = text_option(
+        UnknownFields.WARN,
+        "Fields that are unknown, or change no answer. warn: name them in the answer's member warning.",
+    )
 
 
 def text_settings(options: TextOptions) -> TextSettings:
