@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
+from llmserve.at_once import at_once
 from llmserve.client import Access, AsyncClient, Parameter
 from llmserve.core import GenerateRequest, Guide, PromptScores, SamplingParams, TopTokens, Usage
 from llmserve.engine.adapters.sealed import SealedAdapter
@@ -32,7 +32,6 @@ from llmserve.stages.tokenizer import load_tokenizer
 TOKENS_MODEL = "tensorrt_llm"
 WARM_UP = "eval-warm-up"  # id of the request whose answer counts for nothing
 PROMPT_OUTPUTS = ("prompt_log_probs", "prompt_top_ids", "prompt_top_log_probs")
-Found = TypeVar("Found")
 
 
 class Candidate(Protocol):
@@ -239,16 +238,14 @@ async def run_candidate(
 ) -> CandidateRun:
     """Ask every sample, `concurrency` at a time, after one untimed warm-up. The first error ends the run."""
     await _ask(candidate, samples[0], WARM_UP)
-    slots = asyncio.Semaphore(concurrency)
 
-    async def ask(index: int, sample: Sample) -> Answer:
-        async with slots:
-            answer = await _ask(candidate, sample, f"eval-{index}")
+    async def ask(index: int) -> Answer:
+        answer = await _ask(candidate, samples[index], f"eval-{index}")
         progress(1)
         return answer
 
     started = time.perf_counter()
-    answers = await _all_or_first_error([ask(index, sample) for index, sample in enumerate(samples)])
+    answers = await at_once(ask, range(len(samples)), concurrency)
     return CandidateRun(answers, time.perf_counter() - started)
 
 
@@ -262,16 +259,14 @@ async def decide_all(
     progress: Callable[[int], None] = lambda count: None,
 ) -> list[tuple[Decision, ...]]:
     """What it says about `tokens` behind each of `prompts`, in the samples' order."""
-    slots = asyncio.Semaphore(concurrency)
 
     async def decide(index: int) -> tuple[Decision, ...]:
-        async with slots:
-            with _named(samples[index]):
-                found = await candidate.decide(prompts[index], tokens[index], f"eval-decide-{index}")
+        with _named(samples[index]):
+            found = await candidate.decide(prompts[index], tokens[index], f"eval-decide-{index}")
         progress(1)
         return found
 
-    return await _all_or_first_error([decide(index) for index in range(len(samples))])
+    return await at_once(decide, range(len(samples)), concurrency)
 
 
 async def choose_all(
@@ -283,21 +278,19 @@ async def choose_all(
     progress: Callable[[int], None] = lambda count: None,
 ) -> CandidateRun:
     """As `run_candidate`, in multiple choice: how likely each of a sample's choices is, one after the other."""
-    slots = asyncio.Semaphore(concurrency)
 
     async def choose(index: int, name: str) -> Answer:
         with _named(samples[index]):
             return await _choose(candidate, prompts[index], name)
 
     async def ask(index: int) -> Answer:
-        async with slots:
-            answer = await choose(index, f"eval-{index}")
+        answer = await choose(index, f"eval-{index}")
         progress(1)
         return answer
 
     await choose(0, WARM_UP)
     started = time.perf_counter()
-    answers = await _all_or_first_error([ask(index) for index in range(len(samples))])
+    answers = await at_once(ask, range(len(samples)), concurrency)
     return CandidateRun(answers, time.perf_counter() - started)
 
 
@@ -331,14 +324,3 @@ def _named(sample: Sample) -> Iterator[None]:
         yield
     except LlmserveError as error:
         raise type(error)(f"sample {sample.id}: {error}") from error
-
-
-async def _all_or_first_error(calls: Sequence[Awaitable[Found]]) -> list[Found]:
-    """Results in order; when one raises, the others are cancelled before the error goes on."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.frontends.shared.restrictions import CALLS
-from llmserve.frontends.text.front_end import PATHS
+from llmserve.frontends.text.routes import PATHS
 from tools.site import api, pages
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -27,7 +27,7 @@ from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unavailabl
 from llmserve.evaluation.answers import Answer, Sample
 from llmserve.evaluation.candidates import TOKENS_MODEL
 from llmserve.evaluation.served.comparison import ServedResult, compared, difference
-from llmserve.evaluation.served.conditions import Told, at_once, most_at_once, one_at_a_time, staggered
+from llmserve.evaluation.served.conditions import Told, in_flight, most_at_once, staggered
 from llmserve.evaluation.served.draws import judge_draws
 from llmserve.evaluation.served.process import OwnServer, own_server
 from llmserve.evaluation.served.replies import (
@@ -229,7 +229,7 @@ class Check:
         return max(reply.record.prompt_tokens or 1 for reply in self.reference) + self.asked.max_tokens
 
     async def alone(self, grpc: GrpcAsker) -> None:
-        self.reference = await one_at_a_time(grpc, self.questions, self.told)
+        self.reference = await in_flight(grpc, self.questions, 1, self.told)
         self._add("alone", self.reference)
 
     def beside_this_process(self) -> None:
@@ -242,14 +242,14 @@ class Check:
         self.results.append(compared(name, self.questions, inside, self.reference, is_judged=self.is_judged))
 
     async def prefix_hits(self, grpc: GrpcAsker) -> None:
-        replies = await at_once(grpc, self.questions, len(self.questions), self.told)
+        replies = await in_flight(grpc, self.questions, len(self.questions), self.told)
         found = sum(reply.record.cached_tokens or 0 for reply in replies)
         asked = sum(reply.record.prompt_tokens or 0 for reply in replies)
         note = f"{found:,} of {asked:,} prompt tokens were in the cache"
         self._add("prefix hits", replies, note, happened=found > 0)
 
     async def in_flight(self, grpc: GrpcAsker) -> list[ServedAnswer]:
-        replies = await at_once(grpc, self.questions, len(self.questions), self.told)
+        replies = await in_flight(grpc, self.questions, len(self.questions), self.told)
         self._add_together("in flight", replies)
         return replies
 
@@ -262,7 +262,7 @@ class Check:
         """Asked again while nobody has had to give way: that is chance where answers are much shorter than prompts."""
         count = rounds = 0
         while not count and rounds < MOST_ROUNDS:
-            replies = await at_once(grpc, self.questions, len(self.questions), self.told)
+            replies = await in_flight(grpc, self.questions, len(self.questions), self.told)
             self.require_answers(replies)
             count = int((await counters(metrics, PREEMPTIONS))["preemptions"])
             rounds += 1
@@ -272,11 +272,11 @@ class Check:
         """In one piece, over /v1, with seeds, and a text that is known beforehand."""
         questions = self.questions
         unary = [question.unary() for question in questions]
-        self._add("unary", await at_once(grpc, unary, len(unary), self.told))
+        self._add("unary", await in_flight(grpc, unary, len(unary), self.told))
         if v1 is not None:
-            streamed = await at_once(v1, questions, len(questions), self.told)
+            streamed = await in_flight(v1, questions, len(questions), self.told)
             self._add("/v1 streamed", streamed)
-            whole = await at_once(v1, unary, len(unary), self.told)
+            whole = await in_flight(v1, unary, len(unary), self.told)
             both = zip(self.reference, streamed, strict=True)
             self._add("/v1 unary", whole, expected=[told if told.has_thoughts else one for one, told in both])
             await self._log_probs(v1)
@@ -294,14 +294,14 @@ class Check:
             self.notes.append(f"log-probs were not compared over /v1: {first.record.message or first.record.error}")
             return
         questions = [replace(each, wants_log_probs=True, streams=n % 2 == 0) for n, each in enumerate(self.questions)]
-        self._add("/v1 log-probs", await at_once(v1, questions, len(questions), self.told))
+        self._add("/v1 log-probs", await in_flight(v1, questions, len(questions), self.told))
 
     async def _seeds(self, grpc: GrpcAsker) -> None:
         questions = seeded(self.questions[:NUM_SEEDED], SEED)
-        alone = await one_at_a_time(grpc, questions, _untold)
+        alone = await in_flight(grpc, questions, 1, _untold)
         others = self.questions[NUM_SEEDED:]  # greedy ones beside them
-        mixed = await at_once(grpc, [*questions, *others], len(self.questions), _untold)
-        again = await at_once(grpc, seeded(questions, OTHER_SEED), len(questions), _untold)
+        mixed = await in_flight(grpc, [*questions, *others], len(self.questions), _untold)
+        again = await in_flight(grpc, seeded(questions, OTHER_SEED), len(questions), _untold)
         self.require_answers([*alone, *mixed, *again])
         result = judge_seeds(questions, alone, mixed[: len(questions)], again, is_judged=self.is_judged)
         self.results.append(result)

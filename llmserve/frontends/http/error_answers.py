@@ -41,8 +41,8 @@ TEXT = "text/plain"  # as Triton says of errors outside of its JSON, and of empt
 logger = logging.getLogger(__name__)
 
 
-def json_response(document: Json, headers: Mapping[str, str] = NO_HEADERS) -> WholeAnswer:
-    return WholeAnswer(encode_json(document), content_type=JSON, headers=headers)
+def json_response(document: Json) -> WholeAnswer:
+    return WholeAnswer(encode_json(document), content_type=JSON)
 
 
 def done() -> WholeAnswer:

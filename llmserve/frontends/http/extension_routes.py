@@ -199,33 +199,24 @@ def _trace_value(name: str, value: Json) -> str | list[str] | None:
     return as_string(value, name)
 
 
-def extension_routes(api: ExtensionApi) -> tuple[list[tuple[str, Handler]], list[tuple[str, Handler]]]:
-    """Paths and handlers of GET, and of POST."""
+def extension_routes(api: ExtensionApi) -> Iterator[tuple[str, str, Handler]]:
+    """Method, path, handler."""
     system, cuda = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
-    get: list[tuple[str, Handler]] = [
-        ("/v2/logging", api.log_settings),
-        ("/v2/trace/setting", api.trace_settings),
-        ("/v2/models/{model}/trace/setting", api.trace_settings),
-        (f"{system}/status", api.shared_memory_status),
-        (f"{system}/region/{{region}}/status", api.shared_memory_status),
-        (f"{cuda}/status", api.cuda_memory_status),
-        (f"{cuda}/region/{{region}}/status", api.cuda_memory_status),
-    ]
-    post: list[tuple[str, Handler]] = [
-        ("/v2/logging", api.set_log_settings),
-        ("/v2/trace/setting", api.set_trace_settings),
-        ("/v2/models/{model}/trace/setting", api.set_trace_settings),
-        (f"{system}/region/{{region}}/register", api.register_shared_memory),
-        (f"{system}/region/{{region}}/unregister", api.unregister_shared_memory),
-        (f"{system}/unregister", api.unregister_all_shared_memory),
-        (f"{cuda}/region/{{region}}/register", api.register_cuda_memory),
-        (f"{cuda}/region/{{region}}/unregister", api.unregister_cuda_memory),
-        (f"{cuda}/unregister", api.unregister_cuda_memory),
-    ]
+    yield "GET", "/v2/logging", api.log_settings
+    yield "POST", "/v2/logging", api.set_log_settings
+    for setting in ("/v2/trace/setting", "/v2/models/{model}/trace/setting"):
+        yield "GET", setting, api.trace_settings
+        yield "POST", setting, api.set_trace_settings
+    for status in ("/status", "/region/{region}/status"):
+        yield "GET", f"{system}{status}", api.shared_memory_status
+        yield "GET", f"{cuda}{status}", api.cuda_memory_status
+    yield "POST", f"{system}/region/{{region}}/register", api.register_shared_memory
+    yield "POST", f"{system}/region/{{region}}/unregister", api.unregister_shared_memory
+    yield "POST", f"{system}/unregister", api.unregister_all_shared_memory
+    yield "POST", f"{cuda}/region/{{region}}/register", api.register_cuda_memory
+    yield "POST", f"{cuda}/region/{{region}}/unregister", api.unregister_cuda_memory
+    yield "POST", f"{cuda}/unregister", api.unregister_cuda_memory
     for repository in ("/v2/repository", "/v2/repository/{repository}"):
-        post += [
-            (f"{repository}/index", api.repository_index),
-            (f"{repository}/models/{{model}}/load", api.load_model),
-            (f"{repository}/models/{{model}}/unload", api.unload_model),
-        ]
-    return get, post
+        yield "POST", f"{repository}/index", api.repository_index
+        yield "POST", f"{repository}/models/{{model}}/load", api.load_model
+        yield "POST", f"{repository}/models/{{model}}/unload", api.unload_model

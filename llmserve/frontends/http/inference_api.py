@@ -297,11 +297,8 @@ def triton_routes(api: InferenceApi) -> Iterator[tuple[str, str, Handler]]:
         yield "GET", f"{model}/ready", api.model_ready
         yield "GET", f"{model}/config", api.model_config
         yield "GET", f"{model}/stats", api.statistics
-    extension = extension_routes(ExtensionApi(api.core, api.extensions, api.max_input_bytes))
-    for get, post in (extension, rollout_routes(RolloutApi(api.core, api.max_input_bytes))):
-        for method, routes in (("GET", get), ("POST", post)):
-            for path, handler in routes:
-                yield method, path, handler
+    yield from extension_routes(ExtensionApi(api.core, api.extensions, api.max_input_bytes))
+    yield from rollout_routes(RolloutApi(api.core, api.max_input_bytes))
 
 
 def http_handler(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class RolloutApi:
         return json_response(self.core.rollouts())
 
     async def status(self, request: Request) -> WholeAnswer:
-        return self._report(request)
+        return json_response(self.core.rollout(request.path_params["model"]))
 
     async def start(self, request: Request) -> WholeAnswer:
         given = await self._members(request, OF_START)
@@ -44,20 +44,17 @@ class RolloutApi:
             _adapter(given["adapter"]) if "adapter" in given else None,
         )
         await self.core.start_rollout(request.path_params["model"], asked)
-        return self._report(request)
+        return await self.status(request)
 
     async def promote(self, request: Request) -> WholeAnswer:
         await self._members(request, ())
         await self.core.promote_rollout(request.path_params["model"])
-        return self._report(request)
+        return await self.status(request)
 
     async def abort(self, request: Request) -> WholeAnswer:
         given = await self._members(request, OF_ABORT)
         self.core.abort_rollout(request.path_params["model"], as_string(given.get("reason", ""), "reason"))
-        return self._report(request)
-
-    def _report(self, request: Request) -> WholeAnswer:
-        return json_response(self.core.rollout(request.path_params["model"]))
+        return await self.status(request)
 
     async def _members(self, request: Request, known: tuple[str, ...]) -> Mapping[str, Json]:
         """Of the body's JSON object; there need be none."""
@@ -84,13 +81,11 @@ def _check_names(given: Mapping[str, Json], known: tuple[str, ...], of: str) -> 
         raise InvalidArgument(f"unknown member '{', '.join(unknown)}' of {of}; known: {expected}")
 
 
-def rollout_routes(api: RolloutApi) -> tuple[list[tuple[str, Handler]], list[tuple[str, Handler]]]:
-    """Paths and handlers of GET, and of POST."""
+def rollout_routes(api: RolloutApi) -> Iterator[tuple[str, str, Handler]]:
+    """Method, path, handler."""
     path = "/v2/repository/models/{model}/rollout"
-    get: list[tuple[str, Handler]] = [("/v2/repository/rollouts", api.all), (path, api.status)]
-    post: list[tuple[str, Handler]] = [
-        (f"{path}/start", api.start),
-        (f"{path}/promote", api.promote),
-        (f"{path}/abort", api.abort),
-    ]
-    return get, post
+    yield "GET", "/v2/repository/rollouts", api.all
+    yield "GET", path, api.status
+    yield "POST", f"{path}/start", api.start
+    yield "POST", f"{path}/promote", api.promote
+    yield "POST", f"{path}/abort", api.abort

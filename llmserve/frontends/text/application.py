@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import Response
 from pydantic import BaseModel
 
 from llmserve import __version__
@@ -33,9 +31,9 @@ from llmserve.frontends.text.openai.stored_responses import StoredResponses
 from llmserve.frontends.text.requests.ensembles import VECTORS, Ensembles
 from llmserve.frontends.text.requests.messages import Conversations
 from llmserve.frontends.text.requests.validation import BodyRoute
+from llmserve.frontends.text.routes import ROUTES
 from llmserve.frontends.text.state import ApiState
 
-Endpoint = Callable[..., Awaitable[Response]]
 SUMMARY = "The models of this server through OpenAI's API, with what vLLM's clients expect besides."
 
 
@@ -80,77 +78,26 @@ def make_application(core: Core, extensions: Extensions, store: Store | None = N
     embedders = Ensembles(core, extensions.text, VECTORS)
     state = ApiState(ensembles, extensions, Conversations(ensembles), TokenTexts(ensembles), embedders)
     app.state.jobs = None if store is None else Jobs(store, app, extensions)
-    files, batches = Files(state, store), Batches(state, app.state.jobs)
-    models, ollama, llama_cpp = Models(state), Ollama(state), LlamaCpp(state)
     chat, completions, embeddings = Chat(state), Completions(state), Embeddings(state)
     stored = StoredResponses(extensions.text.stored_responses)
-    responses = Responses(state, stored, Background(extensions.background))
-    get: tuple[tuple[str, Endpoint], ...] = (
-        ("/v1/models", models.list),
-        ("/v1/models/{model}", models.retrieve),
-        ("/v1/models/{owner}/{name}", models.retrieve_owned),
-        ("/v1/responses/{response_id}", responses.retrieve),
-        ("/v1/files", files.list),
-        ("/v1/files/{file_id}", files.retrieve),
-        ("/v1/files/{file_id}/content", files.content),
-        ("/v1/batches", batches.list),
-        ("/v1/batches/{batch_id}", batches.retrieve),
-        ("/tokenizer_info", models.tokenizer_info),
-        ("/props", llama_cpp.props),
-        ("/api/tags", ollama.tags),
-        ("/api/ps", ollama.running),
-        ("/api/version", ollama.version),
-    )
-    post: tuple[tuple[str, Endpoint], ...] = (
-        ("/v1/completions", completions.create),
-        ("/v1/chat/completions", chat.create),
-        ("/v1/responses", responses.create),
-        ("/v1/responses/{response_id}/cancel", responses.cancel),
-        ("/v1/files", files.create),
-        ("/v1/batches", batches.create),
-        ("/v1/batches/{batch_id}/cancel", batches.cancel),
-        ("/v1/messages", Messages(state).create),
-        ("/v1/messages/count_tokens", Messages(state).count_tokens),
-        ("/v1/embeddings", embeddings.create),
-        ("/v1/rerank", Rerank(state).create),
-        *_of_vllm(models, LoraAdapters(state), Invocations(chat, completions, embeddings)),
-        *_of_llama_cpp(llama_cpp, responses),
-        ("/api/chat", ollama.chat),
-        ("/api/generate", ollama.generate),
-        ("/api/show", ollama.show),
-        ("/api/embed", embeddings.embed),
-    )
-    delete: tuple[tuple[str, Endpoint], ...] = (
-        ("/v1/responses/{response_id}", responses.delete),
-        ("/v1/files/{file_id}", files.delete),
-    )
-    for method, routes in (("GET", get), ("POST", post), ("DELETE", delete)):
-        _add_routes(app, method, routes)
+    apis = {
+        "models": Models(state),
+        "chat": chat,
+        "completions": completions,
+        "embeddings": embeddings,
+        "rerank": Rerank(state),
+        "responses": Responses(state, stored, Background(extensions.background)),
+        "files": Files(state, store),
+        "batches": Batches(state, app.state.jobs),
+        "invocations": Invocations(chat, completions, embeddings),
+        "adapters": LoraAdapters(state),
+        "messages": Messages(state),
+        "llama_cpp": LlamaCpp(state),
+        "ollama": Ollama(state),
+    }
+    for method, path, answered_by in ROUTES:
+        api, _, endpoint = answered_by.partition(".")
+        if endpoint:
+            name = "_".join([*re.findall(r"\w+", path), *([] if method == "GET" else [method.lower()])])
+            app.add_api_route(path, getattr(apis[api], endpoint), methods=[method], name=name, response_model=None)
     return app
-
-
-def _of_vllm(models: Models, adapters: LoraAdapters, invocations: Invocations) -> tuple[tuple[str, Endpoint], ...]:
-    return (
-        ("/v1/load_lora_adapter", adapters.load),
-        ("/v1/unload_lora_adapter", adapters.unload),
-        ("/v1/chat/completions/batch", invocations.chat.create_several),
-        ("/invocations", invocations.create),
-        ("/tokenize", models.tokenize),
-        ("/detokenize", models.detokenize),
-    )
-
-
-def _of_llama_cpp(llama_cpp: LlamaCpp, responses: Responses) -> tuple[tuple[str, Endpoint], ...]:
-    """llama.cpp's, and how many tokens a request has."""
-    return (
-        ("/v1/responses/input_tokens", responses.input_tokens),
-        ("/completion", llama_cpp.completion),
-        ("/apply-template", llama_cpp.apply_template),
-        ("/v1/chat/completions/input_tokens", llama_cpp.count_chat),
-    )
-
-
-def _add_routes(app: FastAPI, method: str, routes: Sequence[tuple[str, Endpoint]]) -> None:
-    for path, endpoint in routes:
-        name = "_".join([*re.findall(r"\w+", path), *([] if method == "GET" else [method.lower()])])
-        app.add_api_route(path, endpoint, methods=[method], name=name, response_model=None)

@@ -16,6 +16,7 @@ from llmserve.frontends.shared.server_core import Core
 from llmserve.frontends.text.answers.failures import UNAUTHORIZED, Failure, failed, failure_of
 from llmserve.frontends.text.answers.limits import limit_headers
 from llmserve.frontends.text.batches.store import Store
+from llmserve.frontends.text.routes import PATHS, PREFIXES, canonical
 from llmserve.wire.http1.answers import Answer, WholeAnswer
 from llmserve.wire.http1.request import Request
 
@@ -24,68 +25,6 @@ if TYPE_CHECKING:
 
 FILES = "/v1/files"
 MAX_BODY_BYTES = 4 * 1024 * 1024  # about a million tokens of text; it is parsed in one piece
-PATHS = (  # method, path; `restrictions.py` says which group each is of
-    ("GET", "/openapi.json"),
-    ("GET", "/v1/models"),
-    ("GET", "/v1/models/{model}"),
-    ("GET", "/v1/models/{owner}/{name}"),  # of a name with a slash
-    ("GET", "/tokenizer_info"),
-    ("POST", "/v1/completions"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/chat/completions/batch"),
-    ("POST", "/invocations"),
-    ("POST", "/v1/responses"),
-    ("GET", "/v1/responses/{response_id}"),
-    ("DELETE", "/v1/responses/{response_id}"),
-    ("POST", "/v1/responses/{response_id}/cancel"),
-    ("GET", "/v1/files"),
-    ("POST", "/v1/files"),
-    ("GET", "/v1/files/{file_id}"),
-    ("DELETE", "/v1/files/{file_id}"),
-    ("GET", "/v1/files/{file_id}/content"),
-    ("GET", "/v1/batches"),
-    ("POST", "/v1/batches"),
-    ("GET", "/v1/batches/{batch_id}"),
-    ("POST", "/v1/batches/{batch_id}/cancel"),
-    ("POST", "/v1/messages"),
-    ("POST", "/v1/messages/count_tokens"),
-    ("POST", "/v1/embeddings"),
-    ("POST", "/v1/rerank"),
-    ("POST", "/v1/load_lora_adapter"),
-    ("POST", "/v1/unload_lora_adapter"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
-    ("POST", "/completion"),
-    ("POST", "/apply-template"),
-    ("GET", "/props"),
-    ("POST", "/v1/chat/completions/input_tokens"),
-    ("POST", "/v1/responses/input_tokens"),
-    ("GET", "/api/tags"),
-    ("GET", "/api/ps"),
-    ("GET", "/api/version"),
-    ("POST", "/api/chat"),
-    ("POST", "/api/generate"),
-    ("POST", "/api/show"),
-    ("POST", "/api/embed"),
-)
-PREFIXES = (
-    "/v1/", "/api/", "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json", "/completion", "/apply-template",
-    "/props", "/invocations",
-)  # fmt: skip
-
-
-ROOTS = frozenset(prefix.strip("/") for prefix in PREFIXES)
-WITHOUT_VERSION = frozenset(path.split("/")[2] for _, path in PATHS if path.startswith("/v1/"))
-
-
-def canonical(path: str) -> str:
-    """What a path means whose client has a base URL with a slash at its end, without /v1, or with it twice."""
-    segments = [segment for segment in path.split("/") if segment]
-    while segments[:2] == ["v1", "v1"]:
-        del segments[0]
-    if segments and segments[0] in WITHOUT_VERSION:
-        segments.insert(0, "v1")
-    return "/" + "/".join(segments) if segments and segments[0] in ROOTS else path
 
 
 def in_openais_words(request: Request, status: int, problem: str) -> WholeAnswer:

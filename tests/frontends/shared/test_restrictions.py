@@ -31,7 +31,7 @@ from llmserve.frontends.shared.restrictions import (
     Restrictions,
     parse_restrictions,
 )
-from llmserve.frontends.text.front_end import PATHS as OPENAI_PATHS
+from llmserve.frontends.text.routes import PATHS as OPENAI_PATHS
 from tests.frontends.server import HOST, RunningServer, running_server
 from tests.frontends.stub_core import StubCore
 

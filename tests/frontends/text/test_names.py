@@ -15,7 +15,7 @@ import pytest
 from llmserve import __version__
 from llmserve.client import AsyncClient
 from llmserve.frontends.shared.text_settings import TextSettings
-from llmserve.frontends.text.front_end import canonical
+from llmserve.frontends.text.routes import canonical
 from tests.frontends.server import RunningServer, running_server
 from tests.frontends.stub_core import StubCore
 from tests.frontends.text.conftest import serving

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.at_once import at_once
 from llmserve.core import POOLING
 from llmserve.errors import LlmserveError
 from llmserve.frontends.text.answers.failures import Refused
@@ -29,24 +29,16 @@ class Vectors:
 
 async def vectors(caller: Caller, ensemble: Ensemble, texts: Sequence[Values], output: str, field: str) -> Vectors:
     """Of `texts`, in order. The first error ends all; it says which of the request's `field` it is about."""
-    room = asyncio.Semaphore(AT_ONCE)
 
-    async def one(index: int, values: Values) -> tuple[NDArray[Any], int]:
-        async with room:
-            try:
-                return await caller.vector(ensemble, values, output)
-            except Refused:
-                raise
-            except LlmserveError as error:
-                raise error.at(f"{field}[{index}]" if len(texts) > 1 else field) from error
+    async def one(index: int) -> tuple[NDArray[Any], int]:
+        try:
+            return await caller.vector(ensemble, texts[index], output)
+        except Refused:
+            raise
+        except LlmserveError as error:
+            raise error.at(f"{field}[{index}]" if len(texts) > 1 else field) from error
 
-    tasks = [asyncio.ensure_future(one(index, values)) for index, values in enumerate(texts)]
-    try:
-        found = await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    found = await at_once(one, range(len(texts)), AT_ONCE)
     return Vectors([row for row, _ in found], sum(count for _, count in found))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -11,15 +10,16 @@ from fastapi import Request, Response
 from pydantic import JsonValue
 
 from llmserve import __version__
+from llmserve.at_once import at_once
 from llmserve.core import MAX_MODEL_LEN, SAMPLING_DEFAULTS
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import EventStream, data, json_answer
 from llmserve.frontends.text.answers.generation import Caller, Piece, Sampling, answers
 from llmserve.frontends.text.answers.log_probs import chat_log_probs, scored_output, token_ids
+from llmserve.frontends.text.answers.merging import AT_ONCE
 from llmserve.frontends.text.answers.replies import LIMITS, NOTHING
 from llmserve.frontends.text.llama_cpp.fields import Item, NativeRequest
 from llmserve.frontends.text.openai.chat_fields import ChatRequest
-from llmserve.frontends.text.openai.completions import AT_ONCE, first_failure
 from llmserve.frontends.text.requests.ensembles import Ensemble, Values
 from llmserve.frontends.text.state import ApiState
 
@@ -54,15 +54,11 @@ class LlamaCpp:
         prompts = body.prompts()
         if body.stream:
             return EventStream(self._events(asked, caller, prompts[0]))
-        busy = asyncio.Semaphore(AT_ONCE)
 
-        found: list[Json] = [None] * len(prompts)
+        def whole(index: int) -> Awaitable[Json]:
+            return self._whole(asked, caller, prompts[index], index)
 
-        async def run(index: int) -> None:
-            async with busy:
-                found[index] = await self._whole(asked, caller, prompts[index], index)
-
-        await first_failure([run(index) for index in range(len(prompts))])
+        found = await at_once(whole, range(len(prompts)), AT_ONCE)
         return json_answer(found if isinstance(body.prompt, list) and len(found) > 1 else found[0])
 
     async def apply_template(self, body: ChatRequest, request: Request) -> Response:

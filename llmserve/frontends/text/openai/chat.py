@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from fastapi import Request, Response
 
+from llmserve.at_once import at_once
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import EventStream, Template, json_answer, json_string
 from llmserve.frontends.text.answers.generation import Answer, Caller, Piece, Sampling, Usage, answers, total_usage
@@ -22,6 +22,7 @@ from llmserve.frontends.text.answers.log_probs import (
     with_itself,
     with_top,
 )
+from llmserve.frontends.text.answers.merging import AT_ONCE
 from llmserve.frontends.text.answers.replies import (
     NOT_ASKED,
     NOTHING,
@@ -37,7 +38,6 @@ from llmserve.frontends.text.answers.replies import (
 )
 from llmserve.frontends.text.answers.spoken import Call, Prepared, Said, read_parts
 from llmserve.frontends.text.openai.chat_fields import BatchChatRequest, ChatFields, ChatRequest
-from llmserve.frontends.text.openai.completions import AT_ONCE, first_failure
 from llmserve.frontends.text.requests.ensembles import Ensemble
 from llmserve.frontends.text.state import ApiState
 from llmserve.stages.answer_parts import Part, PartKind, PartReader
@@ -79,13 +79,11 @@ class Chat:
         """The next message of each of several conversations, as so many requests."""
         ensemble, caller = self._begun(body, request)
         talks = [await self._prepared(ensemble, each) for each in body.requests()]
-        busy = asyncio.Semaphore(AT_ONCE)
 
         async def run(talk: _Conversation) -> None:
-            async with busy:
-                talk.answers = await answers(self._pieces(ensemble, caller, talk), talk.num_answers)
+            talk.answers = await answers(self._pieces(ensemble, caller, talk), talk.num_answers)
 
-        await first_failure([run(talk) for talk in talks])
+        await at_once(run, talks, AT_ONCE)
         return await self._reply(body, ensemble, caller, talks)
 
     def _begun(self, body: ChatFields, request: Request) -> tuple[Ensemble, Caller]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Self, TypeAlias
 from fastapi import Request, Response
 from pydantic import Field, model_validator
 
+from llmserve.at_once import at_once
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import EventStream, Template, json_answer, json_string
 from llmserve.frontends.text.answers.generation import Answer, Caller, Piece, Sampling, Usage, answers, total_usage
@@ -26,7 +26,7 @@ from llmserve.frontends.text.answers.log_probs import (
     token_ids,
     with_top,
 )
-from llmserve.frontends.text.answers.merging import merged
+from llmserve.frontends.text.answers.merging import AT_ONCE, merged
 from llmserve.frontends.text.answers.replies import (
     NOT_ASKED,
     Chunks,
@@ -54,7 +54,6 @@ from llmserve.frontends.text.state import ApiState
 
 OBJECT = "text_completion"
 DEFAULT_TOKENS = 16  # OpenAI's
-AT_ONCE = 32  # prompts of one request that the model works on: the others leave the queue to everybody else
 
 Ids: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
 Texts: TypeAlias = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
@@ -148,16 +147,13 @@ class Completions:
                 await self._prepare_echo(ensemble, prompt, given, of_ids=body.logprobs is not None)
         if body.stream:
             return EventStream(self._events(body, ensemble, caller, prompts, sampling))
-        busy = asyncio.Semaphore(AT_ONCE)
+        wants_tokens = self._wants_tokens(body)
 
         async def run(prompt: _Prompt) -> None:
-            async with busy:
-                pieces = caller.pieces(
-                    ensemble, prompt.values, sampling, streaming=False, wants_tokens=self._wants_tokens(body)
-                )
-                prompt.answers = await answers(pieces, sampling.num_answers)
+            pieces = caller.pieces(ensemble, prompt.values, sampling, streaming=False, wants_tokens=wants_tokens)
+            prompt.answers = await answers(pieces, sampling.num_answers)
 
-        await first_failure([run(prompt) for prompt in prompts])
+        await at_once(run, prompts, AT_ONCE)
         return await self._reply(body, ensemble, caller, prompts)
 
     async def _reply(
@@ -331,13 +327,3 @@ def _log_prob_per_token(answer: Answer) -> float:
     last = answer.pieces[-1].arrays
     total: float = last["cum_log_probs"].item(0)
     return total / max(1, answer.last.usage.completion if answer.last.usage else 1)
-
-
-async def first_failure(runs: Sequence[object]) -> None:
-    """All of them; the first failure ends the others, and is raised by itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for run in runs:
-                group.create_task(run)  # type: ignore[arg-type]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
