@@ -74,6 +74,21 @@ class Plan:
             raise NotRun(f"the time was up during {what}; go on with --resume")
         return done
 
+    def succeed(self, what: str, command: Sequence[str], *, timeout_s: float) -> Finished:
+        """As `run`. `StepFailed` for any exit code but 0."""
+        done = self.run(what, command, timeout_s=timeout_s)
+        if done.code != 0:
+            raise failed(what, done)
+        return done
+
+    def reported(self, report: Path, what: str, command: Sequence[str], *, timeout_s: float) -> Any:
+        """The JSON file that a program writes, however it ends. `StepFailed` where there is none."""
+        report.unlink(missing_ok=True)  # of an earlier run
+        done = self.run(what, command, timeout_s=timeout_s)
+        if not report.is_file():
+            raise failed(what, done)
+        return json.loads(report.read_text())
+
 
 Step: TypeAlias = Callable[[Plan], Details]
 
@@ -104,13 +119,9 @@ def build(plan: Plan) -> Details:
     flags = ["--target", plan.subject.target, "--dtype", "float16", "--output-dir", str(plan.engine)]
     if kernels := plan.kernels("demo"):
         flags += ["--kernels", str(kernels)]
-    done = plan.run("the build", llmserve("build", str(CHECKPOINT), *flags), timeout_s=30 * MINUTE_S)
-    if done.code != 0:
-        raise failed("llmserve build", done)
+    plan.succeed("llmserve build", llmserve("build", str(CHECKPOINT), *flags), timeout_s=30 * MINUTE_S)
     verifying = llmserve("inspect", str(plan.engine), "--verify", "--json")
-    seen = plan.run("the self-test", verifying, timeout_s=5 * MINUTE_S)
-    if seen.code != 0:
-        raise failed("llmserve inspect --verify", seen)
+    seen = plan.succeed("llmserve inspect --verify", verifying, timeout_s=5 * MINUTE_S)
     report = json.loads(seen.stdout)
     manifest = report["manifest"]
     details = {key: manifest[key] for key in ("engine_digest", "device", "options", "files")}
@@ -149,14 +160,11 @@ def contract(plan: Plan) -> Details:
 def evaluation(plan: Plan) -> Details:
     """The engine's answers against the stored ones of Hugging Face: ROUGE, and the gate's verdict."""
     require_engine(plan)
-    plan.eval_report.unlink(missing_ok=True)  # of an earlier run
     flags = ["--hf-model-dir", str(CHECKPOINT), "--suite", str(plan.suite), "--output", str(plan.eval_report)]
     if plan.num_samples is not None:
         flags += ["--num-samples", str(plan.num_samples)]
-    done = plan.run("the evaluation", llmserve("eval", str(plan.engine), *flags), timeout_s=30 * MINUTE_S)
-    if not plan.eval_report.is_file():
-        raise failed("llmserve eval", done)
-    report = json.loads(plan.eval_report.read_text())
+    command = llmserve("eval", str(plan.engine), *flags)
+    report = plan.reported(plan.eval_report, "llmserve eval", command, timeout_s=30 * MINUTE_S)
     details = {key: value for key, value in report.items() if key not in ("samples", "parity")}
     if not report["passed"]:
         raise StepFailed("\n".join(report["reasons"]) or report["verdict"], details)

@@ -23,7 +23,6 @@ from tools.gpu_check.checks import (
     contract,
     environment,
     evaluation,
-    failed,
     llmserve,
     parity,
     require_engine,
@@ -68,12 +67,9 @@ SUBJECT = Subject(
 def tune(plan: Plan) -> Details:
     """The demo engine's products in the tiles that are fastest here; its results stay what they were, to the bit."""
     require_engine(plan)
-    done = plan.run("tuning", llmserve("tune", str(plan.engine)), timeout_s=10 * MINUTE_S)
-    if done.code != 0:
-        raise failed("llmserve tune", done)
-    seen = plan.run("the self-test", llmserve("inspect", str(plan.engine), "--verify"), timeout_s=5 * MINUTE_S)
-    if seen.code != 0:
-        raise failed("llmserve inspect --verify of the tuned engine", seen)
+    done = plan.succeed("llmserve tune", llmserve("tune", str(plan.engine)), timeout_s=10 * MINUTE_S)
+    verifying = llmserve("inspect", str(plan.engine), "--verify")
+    plan.succeed("llmserve inspect --verify of the tuned engine", verifying, timeout_s=5 * MINUTE_S)
     return {"output": done.stdout.strip()}
 
 
@@ -81,11 +77,8 @@ def law(plan: Plan) -> Details:
     """A sequence has the same logits, to the bit, in any batch and however its tokens come."""
     require_engine(plan)
     report = plan.folder / "law.json"
-    report.unlink(missing_ok=True)  # of an earlier run
-    done = plan.run("the law", _module("law", str(plan.engine), str(report)), timeout_s=5 * MINUTE_S)
-    if not report.is_file():
-        raise failed("comparing logits", done)
-    return _lawful({"law": json.loads(report.read_text())})
+    command = _module("law", str(plan.engine), str(report))
+    return _lawful({"law": plan.reported(report, "comparing logits", command, timeout_s=5 * MINUTE_S)})
 
 
 def _lawful(details: Details) -> Details:
@@ -101,15 +94,11 @@ def layers_of(precision: str) -> Step:
     def step(plan: Plan) -> Details:
         require_machine(plan)
         report = plan.folder / f"{LAYERS}-{precision}.json"
-        report.unlink(missing_ok=True)  # of an earlier run
         kernels = plan.kernels(f"{LAYERS}-{precision}")
         command = _module(
             "layers", str(plan.folder / LAYERS), precision, str(report), *([str(kernels)] if kernels else [])
         )
-        done = plan.run("measuring layers", command, timeout_s=20 * MINUTE_S)
-        if not report.is_file():
-            raise failed("measuring layers", done)
-        return _lawful(json.loads(report.read_text()))
+        return _lawful(plan.reported(report, "measuring layers", command, timeout_s=20 * MINUTE_S))
 
     step.__name__ = f"layers-{precision}"
     return step
@@ -123,14 +112,11 @@ def serving(plan: Plan) -> Details:
     """The demo engine behind gRPC, the shipped pipeline around it: tokens a second, and the time to the first."""
     require_engine(plan)
     report = plan.folder / "serving.json"
-    report.unlink(missing_ok=True)  # of an earlier run
     load = ("--concurrency", plan.batches, "--requests", str(SERVED_REQUESTS), "--input-tokens", "64")
     with own_server((sys.executable, "-m", "llmserve.cli.owned_server"), plan.engine, ()) as server:
         asyncio.run(server.ready())
         flags = ("--protocol", "grpc", "--url", server.grpc, *load, "--output-tokens", "64", "--json", str(report))
-        done = plan.run("llmserve bench", llmserve("bench", *flags), timeout_s=10 * MINUTE_S)
-    if done.code != 0:
-        raise failed("llmserve bench", done)
+        plan.succeed("llmserve bench", llmserve("bench", *flags), timeout_s=10 * MINUTE_S)
     runs = json.loads(report.read_text())["runs"]
     rows = [
         {
@@ -160,9 +146,7 @@ def _sanitized(plan: Plan, tool: str) -> Details:
         raise NotRun(f"there is no {SANITIZER}; it comes with the CUDA toolkit")
     flags = ("--tool", tool, "--error-exitcode", str(ERROR_CODE), "--target-processes", "all")
     command = [SANITIZER, *flags, *llmserve("run", str(plan.engine), *SHORT_RUN)]
-    done = plan.run(tool, command, timeout_s=30 * MINUTE_S)
-    if done.code != 0:
-        raise failed(f"{SANITIZER} --tool {tool}", done)
+    done = plan.succeed(f"{SANITIZER} --tool {tool}", command, timeout_s=30 * MINUTE_S)
     return {"output": done.tail()}
 
 
@@ -170,12 +154,8 @@ def bandwidth(plan: Plan) -> Details:
     """What the GPU can do at most: bytes copied, read and written both counted, and products of floats."""
     require_machine(plan)
     report = _bandwidth_report(plan)
-    report.unlink(missing_ok=True)  # of an earlier run
-    command = [sys.executable, "-m", "tools.gpu_check.bandwidth", str(report)]
-    done = plan.run("measuring the GPU", command, timeout_s=5 * MINUTE_S)
-    if not report.is_file():
-        raise failed("measuring the GPU", done)
-    return dict(json.loads(report.read_text()))
+    command = _module("bandwidth", str(report))
+    return dict(plan.reported(report, "measuring the GPU", command, timeout_s=5 * MINUTE_S))
 
 
 def _bandwidth_report(plan: Plan) -> Path:
@@ -190,9 +170,7 @@ def _speed(plan: Plan, network: str, precision: str) -> Details:
     report.unlink(missing_ok=True)
     try:
         _work(plan, job, "prepare", report)
-        tuned = plan.run("tuning", llmserve("tune", str(engine_directory(job))), timeout_s=10 * MINUTE_S)
-        if tuned.code != 0:
-            raise failed("llmserve tune", tuned)
+        plan.succeed("llmserve tune", llmserve("tune", str(engine_directory(job))), timeout_s=10 * MINUTE_S)
         _work(plan, job, "measure", report)
         idle = _idle(plan, engine_directory(job), plan.folder / f"idle-{network}-{precision}.json")
     finally:  # a large network takes as much as its checkpoint again
@@ -230,9 +208,7 @@ def _job(plan: Plan, module: str, network: str, precision: str) -> Job:
 
 def _work(plan: Plan, job: Job, command: str, report: Path) -> None:
     worker = [sys.executable, "-m", "tools.benchmark.worker", command, job.to_json(), str(report)]
-    done = plan.run(f"the worker's '{command}'", worker, timeout_s=30 * MINUTE_S)
-    if done.code != 0:
-        raise failed(f"the worker's '{command}'", done)
+    plan.succeed(f"the worker's '{command}'", worker, timeout_s=30 * MINUTE_S)
 
 
 def _measured(plan: Plan, job: Job, report: Path) -> Details:
@@ -244,10 +220,8 @@ def _measured(plan: Plan, job: Job, report: Path) -> Details:
 
 def _idle(plan: Plan, engine: Path, report: Path) -> list[Any]:
     batches = ",".join(str(cell.batch) for cell in CELLS if cell.phase == "decode")
-    command = [sys.executable, "-m", "tools.gpu_check.idle", str(engine), str(report), batches]
-    done = plan.run("measuring how long the GPU waits", command, timeout_s=10 * MINUTE_S)
-    if done.code != 0:
-        raise failed("measuring how long the GPU waits", done)
+    command = _module("idle", str(engine), str(report), batches)
+    plan.succeed("measuring how long the GPU waits", command, timeout_s=10 * MINUTE_S)
     return list(json.loads(report.read_text()))
 
 

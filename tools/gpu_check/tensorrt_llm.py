@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 from llmserve.engine.tensorrt_llm.fits import machine_problems
@@ -17,11 +16,9 @@ from tools.gpu_check.checks import (
     contract,
     environment,
     evaluation,
-    failed,
     parity,
     require_engine,
 )
-from tools.gpu_check.program import run
 from tools.gpu_check.steps import Details, NotRun, StepFailed
 
 SUBJECT = Subject(
@@ -42,11 +39,8 @@ def names(plan: Plan) -> Details:
     except LlmserveError as error:
         raise NotRun("there is no TensorRT-LLM that we know") from error
     report = plan.folder / "names.json"
-    report.unlink(missing_ok=True)  # of an earlier run
-    done = run([sys.executable, "-m", "tools.gpu_check.names", str(report)], timeout_s=10 * MINUTE_S)
-    if not report.is_file():
-        raise failed("importing tensorrt_llm", done)
-    found = json.loads(report.read_text())
+    command = [sys.executable, "-m", "tools.gpu_check.names", str(report)]
+    found = plan.reported(report, "importing tensorrt_llm", command, timeout_s=10 * MINUTE_S)
     details = {"library": str(library), **found}
     if found["problems"]:
         raise StepFailed("\n".join(found["problems"]), details)
@@ -57,12 +51,8 @@ def benchmark(plan: Plan) -> Details:
     """Tokens per second. Nothing is compared with a number from elsewhere, so it passes when it ends."""
     require_engine(plan)
     report = plan.folder / "speed.json"
-    report.unlink(missing_ok=True)  # of an earlier run
     command = [sys.executable, "-m", "tools.gpu_check.speed", str(plan.engine), str(report), plan.batches]
-    done = run(command, timeout_s=20 * MINUTE_S)
-    if not report.is_file():
-        raise failed("the benchmark", done)
-    return dict(json.loads(report.read_text()))
+    return dict(plan.reported(report, "the benchmark", command, timeout_s=20 * MINUTE_S))
 
 
 STEPS: tuple[Step, ...] = (environment, names, build, contract, evaluation, parity, benchmark)
