@@ -46,33 +46,14 @@ from llmserve.stages.guides import GuideKind, GuideText
 
 LOCAL_FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 REQUIRED = ("name", "data", "columns", "num_samples", "max_tokens")
-OF_TEXTS = (
-    "max_tokens",
-    "stemming",
-    "json_schema",
-    "structured_output",
-    "loss_margins",
-    "rounding_margins",
-    "evidence",
-)
+OPTIONAL_OF_TEXTS = (
+    "stemming", "json_schema", "structured_output", "loss_margins", "rounding_margins", "evidence",
+)  # fmt: skip
+OF_TEXTS = ("max_tokens", *OPTIONAL_OF_TEXTS)
 OPTIONAL = (
-    "prompt",
-    "messages",
-    "max_input_tokens",
-    "metrics",
-    "stemming",
-    "json_schema",
-    "structured_output",
-    "margins",
-    "loss_margins",
-    "rounding_margins",
-    "evidence",
-    "as_served",
-    "speed_margins",
-    "floors",
-    "inconclusive",
-    "baselines",
-)
+    *OPTIONAL_OF_TEXTS, "prompt", "messages", "max_input_tokens", "metrics", "margins", "as_served", "speed_margins",
+    "floors", "inconclusive", "baselines",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

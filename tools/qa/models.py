@@ -114,6 +114,7 @@ class TritonPythonModel:
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 '''
 SERVED_BY_PYTHON = ('backend: "identity"', 'backend: "python"')
+ONE_INTEGER = "data_type: TYPE_INT32 dims: [ 1 ]"
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
@@ -128,17 +129,23 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True)
-class Identity:
+class Written:
+    """A model that is written here, whatever the clone has."""
+
     name: str
+
+    def missing(self, clone: Path) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True)
+class Identity(Written):
     datatype: str
     dims: Sequence[int]
     max_batch_size: int
     count: int = 1  # of inputs, and of outputs
     delay_ms: int = 0
     text: str = ""  # of its config, besides
-
-    def missing(self, clone: Path) -> list[str]:
-        return []
 
     def write(self, clone: Path, repository: Path) -> None:
         tensors = "\n".join(
@@ -156,8 +163,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class AddSub:
-    name: str
+class AddSub(Written):
     datatype: str
     dims: Sequence[int]
     max_batch_size: int = 0
@@ -176,9 +182,6 @@ class AddSub:
         ]
         return "\n".join([*tensors, f"version_policy {{ specific {{ versions: {list(self.versions)} }} }}"])
 
-    def missing(self, clone: Path) -> list[str]:
-        return []
-
     def write(self, clone: Path, repository: Path) -> None:
         _write(
             repository / self.name,
@@ -191,48 +194,34 @@ class AddSub:
 
 
 @dataclass(frozen=True)
-class Repeat:
-    name: str
-
-    def missing(self, clone: Path) -> list[str]:
-        return []
+class Repeat(Written):
+    tensors: str = (
+        'input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } '
+        'input { name: "DELAY" data_type: TYPE_UINT32 dims: [ -1 ] } '
+        'input { name: "WAIT" data_type: TYPE_UINT32 dims: [ 1 ] }\n'
+        'output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } '
+        'output { name: "IDX" data_type: TYPE_UINT32 dims: [ 1 ] }'
+    )
+    code: str = REPEAT
 
     def write(self, clone: Path, repository: Path) -> None:
-        tensors = (
-            'input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } '
-            'input { name: "DELAY" data_type: TYPE_UINT32 dims: [ -1 ] } '
-            'input { name: "WAIT" data_type: TYPE_UINT32 dims: [ 1 ] }\n'
-            'output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } '
-            'output { name: "IDX" data_type: TYPE_UINT32 dims: [ 1 ] }'
-        )
-        _write(repository / self.name, f'backend: "python"\n{tensors}\n{DECOUPLED}\n', REPEAT)
+        _write(repository / self.name, f'backend: "python"\n{self.tensors}\n{DECOUPLED}\n', self.code)
 
 
 @dataclass(frozen=True)
-class Square:
-    name: str
-
-    def missing(self, clone: Path) -> list[str]:
-        return []
-
-    def write(self, clone: Path, repository: Path) -> None:
-        tensor = "data_type: TYPE_INT32 dims: [ 1 ]"
-        tensors = f'input {{ name: "IN" {tensor} }}\noutput {{ name: "OUT" {tensor} }}'
-        _write(repository / self.name, f'backend: "python"\n{tensors}\n{DECOUPLED}\n', SQUARE)
+class Square(Repeat):
+    tensors: str = f'input {{ name: "IN" {ONE_INTEGER} }}\noutput {{ name: "OUT" {ONE_INTEGER} }}'
+    code: str = SQUARE
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class Ensemble(Written):
     """One model after the other, each with INPUT0 and OUTPUT0."""
 
-    name: str
     steps: Sequence[str]
     ends: tuple[str, str] = ("ENSEMBLE_INPUT0", "ENSEMBLE_OUTPUT0")
     max_batch_size: int = 4
     dims: Sequence[int] = (1,)
-
-    def missing(self, clone: Path) -> list[str]:
-        return []
 
     def write(self, clone: Path, repository: Path) -> None:
         names = [self.ends[0], *(f"between_{number}" for number in range(1, len(self.steps))), self.ends[1]]
@@ -250,14 +239,10 @@ class Ensemble:
 
 
 @dataclass(frozen=True)
-class AroundAddSub:
+class AroundAddSub(Written):
     """An ensemble of one AddSub, with the same tensors and versions."""
 
-    name: str
     step: AddSub
-
-    def missing(self, clone: Path) -> list[str]:
-        return []
 
     def write(self, clone: Path, repository: Path) -> None:
         maps = " ".join(
@@ -273,7 +258,6 @@ class AroundAddSub:
         )
 
 
-@dataclass(frozen=True)
 class Copied:
     """A folder of models, from the first place of the clone that has it.
 
@@ -281,13 +265,8 @@ class Copied:
     """
 
     def __init__(self, *places: str, without: Sequence[str] = (), text: str = "") -> None:
-        object.__setattr__(self, "places", places)
-        object.__setattr__(self, "without", without)
-        object.__setattr__(self, "text", text)
-
-    places: tuple[str, ...] = ()
-    without: Sequence[str] = ()
-    text: str = ""  # of their configs, besides
+        """`text`: of their configs, besides."""
+        self.places, self.without, self.text = places, without, text
 
     def missing(self, clone: Path) -> list[str]:
         return [] if any((clone / place).is_dir() for place in self.places) else [" or ".join(self.places)]
