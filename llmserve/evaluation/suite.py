@@ -40,6 +40,7 @@ from llmserve.evaluation.choices import CHOICE_METRICS
 from llmserve.evaluation.judging.evidence import LOSSES
 from llmserve.evaluation.judging.text_metrics import DEFAULT_METRICS, TEXT_METRICS, TextRules, schema_problem
 from llmserve.evaluation.served.measures import MEASURES
+from llmserve.models.config import is_number
 from llmserve.models.number_formats import WEIGHTS
 from llmserve.stages.chat import Message
 from llmserve.stages.guides import GuideKind, GuideText
@@ -258,7 +259,7 @@ class _SuiteReader:
 
     def _points(self, key: str) -> dict[str, float]:
         points = self._mapping(key, set(self._known_metrics))
-        bad = [name for name, value in points.items() if not _is_number(value) or not 0 <= value <= 100]
+        bad = [name for name, value in points.items() if not is_number(value) or not 0 <= value <= 100]
         self.problems += [f"{key}.{name} must be a number from 0 to 100, got {points[name]!r}" for name in bad]
         return {name: float(value) for name, value in points.items() if name not in bad}
 
@@ -270,14 +271,14 @@ class _SuiteReader:
                 self.problems.append(f"{key} must be a mapping of losses, got {margins!r}")
                 continue
             self._reject_unknown(margins, set(LOSSES), f"{key}.")
-            bad = [name for name, value in margins.items() if not _is_number(value) or value < 0]
+            bad = [name for name, value in margins.items() if not is_number(value) or value < 0]
             self.problems += [f"{key}.{name} must be a number of at least 0, got {margins[name]!r}" for name in bad]
             found[precision] = {name: float(value) for name, value in margins.items() if name not in bad}
         return found
 
     def _times(self, key: str, known: set[str]) -> dict[str, float]:
         margins = self._mapping(key, known)
-        bad = [name for name, value in margins.items() if not _is_number(value) or value < 1]
+        bad = [name for name, value in margins.items() if not is_number(value) or value < 1]
         self.problems += [f"{key}.{name} must be a number of at least 1, got {margins[name]!r}" for name in bad]
         return {name: float(value) for name, value in margins.items() if name not in bad}
 
@@ -322,10 +323,6 @@ class _SuiteReader:
         if value not in words:
             self.problems.append(f"{key} must be {' or '.join(words)}, got {value!r}")
         return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _fields(template: str) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from llmserve.checkpoint.json_file import read_json_object
 from llmserve.errors import CheckpointError
+from llmserve.models.config import is_number
 
 Number = TypeVar("Number", int, float)
 
@@ -66,7 +67,7 @@ def read_lora_config(folder: Path, problems: list[str]) -> LoraConfig | None:
     alpha, rank = config.get("lora_alpha", 8), config.get("r", 8)
     alphas, ranks = (config.get(name) or {} for name in ("alpha_pattern", "rank_pattern"))
     for name, values in (("lora_alpha", {"": alpha}), ("alpha_pattern", alphas)):
-        if not isinstance(values, dict) or not all(_is_number(value) for value in values.values()):
+        if not isinstance(values, dict) or not all(is_number(value) for value in values.values()):
             found.append(f"{CONFIG_NAME}: {name} must be a number, or a number for each pattern")
     for name, values in (("r", {"": rank}), ("rank_pattern", ranks)):
         if not isinstance(values, dict) or not all(type(value) is int and value > 0 for value in values.values()):
@@ -97,10 +98,6 @@ def _unsupported(config: Mapping[str, Any]) -> list[str]:
         for name, value in config.items()
         if name not in known and value
     ]
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _keys(patterns: Any) -> list[str]:

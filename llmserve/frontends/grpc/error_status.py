@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import grpc
 
 from llmserve.errors import InternalError, LlmserveError
 
-Reply = TypeVar("Reply")
-Handler = Callable[[Any, Any, Any], Awaitable[Reply]]
+Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 logger = logging.getLogger(__name__)
 
 
@@ -21,13 +19,12 @@ def status_of(error: LlmserveError) -> grpc.StatusCode:
     return grpc.StatusCode[error.code.value]
 
 
-def answers_errors(handler: Handler[Reply]) -> Handler[Reply]:
+def answers_errors(handler: Handler) -> Handler:
     """Turn the core's errors into the call's status."""
 
-    @functools.wraps(handler)
-    async def answered(self: Any, request: Any, context: Any) -> Reply:
+    async def answered(request: Any, context: Any) -> Any:
         try:
-            return await handler(self, request, context)
+            return await handler(request, context)
         except LlmserveError as error:
             failure = error
         except Exception as error:  # border: a fault of ours is INTERNAL to the client, a traceback in the log

@@ -10,7 +10,6 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from llmserve.errors import InvalidArgument, NotFound, Unsupported
-from llmserve.frontends.grpc.error_status import answers_errors
 from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.log_settings import FLAGS, LogValue
 from llmserve.frontends.shared.model_control import (
@@ -34,13 +33,12 @@ LOG_FIELDS = {
 
 
 class ExtensionRpcs:
-    """One method per RPC; the rest of the service is in `grpc`."""
+    """One method per RPC; the rest is in `inference_service`. What they raise becomes a status in `error_status`."""
 
     def __init__(self, core: Core, extensions: Extensions) -> None:
         self._core = core
         self._extensions = extensions
 
-    @answers_errors
     async def RepositoryIndex(self, request: Any, context: Any) -> service_pb2.RepositoryIndexResponse:
         check_repository_name(request.repository_name)
         reply = service_pb2.RepositoryIndexResponse()
@@ -48,14 +46,12 @@ class ExtensionRpcs:
             reply.models.add(name=row.name, version=row.version, state=row.state, reason=row.reason)
         return reply
 
-    @answers_errors
     async def RepositoryModelLoad(self, request: Any, context: Any) -> service_pb2.RepositoryModelLoadResponse:
         check_repository_name(request.repository_name)
         config, files = _load_parameters(request.parameters)
         await self._core.load_model(request.model_name, config, files)
         return service_pb2.RepositoryModelLoadResponse()
 
-    @answers_errors
     async def RepositoryModelUnload(self, request: Any, context: Any) -> service_pb2.RepositoryModelUnloadResponse:
         check_repository_name(request.repository_name)
         dependents = False
@@ -67,7 +63,6 @@ class ExtensionRpcs:
         await self._core.unload_model(request.model_name, unload_dependents=dependents)
         return service_pb2.RepositoryModelUnloadResponse()
 
-    @answers_errors
     async def LogSettings(self, request: Any, context: Any) -> service_pb2.LogSettingsResponse:
         values = {name: _log_value(name, setting) for name, setting in request.settings.items() if name in LOG_FIELDS}
         self._extensions.logs.update(values)
@@ -76,7 +71,6 @@ class ExtensionRpcs:
             setattr(reply.settings[name], LOG_FIELDS[name][0], value)
         return reply
 
-    @answers_errors
     async def TraceSetting(self, request: Any, context: Any) -> service_pb2.TraceSettingResponse:
         model = request.model_name
         check_known_model(self._core, model)
@@ -89,7 +83,6 @@ class ExtensionRpcs:
             reply.settings[name].value.extend([value] if isinstance(value, str) else value)
         return reply
 
-    @answers_errors
     async def SystemSharedMemoryStatus(
         self, request: Any, context: Any
     ) -> service_pb2.SystemSharedMemoryStatusResponse:
@@ -99,14 +92,12 @@ class ExtensionRpcs:
             row.name, row.key, row.offset, row.byte_size = region.name, region.key, region.offset, region.byte_size
         return reply
 
-    @answers_errors
     async def SystemSharedMemoryRegister(
         self, request: Any, context: Any
     ) -> service_pb2.SystemSharedMemoryRegisterResponse:
         self._extensions.memory.register(request.name, request.key, offset=request.offset, byte_size=request.byte_size)
         return service_pb2.SystemSharedMemoryRegisterResponse()
 
-    @answers_errors
     async def SystemSharedMemoryUnregister(
         self, request: Any, context: Any
     ) -> service_pb2.SystemSharedMemoryUnregisterResponse:
@@ -117,20 +108,17 @@ class ExtensionRpcs:
             self._extensions.memory.unregister_all()
         return service_pb2.SystemSharedMemoryUnregisterResponse()
 
-    @answers_errors
     async def CudaSharedMemoryStatus(self, request: Any, context: Any) -> service_pb2.CudaSharedMemoryStatusResponse:
         if request.name:
             raise NotFound(f"Unable to find cuda shared memory region: '{request.name}'")
         return service_pb2.CudaSharedMemoryStatusResponse()
 
-    @answers_errors
     async def CudaSharedMemoryRegister(
         self, request: Any, context: Any
     ) -> service_pb2.CudaSharedMemoryRegisterResponse:
         self._extensions.memory.check_allowed()
         raise Unsupported(CUDA_REFUSAL)
 
-    @answers_errors
     async def CudaSharedMemoryUnregister(
         self, request: Any, context: Any
     ) -> service_pb2.CudaSharedMemoryUnregisterResponse:

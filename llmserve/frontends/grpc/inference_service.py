@@ -58,25 +58,20 @@ class InferenceService(ExtensionRpcs):
         core = self._core
         return service_pb2.ServerMetadataResponse(name=core.name, version=core.version, extensions=core.extensions)
 
-    @answers_errors
     async def ModelReady(self, request: Any, context: Any) -> service_pb2.ModelReadyResponse:
         return service_pb2.ModelReadyResponse(ready=self._core.model_ready(request.name, request.version))
 
-    @answers_errors
     async def ModelMetadata(self, request: Any, context: Any) -> service_pb2.ModelMetadataResponse:
         return self._core.model_metadata(request.name, request.version)
 
-    @answers_errors
     async def ModelConfig(self, request: Any, context: Any) -> service_pb2.ModelConfigResponse:
         config = self._core.model_config(request.name, request.version)
         return service_pb2.ModelConfigResponse(config=config)
 
-    @answers_errors
     async def ModelStatistics(self, request: Any, context: Any) -> service_pb2.ModelStatisticsResponse:
         statistics = self._core.statistics(request.name, request.version)
         return service_pb2.ModelStatisticsResponse(model_stats=statistics)
 
-    @answers_errors
     async def ModelInfer(self, request: Any, context: Any) -> service_pb2.ModelInferResponse | LargeMessage:
         name_model(request.model_name)
         trace = self._extensions.tracer.sample(request.model_name)
@@ -137,7 +132,7 @@ def methods_of(service: InferenceService) -> dict[str, Method]:
     description = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     return {
         f"/{description.full_name}/{rpc.name}": Method(
-            service.stream if rpc.client_streaming else getattr(service, rpc.name),
+            service.stream if rpc.client_streaming else answers_errors(getattr(service, rpc.name)),
             GetMessageClass(rpc.input_type).FromString,
             streams=rpc.client_streaming,
             **_large_messages(rpc.name),
