@@ -32,9 +32,9 @@ class BlockType:
     num_elements: int
     layout: np.dtype[Any]
     expand: Callable[[Blocks], Values] | None = None  # None: the elements are numbers already
-    integers: Callable[[Blocks], SignedBytes] | None = None  # where an element is one of these, times the block's `d`
     codes: Callable[[Blocks], Bytes] | None = None  # [blocks, elements], without the scales and minima of groups:
     items: Callable[[Blocks], Sequence[NDArray[Any]]] | None = None  # arrays [blocks], in the order of an engine file
+    integers: Callable[[Blocks], SignedBytes] | None = None  # where an element is one of these, times the block's `d`
 
     @property
     def num_bytes(self) -> int:
@@ -264,80 +264,35 @@ _HALF = ("<f2", 1)
 TYPES: Mapping[int, BlockType] = {  # by the number in the file
     0: BlockType("F32", 1, np.dtype("<f4")),
     1: BlockType("F16", 1, np.dtype("<f2")),
-    2: BlockType("Q4_0", SMALL, _layout(d=_HALF, qs=("u1", 16)), _q4_0, _four_bits_signed, _four_bits, _scale),
-    3: BlockType("Q4_1", SMALL, _layout(d=_HALF, m=_HALF, qs=("u1", 16)), _q4_1, None, _four_bits, _scale_and_minimum),
-    6: BlockType(
-        "Q5_0", SMALL, _layout(d=_HALF, qh=("u1", 4), qs=("u1", 16)), _q5_0, _five_bits_signed, _five_bits, _scale
-    ),
-    7: BlockType(
-        "Q5_1",
-        SMALL,
-        _layout(d=_HALF, m=_HALF, qh=("u1", 4), qs=("u1", 16)),
-        _q5_1,
-        None,
-        _five_bits,
-        _scale_and_minimum,
-    ),
-    8: BlockType("Q8_0", SMALL, _layout(d=_HALF, qs=("i1", 32)), _q8_0, _eight_bits),
-    10: BlockType(
-        "Q2_K",
-        LARGE,
-        _layout(scales=("u1", 16), qs=("u1", 64), d=_HALF, dmin=_HALF),
-        _q2_k,
-        None,
-        _two_bits_k,
-        _scales_and_minima_of_half_groups,
-    ),
-    11: BlockType(
-        "Q3_K",
-        LARGE,
-        _layout(hmask=("u1", 32), qs=("u1", 64), scales=("u1", 12), d=_HALF),
-        _q3_k,
-        None,
-        _three_bits_k,
-        _scales_of_few_bits,
-    ),
-    12: BlockType(
-        "Q4_K",
-        LARGE,
-        _layout(d=_HALF, dmin=_HALF, scales=("u1", 12), qs=("u1", 128)),
-        _q4_k,
-        None,
-        _four_bits_k,
-        _scales_of_groups,
-    ),
-    13: BlockType(
-        "Q5_K",
-        LARGE,
-        _layout(d=_HALF, dmin=_HALF, scales=("u1", 12), qh=("u1", 32), qs=("u1", 128)),
-        _q5_k,
-        None,
-        _five_bits_k,
-        _scales_of_groups,
-    ),
-    14: BlockType(
-        "Q6_K",
-        LARGE,
-        _layout(ql=("u1", 128), qh=("u1", 64), scales=("i1", 16), d=_HALF),
-        _q6_k,
-        None,
-        _six_bits_k,
-        _scales_of_half_groups,
-    ),
-    20: BlockType("IQ4_NL", SMALL, _layout(d=_HALF, qs=("u1", 16)), _iq4_nl, None, _four_bits, _scale),
-    23: BlockType(
-        "IQ4_XS",
-        LARGE,
-        _layout(d=_HALF, scales_h=("<u2", 1), scales_l=("u1", 4), qs=("u1", 128)),
-        _iq4_xs,
-        None,
-        _uneven_codes,
-        _scales_of_uneven,
-    ),
+    2: BlockType("Q4_0", SMALL, _layout(d=_HALF, qs=("u1", 16)),
+                 _q4_0, _four_bits, _scale, integers=_four_bits_signed),
+    3: BlockType("Q4_1", SMALL, _layout(d=_HALF, m=_HALF, qs=("u1", 16)),
+                 _q4_1, _four_bits, _scale_and_minimum),
+    6: BlockType("Q5_0", SMALL, _layout(d=_HALF, qh=("u1", 4), qs=("u1", 16)),
+                 _q5_0, _five_bits, _scale, integers=_five_bits_signed),
+    7: BlockType("Q5_1", SMALL, _layout(d=_HALF, m=_HALF, qh=("u1", 4), qs=("u1", 16)),
+                 _q5_1, _five_bits, _scale_and_minimum),
+    8: BlockType("Q8_0", SMALL, _layout(d=_HALF, qs=("i1", 32)),
+                 _q8_0, integers=_eight_bits),
+    10: BlockType("Q2_K", LARGE, _layout(scales=("u1", 16), qs=("u1", 64), d=_HALF, dmin=_HALF),
+                  _q2_k, _two_bits_k, _scales_and_minima_of_half_groups),
+    11: BlockType("Q3_K", LARGE, _layout(hmask=("u1", 32), qs=("u1", 64), scales=("u1", 12), d=_HALF),
+                  _q3_k, _three_bits_k, _scales_of_few_bits),
+    12: BlockType("Q4_K", LARGE, _layout(d=_HALF, dmin=_HALF, scales=("u1", 12), qs=("u1", 128)),
+                  _q4_k, _four_bits_k, _scales_of_groups),
+    13: BlockType("Q5_K", LARGE, _layout(d=_HALF, dmin=_HALF, scales=("u1", 12), qh=("u1", 32), qs=("u1", 128)),
+                  _q5_k, _five_bits_k, _scales_of_groups),
+    14: BlockType("Q6_K", LARGE, _layout(ql=("u1", 128), qh=("u1", 64), scales=("i1", 16), d=_HALF),
+                  _q6_k, _six_bits_k, _scales_of_half_groups),
+    20: BlockType("IQ4_NL", SMALL, _layout(d=_HALF, qs=("u1", 16)),
+                  _iq4_nl, _four_bits, _scale),
+    23: BlockType("IQ4_XS", LARGE, _layout(d=_HALF, scales_h=("<u2", 1), scales_l=("u1", 4), qs=("u1", 128)),
+                  _iq4_xs, _uneven_codes, _scales_of_uneven),
     28: BlockType("F64", 1, np.dtype("<f8")),
     30: BlockType("BF16", 1, np.dtype(ml_dtypes.bfloat16)),
-    39: BlockType("MXFP4", SMALL, _layout(e=("u1", 1), qs=("u1", 16)), _mxfp4, None, _four_bits, _exponent),
-}
+    39: BlockType("MXFP4", SMALL, _layout(e=("u1", 1), qs=("u1", 16)),
+                  _mxfp4, _four_bits, _exponent),
+}  # fmt: skip
 SUPPORTED = ", ".join(kind.name for kind in TYPES.values())
 UNSUPPORTED: Mapping[int, str] = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",

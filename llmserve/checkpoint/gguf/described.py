@@ -25,3 +25,8 @@ class Described:
     def has_bias(self, name: str) -> bool:
         """Of a module of the first block."""
         return f"blk.0.{name}.bias" in self.shapes
+
+    def experts(self, count: str, used: str = "num_experts_per_tok") -> Config:
+        """How many experts a layer has and a token uses, by the config's names of both."""
+        keys = {count: "{}.expert_count", used: "{}.expert_used_count"}
+        return {name: self.reader.integer(key) for name, key in keys.items()}

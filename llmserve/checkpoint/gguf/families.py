@@ -62,10 +62,7 @@ def _llama(file: Described, config: Config) -> Config:
     own = _frequency_factors(file, config)
     window = file.reader.integer("{}.attention.sliding_window", 0, minimum=0)
     if file.architecture is MIXTRAL:
-        counts = {"num_local_experts": "{}.expert_count", "num_experts_per_tok": "{}.expert_used_count"}
-        return (
-            own | {name: file.reader.integer(key) for name, key in counts.items()} | {"sliding_window": window or None}
-        )
+        return own | file.experts("num_local_experts") | {"sliding_window": window or None}
     if window:
         mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
         return own | mistral

@@ -21,6 +21,7 @@ from llmserve.checkpoint.gguf.families import (
     require_whole_heads,
 )
 from llmserve.checkpoint.gguf.metadata import MAX_LAYERS, MetadataReader
+from llmserve.checkpoint.gguf.mixtures import routed
 from llmserve.checkpoint.gguf.tensor_names import ROPE_FREQS
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
@@ -100,8 +101,7 @@ def _granite_hybrid(file: Described, config: Config) -> Config:
     if file.architecture is GRANITE_H_MOE:
         own |= {
             "shared_intermediate_size": reader.integer("{}.expert_shared_feed_forward_length"),
-            "num_local_experts": reader.integer("{}.expert_count"),
-            "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+            **file.experts("num_local_experts"),
         }
     return granite(file, config) | _mamba(file, config["hidden_size"]) | own
 
@@ -153,20 +153,11 @@ def _nemotron_h(file: Described, config: Config) -> Config:
 
 def _nemotron_h_moe(file: Described, config: Config) -> Config:
     reader = file.reader
-    if reader.integer("{}.expert_gating_func", 2, minimum=0) not in (0, 2):
-        reader.problems.append(f"{reader.key('{}.expert_gating_func')} must be 2, sigmoid")
     has_latent = reader.has("{}.moe_latent_size")
-    return _nemotron_h(file, config) | {
-        "n_routed_experts": reader.integer("{}.expert_count"),
-        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
-        "moe_intermediate_size": reader.integer("{}.expert_feed_forward_length"),
+    return _nemotron_h(file, config) | routed(file) | {
         "moe_shared_expert_intermediate_size": reader.integer("{}.expert_shared_feed_forward_length"),
         "moe_latent_size": reader.integer("{}.moe_latent_size") if has_latent else None,
-        "norm_topk_prob": reader.flag("{}.expert_weights_norm", False),
-        "routed_scaling_factor": reader.positive("{}.expert_weights_scale", 1.0),
-        "n_group": reader.integer("{}.expert_group_count", 1),
-        "topk_group": reader.integer("{}.expert_group_used_count", 1),
-    }
+    }  # fmt: skip
 
 
 def _qwen35(file: Described, config: Config) -> Config:
@@ -197,8 +188,7 @@ def _qwen35(file: Described, config: Config) -> Config:
 def _qwen35_moe(file: Described, config: Config) -> Config:
     reader = file.reader
     return _qwen35(file, config) | {
-        "num_experts": reader.integer("{}.expert_count"),
-        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        **file.experts("num_experts"),
         "moe_intermediate_size": reader.integer("{}.expert_feed_forward_length"),
         "shared_expert_intermediate_size": reader.integer("{}.expert_shared_feed_forward_length"),
     }

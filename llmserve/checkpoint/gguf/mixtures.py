@@ -26,8 +26,7 @@ def _experts(file: Described, config: Config, *, renormalize: bool = False) -> C
     reader = file.reader
     inner = file.shapes.get("blk.0.ffn_gate_exps.weight", (0, 0))[1:2] or (0,)
     return qwen2(file, config) | {
-        "num_experts": reader.integer("{}.expert_count"),
-        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        **file.experts("num_experts"),
         "moe_intermediate_size": reader.integer("{}.expert_feed_forward_length", inner[0]),
         "norm_topk_prob": reader.flag("{}.expert_weights_norm", renormalize),
     }
@@ -46,21 +45,26 @@ def _qwen3_moe(file: Described, config: Config) -> Config:
     return own | {"attention_bias": file.has_bias("attn_q")}
 
 
-def _routed(file: Described, config: Config) -> Config:
-    """What DeepSeek's keys say of a mixture whose router weighs by sigmoids."""
+def routed(file: Described) -> Config:
+    """Of a mixture whose router weighs by sigmoids, and chooses among groups."""
     reader = file.reader
     if reader.integer("{}.expert_gating_func", 2, minimum=0) not in (0, 2):
         reader.problems.append(f"{reader.key('{}.expert_gating_func')} must be 2, sigmoid")
     return {
-        "n_routed_experts": reader.integer("{}.expert_count"),
-        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        **file.experts("n_routed_experts"),
         "moe_intermediate_size": reader.integer("{}.expert_feed_forward_length"),
-        "n_shared_experts": reader.integer("{}.expert_shared_count", 0, minimum=0),
-        "first_k_dense_replace": reader.integer("{}.leading_dense_block_count", 0, minimum=0),
         "norm_topk_prob": reader.flag("{}.expert_weights_norm", False),
         "routed_scaling_factor": reader.positive("{}.expert_weights_scale", 1.0),
         "n_group": reader.integer("{}.expert_group_count", 1),
         "topk_group": reader.integer("{}.expert_group_used_count", 1),
+    }
+
+
+def _routed(file: Described) -> Config:
+    """What DeepSeek's keys say beside."""
+    return routed(file) | {
+        "n_shared_experts": file.reader.integer("{}.expert_shared_count", 0, minimum=0),
+        "first_k_dense_replace": file.reader.integer("{}.leading_dense_block_count", 0, minimum=0),
         "attention_bias": file.has_bias("attn_q"),
     }
 
@@ -68,28 +72,23 @@ def _routed(file: Described, config: Config) -> Config:
 def _glm4_moe(file: Described, config: Config) -> Config:
     """The last blocks draft tokens."""
     num_drafting = file.reader.integer("{}.nextn_predict_layers", 0, minimum=0)
-    return (
-        part_of_heads(file, config)
-        | _routed(file, config)
-        | {
-            "num_hidden_layers": max(1, config["num_hidden_layers"] - num_drafting),
-            "num_nextn_predict_layers": num_drafting,
-            "use_qk_norm": "blk.0.attn_q_norm.weight" in file.shapes,
-        }
-    )
+    return part_of_heads(file, config) | _routed(file) | {
+        "num_hidden_layers": max(1, config["num_hidden_layers"] - num_drafting),
+        "num_nextn_predict_layers": num_drafting,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.shapes,
+    }  # fmt: skip
 
 
 def _dots1(file: Described, config: Config) -> Config:
     require_whole_heads(file.reader, config)
     layers = ["full_attention"] * config["num_hidden_layers"]
-    return _routed(file, config) | {"layer_types": layers, "sliding_window": None}
+    return _routed(file) | {"layer_types": layers, "sliding_window": None}
 
 
 def _minimax_m2(file: Described, config: Config) -> Config:
     reader = file.reader
     return {
-        "num_local_experts": reader.integer("{}.expert_count"),
-        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        **file.experts("num_local_experts"),
         "intermediate_size": reader.integer("{}.expert_feed_forward_length"),
         "rotary_dim": reader.integer("{}.rope.dimension_count", config["head_dim"]),
         "scoring_func": "sigmoid",
@@ -101,8 +100,7 @@ def _ernie4_5_moe(file: Described, config: Config) -> Config:
     reader = file.reader
     require_whole_heads(reader, config)
     return {
-        "moe_num_experts": reader.integer("{}.expert_count"),
-        "moe_k": reader.integer("{}.expert_used_count"),
+        **file.experts("moe_num_experts", "moe_k"),
         "moe_intermediate_size": reader.integer("{}.expert_feed_forward_length"),
         "moe_num_shared_experts": reader.integer("{}.expert_shared_count", 0, minimum=0),
         "moe_layer_start_index": reader.integer("{}.leading_dense_block_count", 0, minimum=0),
@@ -113,18 +111,13 @@ def _ernie4_5_moe(file: Described, config: Config) -> Config:
 def _hunyuan_moe(file: Described, config: Config) -> Config:
     reader = file.reader
     return biased(file, config) | {
-        "num_experts": reader.integer("{}.expert_count"),
-        "moe_topk": reader.integer("{}.expert_used_count"),
+        **file.experts("num_experts", "moe_topk"),
         "intermediate_size": reader.integer("{}.expert_feed_forward_length", config["intermediate_size"]),
     }
 
 
 def _granite_moe(file: Described, config: Config) -> Config:
-    reader = file.reader
-    return granite(file, config) | {
-        "num_local_experts": reader.integer("{}.expert_count"),
-        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
-    }
+    return granite(file, config) | file.experts("num_local_experts")
 
 
 def _gpt_oss(file: Described, config: Config) -> Config:
@@ -133,8 +126,7 @@ def _gpt_oss(file: Described, config: Config) -> Config:
     require_whole_heads(reader, config)
     scaling = config.get("rope_scaling")
     return {
-        "num_local_experts": reader.integer("{}.expert_count"),
-        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        **file.experts("num_local_experts"),
         "intermediate_size": reader.integer("{}.expert_feed_forward_length", config["intermediate_size"]),
         "sliding_window": reader.integer("{}.attention.sliding_window", 128),
         "attention_bias": file.has_bias("attn_q"),
@@ -164,7 +156,6 @@ def _llama4(file: Described, config: Config) -> Config:
 
 def _phimoe(file: Described, config: Config) -> Config:
     """What cosines and sines are multiplied with is that of Phi-3.5-MoE: a converter writes the factor of Phi-3."""
-    reader = file.reader
     own = phi3(file, config)
     if "rope_scaling" in own:
         own["rope_scaling"] = {
@@ -173,8 +164,7 @@ def _phimoe(file: Described, config: Config) -> Config:
             "long_mscale": PHIMOE_SCALE,
         }
     return own | {
-        "num_local_experts": reader.integer("{}.expert_count"),
-        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        **file.experts("num_local_experts"),
         "attention_bias": file.has_bias("attn_q"),
         "lm_head_bias": "output.bias" in file.shapes,
     }
@@ -186,8 +176,7 @@ def _lfm2_moe(file: Described, config: Config) -> Config:
     if reader.integer("{}.expert_gating_func", 2, minimum=0) != 2:
         reader.problems.append(f"{reader.key('{}.expert_gating_func')} must be 2, sigmoid")
     return lfm2(file, config) | {
-        "num_experts": reader.integer("{}.expert_count"),
-        "num_experts_per_tok": reader.integer("{}.expert_used_count"),
+        **file.experts("num_experts"),
         "moe_intermediate_size": reader.integer("{}.expert_feed_forward_length"),
         "num_dense_layers": reader.integer("{}.leading_dense_block_count", 0, minimum=0),
         "norm_topk_prob": True,
