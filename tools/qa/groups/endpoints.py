@@ -21,19 +21,11 @@ FORWARDED = {
     "test_grpc_header_forward_pattern_case_sensitive": ["--grpc-header-forward-pattern=(?-i)MY_HEADER.*"],
 }
 GROUPS = (
-    Group(
-        "input_validation",
-        "qa/L0_input_validation",
-        ["input_validation_test.py"],
-        [Copied("qa/L0_input_validation/models"), Identity("pt_identity", "FP32", [8], max_batch_size=8)],
-    ),
-    Group(
-        "generate",
-        "qa/L0_http",
-        ["generate_endpoint_test.py", "generate_error_status_test.py"],
-        [Copied("qa/L0_http/generate_models", "qa/python_models/generate_models")],
-        known={"test_model_error_status": "the model of 24.10 knows no ERROR_CODE"},
-    ),
+    Group("input_validation", "qa/L0_input_validation", ["input_validation_test.py"],
+          [Copied("qa/L0_input_validation/models"), Identity("pt_identity", "FP32", [8], max_batch_size=8)]),
+    Group("generate", "qa/L0_http", ["generate_endpoint_test.py", "generate_error_status_test.py"],
+          [Copied("qa/L0_http/generate_models", "qa/python_models/generate_models")],
+          known={"test_model_error_status": "the model of 24.10 knows no ERROR_CODE"}),
     Group(
         "http_test",
         "qa/L0_http",
@@ -70,13 +62,8 @@ GROUPS = (
             "smuggled past proxies",
         },
     ),
-    Group(
-        "http_aio",
-        "qa/L0_http",
-        ["python_http_aio_test.py"],
-        [SIMPLE, *EXAMPLES],
-        own_flags=["--id=triton", "--allow-client-shm"],
-    ),
+    Group("http_aio", "qa/L0_http", ["python_http_aio_test.py"], [SIMPLE, *EXAMPLES],
+          own_flags=["--id=triton", "--allow-client-shm"]),
     Group(
         "http_restricted",
         "qa/L0_http",
@@ -87,27 +74,14 @@ GROUPS = (
             "--http-restricted-api=inference:infer-key=infer-value",
         ],
     ),
-    Group(
-        "grpc_aio",
-        "qa/L0_grpc",
-        ["python_grpc_aio_test.py"],
-        [SIMPLE, *EXAMPLES, Identity("another", "INT32", [16], max_batch_size=8)],
-        own_flags=["--id=triton", "--allow-client-shm"],
-        known={"test_register_cuda_shared_memory": "wants a GPU"},
-    ),
-    Group(
-        "grpc_client_plugin",
-        "qa/L0_grpc",
-        ["grpc_client_plugin_test.py"],
-        [Copied("qa/L0_grpc/client_plugin_models", "qa/L0_grpc/models")],
-        flags=["--http-header-forward-pattern=.*", "--grpc-header-forward-pattern=.*"],
-    ),
-    Group(
-        "client_timeout",
-        "qa/L0_client_timeout",
-        ["client_infer_timeout_test.py", "client_timeout_test.py"],
-        [Identity("custom_identity_int32", "INT32", [-1], max_batch_size=1, delay_ms=3000)],
-    ),
+    Group("grpc_aio", "qa/L0_grpc", ["python_grpc_aio_test.py"],
+          [SIMPLE, *EXAMPLES, Identity("another", "INT32", [16], max_batch_size=8)],
+          own_flags=["--id=triton", "--allow-client-shm"], known={"test_register_cuda_shared_memory": "wants a GPU"}),
+    Group("grpc_client_plugin", "qa/L0_grpc", ["grpc_client_plugin_test.py"],
+          [Copied("qa/L0_grpc/client_plugin_models", "qa/L0_grpc/models")],
+          flags=["--http-header-forward-pattern=.*", "--grpc-header-forward-pattern=.*"]),
+    Group("client_timeout", "qa/L0_client_timeout", ["client_infer_timeout_test.py", "client_timeout_test.py"],
+          [Identity("custom_identity_int32", "INT32", [-1], max_batch_size=1, delay_ms=3000)]),
     *(
         Group(
             f"parameters_{case}",
@@ -119,12 +93,7 @@ GROUPS = (
         )
         for case, flags in FORWARDED.items()
     ),
-    Group(
-        "logging",
-        "qa/L0_logging",
-        ["logging_endpoint_test.py"],
-        [SIMPLE],
-    ),
+    Group("logging", "qa/L0_logging", ["logging_endpoint_test.py"], [SIMPLE]),
     Group(
         "trace",
         "qa/L0_trace",
@@ -149,4 +118,4 @@ GROUPS = (
         )
         for protocol in ("http", "grpc")
     ),
-)
+)  # fmt: skip

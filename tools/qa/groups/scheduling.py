@@ -69,14 +69,9 @@ GROUPS = (
         select="not optional_pipeline",  # wants the zeros that the identity backend makes of an input that is not there
         is_fresh=True,
     ),
-    Group(
-        "grpc_cancellation",
-        "qa/L0_request_cancellation",
-        ["grpc_cancellation_test.py"],
-        [Identity("custom_identity_int32", "INT32", [-1], max_batch_size=1024, delay_ms=10000)],
-        select="test_grpc_async_infer or stream_infer or test_aio_grpc_async_infer",
-        is_fresh=True,
-    ),
+    Group("grpc_cancellation", "qa/L0_request_cancellation", ["grpc_cancellation_test.py"],
+          [Identity("custom_identity_int32", "INT32", [-1], max_batch_size=1024, delay_ms=10000)],
+          select="test_grpc_async_infer or stream_infer or test_aio_grpc_async_infer", is_fresh=True),
     Group(
         "scheduler_cancellation",
         "qa/L0_request_cancellation",
@@ -120,4 +115,4 @@ GROUPS = (
         )
         for size, select in ((1048576, "not insertion_failure"), (200, "insertion_failure"))
     ),
-)
+)  # fmt: skip
