@@ -18,43 +18,20 @@ CHINESE = "中文 <README_zh>"  # its own title is that of the front page
 OTHERS = ("README_zh.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "tests/fakes/README.md")
 # Guides that nobody has put anywhere are the last of the second part.
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (
-        "First steps",
-        (
-            "docs/getting-started",
-            "docs/serve",
-            "docs/openai",
-            "docs/page",
-            "docs/cli",
-            "docs/build",
-            "docs/migrating",
-            CHINESE,
-        ),
-    ),
-    (
-        "Guides",
-        (
-            "docs/quantization",
-            "docs/cuda",
-            "docs/eval",
-            "docs/releasing",
-            "docs/rollout",
-            "docs/security",
-            "docs/operations",
-            "docs/troubleshooting",
-            "docs/examples/README",
-            "docs/wheels",
-        ),
-    ),
-    (
-        "Reference",
-        (
-            *("reference/api", "reference/commands", "docs/protocol", "docs/metrics", "docs/compatibility"),
-            *("docs/determinism", "docs/benchmarks/README"),
-        ),
-    ),
+    ("First steps", (
+        "docs/getting-started", "docs/serve", "docs/openai", "docs/page", "docs/cli", "docs/build", "docs/migrating",
+        CHINESE,
+    )),
+    ("Guides", (
+        "docs/quantization", "docs/cuda", "docs/eval", "docs/releasing", "docs/rollout", "docs/security",
+        "docs/operations", "docs/troubleshooting", "docs/examples/README", "docs/wheels",
+    )),
+    ("Reference", (
+        "reference/api", "reference/commands", "docs/protocol", "docs/metrics", "docs/compatibility",
+        "docs/determinism", "docs/benchmarks/README",
+    )),
     ("The project", ("docs/architecture", "CONTRIBUTING", "CHANGELOG", "SECURITY", "tests/fakes/README")),
-)
+)  # fmt: skip
 LINK_TO_FRONT = re.compile(r"(\]\((?:\.\./)*)README\.md(?=[)#])")
 FENCES = {
     "```bash background\n": "```bash\n",

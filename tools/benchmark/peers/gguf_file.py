@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -15,49 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from llmserve.checkpoint.gguf.architectures import ARCHITECTURES
 from tools.benchmark.job import Prepared
 
 # What llama.cpp's users would take; its quantizer keeps the output matrix of Q4_0 in Q6_K.
 FILE_TYPES = {"int8": "Q8_0", "int4": "Q4_0", "Q4_K_M": "Q4_K_M", "gguf": "Q4_K_M"}
 GPT_OSS = "gpt_oss"  # whose experts are in MXFP4 in every file
 
-OUTSIDE = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-    "model.embedding_norm.weight": "token_embd_norm.weight",
-}
-INSIDE = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "post_attention_norm": "post_attention_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.sinks": "attn_sinks",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.router": "ffn_gate_inp",
-    "mlp.experts.gate_proj": "ffn_gate_exps",
-    "mlp.experts.up_proj": "ffn_up_exps",
-    "mlp.experts.down_proj": "ffn_down_exps",
-    "operator_norm": "attn_norm",
-    "ffn_norm": "ffn_norm",
-    "self_attn.out_proj": "attn_output",
-    "self_attn.q_layernorm": "attn_q_norm",
-    "self_attn.k_layernorm": "attn_k_norm",
-    "conv.conv": "shortconv.conv",
-    "conv.in_proj": "shortconv.in_proj",
-    "conv.out_proj": "shortconv.out_proj",
-    "feed_forward.w1": "ffn_gate",
-    "feed_forward.w3": "ffn_up",
-    "feed_forward.w2": "ffn_down",
-}
 NAMES = {"qwen3_moe": "qwen3moe", GPT_OSS: "gpt-oss"}  # where they differ
 PACKED = re.compile(r"\.experts\.(gate_up|down)_proj_(blocks|scales|bias)$")
 MXFP4 = gguf.GGMLQuantizationType.MXFP4
@@ -67,7 +30,7 @@ EXPERT = re.compile(r"(\.experts\.)(\d+)\.")
 def write_gguf(checkpoint: Path, path: Path) -> None:
     """`checkpoint`: a Hugging Face folder with one file of weights, in float16 or float32."""
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, NAMES.get(config["model_type"], config["model_type"]))
+    writer = gguf.GGUFWriter(path, architecture(config))
     _add_config(writer, config)
     with safe_open(checkpoint / "model.safetensors", framework="numpy") as file:
         for name in file.keys():  # noqa: SIM118
@@ -79,7 +42,7 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
             elif found[2] == "0":  # all experts are one tensor
                 each = [EXPERT.sub(rf"\g<1>{number}.", name) for number in range(config["num_experts"])]
                 stacked = np.stack([file.get_tensor(one) for one in each])
-                writer.add_tensor(gguf_name(EXPERT.sub(".experts.", name)), stacked)
+                writer.add_tensor(gguf_name(name, config), stacked)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -99,22 +62,22 @@ def write_adapter_gguf(folder: Path, path: Path) -> None:
             matrix, _, which = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
             values = file.get_tensor(name)
             converted = values if which == "lora_A" else _converted(f"{matrix}.weight", values, network)
-            writer.add_tensor(f"{gguf_name(f'{matrix}.weight')}.{which.lower()}", converted)
+            writer.add_tensor(f"{gguf_name(f'{matrix}.weight', network)}.{which.lower()}", converted)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def gguf_name(name: str, config: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight"""
-    if name in OUTSIDE:
-        return OUTSIDE[name]
-    if config.get("model_type") == GPT_OSS:
-        name = name.replace("post_attention_layernorm", "post_attention_norm")
-    layer, _, rest = name.removeprefix("model.layers.").partition(".")
-    suffix = ".bias" if rest.endswith(".bias") else ".weight"
-    return f"blk.{layer}.{INSIDE[rest.removesuffix(suffix)]}{suffix}"
+def gguf_name(name: str, config: Mapping[str, Any]) -> str:
+    """model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight; of an expert, where all of them are."""
+    return ARCHITECTURES[architecture(config)].to_gguf(name)
+
+
+def architecture(config: Mapping[str, Any]) -> str:
+    """In llama.cpp's word."""
+    name: str = config["model_type"]
+    return NAMES.get(name, name)
 
 
 def _experts(name: str, read: Callable[[str], NDArray[Any]]) -> Iterator[tuple[str, NDArray[Any]]]:
