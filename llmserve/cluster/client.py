@@ -66,7 +66,7 @@ class ClusterEngine:
         self._thread.start()
         if not self._has_begun.wait(START_S) or self._failure:
             raise Unavailable(f"no client of the cluster {address.name}: {self._failure or 'its start takes too long'}")
-        self._members.has_met.wait(FIRST_WORKERS_S)
+        self._members.are_met.wait(FIRST_WORKERS_S)
 
     @property
     def info(self) -> EngineInfo:

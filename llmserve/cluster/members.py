@@ -57,10 +57,12 @@ class Members:
 
     def __init__(self, info: EngineInfo, address: ClusterAddress) -> None:
         self.info = info  # with the workers' kernels, once one is known and as long as all have the same
-        self.has_met = threading.Event()  # the first
+        self.are_met = threading.Event()  # all that discovery told of
         self._address = address
         self._workers: dict[int, Worker] = {}
+        self._has_met = False  # one
         self._attended: dict[int, asyncio.Task[None]] = {}
+        self._asked = set[int]()  # and answered, or not
 
     def there(self) -> list[Worker]:
         """From any thread."""
@@ -69,6 +71,7 @@ class Members:
     def look(self, client: Client) -> None:
         """To be called regularly. A task attends to each that discovery tells of."""
         listed = set(client.instance_ids())
+        self._asked &= listed
         for worker_id in listed - self._attended.keys():
             self._attended[worker_id] = asyncio.create_task(self._attend(worker_id, client))
         for worker_id in self._attended.keys() - listed:
@@ -89,9 +92,11 @@ class Members:
             except (ProtocolError, WorkerLost) as error:
                 if not (isinstance(error, WorkerSilent) and self._is_heard(worker_id)):
                     self._lose(worker_id, str(error))
+                self._has_asked(worker_id)
                 await asyncio.sleep(ASK_AGAIN_S)
                 continue
             if info.digest != self.info.digest:
+                self._has_asked(worker_id)
                 logger.error(
                     "worker %d of the cluster %s is not used: its engine is %s, this server's is %s; start workers of "
                     "another engine with another --component",
@@ -99,7 +104,13 @@ class Members:
                 )  # fmt: skip
                 return
             self._meet(worker_id, info, state)
+            self._has_asked(worker_id)
             await asyncio.sleep(ASK_S)
+
+    def _has_asked(self, worker_id: int) -> None:
+        self._asked.add(worker_id)
+        if self._workers and self._asked >= self._attended.keys():
+            self.are_met.set()
 
     def _is_heard(self, worker_id: int) -> bool:
         """Whether its answers come, although it is slow to say who it is."""
@@ -132,7 +143,7 @@ class Members:
         if (worker := self._workers.get(worker_id)) is not None:
             worker.state, worker.heard_at = state, now
             return
-        if not self.has_met.is_set():
+        if not self._has_met:
             self.info = replace(self.info, kernels=info.kernels)
         elif info.kernels != self.info.kernels:
             logger.warning(
@@ -141,7 +152,7 @@ class Members:
             )  # fmt: skip
             self.info = replace(self.info, kernels="")  # no promise
         self._workers[worker_id] = Worker(worker_id, state, now)
-        self.has_met.set()
+        self._has_met = True
         logger.info("worker %d of the cluster %s answers, engine %s", worker_id, self._address.name, info.digest)
 
     def _lose(self, worker_id: int, why: str) -> None:

@@ -194,3 +194,21 @@ async def test_workers_with_other_kernels_promise_nothing(caplog: pytest.LogCapt
         await until(client, members, lambda: ids(members) == [1, 2])
     assert members.info.kernels == ""
     assert "computes with 'avx2', others with 'avx512'" in caplog.text
+
+
+async def test_all_are_met_once_each_has_answered_or_has_not(quick: None) -> None:
+    client = FakeClient(first=FakeWorker(hello()), last=FakeWorker(RuntimeError("it is starting")))
+    members = Members(info(), ClusterAddress("dynamo", "demo"))
+    answering, started = client.direct, asyncio.Event()
+
+    async def later(request: Any, instance_id: int, annotated: bool) -> AsyncIterator[Any]:
+        if instance_id == 2:
+            await started.wait()
+        return await answering(request, instance_id, annotated)
+
+    client.direct = later  # type: ignore[method-assign]
+    await until(client, members, lambda: bool(members.there()))
+    assert not members.are_met.is_set()
+    started.set()
+    await until(client, members, members.are_met.is_set)
+    assert [worker.worker_id for worker in members.there()] == [1]
