@@ -22,6 +22,7 @@ from llmserve.engine.machine.cores import num_threads
 from llmserve.models.number_formats import ROUNDED
 from llmserve.models.registry import architecture_for
 from llmserve.models.spec import HfConfig
+from tools.benchmark.hybrids import HYBRIDS
 from tools.benchmark.ours import INT8_CACHE, build_options
 
 REPORT = Path(__file__).resolve().parents[1] / "docs/benchmarks/cuda-kernels.md"
@@ -117,7 +118,7 @@ def kernels_of(
     name: str, precision: str = "float16", *, with_tactics: bool = False, **changes: int
 ) -> Sequence[Kernel]:
     """Those that run where nothing was tuned, or all; `changes`: of the network's config."""
-    config = {**CONFIGS[name], **changes, "num_hidden_layers": 1}
+    config = HYBRIDS[name].config() if name in HYBRIDS else {**CONFIGS[name], **changes, "num_hidden_layers": 1}
     architecture = architecture_for(config)
     spec = architecture.from_hf(config)
     program, params = architecture.program(spec), architecture.params(spec)
@@ -131,12 +132,16 @@ def kernels_of(
 
 
 def distinct(networks: Sequence[str], precisions: Sequence[str] = PRECISIONS) -> Mapping[Kernel, tuple[str, str]]:
-    """Kernels with a network and a precision. Equal ones of several come once, as the first's."""
+    """Kernels with a network and a precision. Equal ones of several come once, as the first's; of networks with states
+    only those of functions that the others lack."""
     first: dict[Kernel, tuple[str, str]] = {}
+    others = [name for name in networks if name not in HYBRIDS]
+    usual = {kernel.function for name in others for precision in precisions for kernel in kernels_of(name, precision)}
     for precision in precisions:
         for name in networks:
             for kernel in kernels_of(name, precision):
-                first.setdefault(kernel, (name, precision))
+                if name not in HYBRIDS or kernel.function not in usual:
+                    first.setdefault(kernel, (name, precision))
     return first
 
 
@@ -179,6 +184,7 @@ def report(data: str, compiler: str, architectures: Sequence[str]) -> str:
     return f"""# Kernels of the cuda target
 
 `make cuda-kernels` compiles kernels of {", ".join(CONFIGS)} in {", ".join(PRECISIONS)}.
+Of {", ".join(HYBRIDS)}, two layers each, it compiles what the others lack.
 These are for {", ".join(architectures)}, compiled with {compiler}, without a GPU.
 Nothing here has been timed. Kernels that only `llmserve tune` may choose are left out. [All rows](cuda-kernels.csv)
 are a CSV file. Registers are per thread, shared memory per program. Programs and warps are how many of them fit on a
@@ -196,7 +202,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=REPORT)
     options = parser.parse_args()
     precisions, architectures = options.precision.split(","), options.gpu.split(",")
-    found = list(rows(distinct(list(CONFIGS), precisions), architectures))
+    found = list(rows(distinct([*CONFIGS, *HYBRIDS], precisions), architectures))
     data = csv_table(found)
     options.output.with_suffix(".csv").write_text(data)
     options.output.write_text(report(data, TritonCompiler().version, architectures))

@@ -20,6 +20,7 @@ from llmserve.builder.build import build_kernels
 from llmserve.builder.options import BuildOptions
 from llmserve.engine.native import library
 from tests.checkpoints import make_checkpoint
+from tools.benchmark.hybrids import HYBRIDS
 from tools.benchmark.ours_cuda import build_options
 from tools.benchmark.shapes import SHAPES
 from tools.gpu_check.__main__ import METADATA
@@ -79,11 +80,13 @@ def add_kernels(kit: Path, gpu: str) -> None:
         make_checkpoint(contract, "llama", **CONTRACT_NETWORK)
         networks = [("demo", CHECKPOINT, BuildOptions(target="cuda", dtype="float16"))]
         networks += [("contract", contract, BuildOptions(target="cuda"))]
-        for precision in LAYER_PRECISIONS:
-            config = Path(folder) / precision
-            config.mkdir()
-            (config / "config.json").write_text(json.dumps(SHAPES[LAYERS].config()))
-            networks.append((f"{LAYERS}-{precision}", config, build_options(precision)))
+        small = [(f"{LAYERS}-{precision}", SHAPES[LAYERS].config(), precision) for precision in LAYER_PRECISIONS]
+        small += [(f"states-{name}", hybrid.config(), "float16") for name, hybrid in HYBRIDS.items()]
+        for name, config, precision in small:
+            path = Path(folder) / name
+            path.mkdir()
+            (path / "config.json").write_text(json.dumps(config))
+            networks.append((name, path, build_options(precision)))
         for name, checkpoint, options in networks:
             path = kernel_file(kit, name)
             path.parent.mkdir(exist_ok=True)

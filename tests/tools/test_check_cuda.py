@@ -14,6 +14,7 @@ import pytest
 
 from tests.fakes.gpu_machine import ROOT
 from tools import check_gpu
+from tools.benchmark.hybrids import HYBRIDS
 from tools.gpu_check import checks, cuda
 from tools.gpu_check.checks import Plan, Step
 from tools.gpu_check.page import page_of
@@ -27,9 +28,9 @@ SPEEDS = [
     for name in (f"peer-{network}", *(f"speed-{network}-{precision}" for precision in PRECISIONS))
 ]
 STEPS = [
-    "environment", "build", "law", "bandwidth", *(f"layers-{name}" for name in LAYER_PRECISIONS), "memcheck", "tune",
-    "contract", "evaluation", "parity", "serving", "racecheck",
-    *SPEEDS,
+    "environment", "build", "law", "bandwidth", *(f"layers-{name}" for name in LAYER_PRECISIONS),
+    *(f"states-{name}" for name in HYBRIDS), "memcheck", "tune", "contract", "evaluation", "parity", "serving",
+    "racecheck", *SPEEDS,
 ]  # fmt: skip
 
 

@@ -19,12 +19,14 @@ from llmserve.builder.targets.cuda.target import CudaTarget
 from llmserve.engine.directory.artifact import EngineDirectory
 from tests.engine.cuda.engines import WIDE_TILES
 from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
+from tests.engine.cuda.hybrids import CONFIGS
 from tools import gpu_kit
 from tools.benchmark import ours_cuda
 from tools.benchmark.checkpoint import make_checkpoint
+from tools.benchmark.hybrids import HYBRIDS, Hybrid
 from tools.benchmark.shapes import SHAPES
 from tools.gpu_check import __main__ as beginning
-from tools.gpu_check import checks, cuda, law, layers
+from tools.gpu_check import checks, cuda, law, layers, states
 from tools.gpu_check.checks import Plan
 from tools.gpu_check.page import page_of
 from tools.gpu_check.program import Finished
@@ -50,8 +52,12 @@ def test_a_kit_has_the_kernels_that_the_check_builds_with(tmp_path: Path, monkey
     for precision in LAYER_PRECISIONS:
         with pytest.raises(StepFailed, match="nothing runs here"):
             cuda.layers_of(precision)(plan)
+    for name in HYBRIDS:
+        with pytest.raises(StepFailed, match="nothing runs here"):
+            cuda.states_of(name)(plan)
     files = [Path(argument) for command in asked for argument in command if argument.endswith(".zip")]
-    assert [file.name for file in files] == ["demo.zip", *(f"{LAYERS}-{name}.zip" for name in LAYER_PRECISIONS)]
+    names = "demo", *(f"{LAYERS}-{name}" for name in LAYER_PRECISIONS), *(f"states-{name}" for name in HYBRIDS)
+    assert [file.stem for file in files] == list(names)
     assert all(file.is_file() for file in files)
 
     checkpoint = tmp_path / "checkpoint"
@@ -111,6 +117,29 @@ def test_a_few_layers_are_measured_and_held_to_the_law(tmp_path: Path, monkeypat
     details = found | {"layer_products": shape.layer_products}
     results = {"environment": Result(State.PASSED, 0.0), "layers-int8": Result(State.PASSED, 0.0, details=details)}
     assert "A network of 4 is extrapolated" in page_of(cuda.SUBJECT, results)
+
+
+def test_layers_with_states_are_tested_and_held_to_the_law(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = replace(
+        ours_cuda.build_options("float16"), given={"gpu": "sm_90"}, max_seq_len=32, max_num_tokens=16,
+        max_batch_size=2, tokens_per_block=4,
+    )  # fmt: skip
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", Hybrid("tiny", CONFIGS["granite4-h"]))
+    build_engine(checkpoint, tmp_path / "engine", options, target=CudaTarget(FakeCompiler(), WIDE_TILES))
+    for name, value in {"PROMPTS": (4,), "BATCHES": (2,), "REPLAYS": 1, "PROMPT_STEPS": 1}.items():
+        monkeypatch.setattr(states, name, value)
+    monkeypatch.setattr(layers, "TRIALS", 1)
+    monkeypatch.setattr(law, "NUM_TOKENS", 3)
+    found = states.measure(EngineDirectory.open(tmp_path / "engine"), FakeDevice)
+    assert found["passed"], found["selftest"]
+    assert {row["case"]: row["differ"] for row in found["law"]}["from a state that was kept"] == 0
+    assert {row["differ"] for row in found["law"]} == {0}
+    results = {"environment": Result(State.PASSED, 0.0), "states-tiny": Result(State.PASSED, 0.0, details=found)}
+    assert "self-test passed" in page_of(cuda.SUBJECT, results)
+    failed = found | {"passed": False, "selftest": "it FAILED"}
+    monkeypatch.setattr(cuda, "_reported", lambda *arguments: failed)
+    with pytest.raises(StepFailed, match="it FAILED"):
+        cuda.states_of("tiny")(Plan(cuda.SUBJECT, tmp_path, Path("unused"), None))
 
 
 def test_a_row_that_depends_on_its_company_fails_the_law(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,19 +6,26 @@ import json
 import shutil
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from tools.benchmark.shapes import Shape
 
 WEIGHTS_FILE = "model.safetensors"
 PACKED = ("_blocks", "_scales")  # what gpt-oss has of experts
 
 
-def make_checkpoint(folder: Path, shape: Shape) -> Path:
+class Described(Protocol):
+    """A network; see `shapes.Shape`."""
+
+    def config(self) -> dict[str, Any]: ...
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]: ...
+
+
+def make_checkpoint(folder: Path, shape: Described) -> Path:
     """`folder` with config.json and weights of `shape`: float16, and gpt-oss's experts in MXFP4. One that is there is
     kept: the same shape gives the same bytes."""
     if (folder / WEIGHTS_FILE).is_file():
@@ -33,7 +40,7 @@ def make_checkpoint(folder: Path, shape: Shape) -> Path:
     return folder
 
 
-def _write_weights(path: Path, shape: Shape) -> None:
+def _write_weights(path: Path, shape: Described) -> None:
     with path.open("wb") as file:
         header = json.dumps(_header(shape)).encode()
         header += b" " * (-len(header) % 8)
@@ -42,7 +49,7 @@ def _write_weights(path: Path, shape: Shape) -> None:
             file.write(_random_tensor(name, dimensions).data)
 
 
-def _header(shape: Shape) -> dict[str, Any]:
+def _header(shape: Described) -> dict[str, Any]:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for name, dimensions in shape.tensors():

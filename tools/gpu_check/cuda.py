@@ -12,6 +12,7 @@ from typing import Any
 from llmserve.cli.targets import check_target
 from llmserve.evaluation.served.process import own_server
 from tools.benchmark.checkpoint import make_checkpoint
+from tools.benchmark.hybrids import HYBRIDS
 from tools.benchmark.job import Job
 from tools.benchmark.ours_cuda import engine_directory
 from tools.gpu_check.checks import (
@@ -92,16 +93,31 @@ def layers_of(precision: str) -> Step:
     """The law and the speed of a few layers of a large network: what is learnt soonest."""
 
     def step(plan: Plan) -> Details:
-        require_machine(plan)
-        report = plan.folder / f"{LAYERS}-{precision}.json"
-        kernels = plan.kernels(f"{LAYERS}-{precision}")
-        command = _module(
-            "layers", str(plan.folder / LAYERS), precision, str(report), *([str(kernels)] if kernels else [])
-        )
-        return _lawful(plan.reported(report, "measuring layers", command, timeout_s=20 * MINUTE_S))
+        return _lawful(_reported(plan, "layers", f"{LAYERS}-{precision}", str(plan.folder / LAYERS), precision))
 
     step.__name__ = f"layers-{precision}"
     return step
+
+
+def states_of(name: str) -> Step:
+    """The same of layers with states, and whether they compute what the reference does."""
+
+    def step(plan: Plan) -> Details:
+        details = _reported(plan, "states", f"states-{name}", str(plan.folder / f"states-{name}"), name)
+        if not details["passed"]:
+            raise StepFailed(details["selftest"], details)
+        return _lawful(details)
+
+    step.__name__ = f"states-{name}"
+    return step
+
+
+def _reported(plan: Plan, module: str, name: str, *arguments: str) -> Details:
+    """What a program makes, with the kit's kernels of that name."""
+    require_machine(plan)
+    report, kernels = plan.folder / f"{name}.json", plan.kernels(name)
+    command = _module(module, *arguments, str(report), *([str(kernels)] if kernels else []))
+    return dict(plan.reported(report, f"measuring {module}", command, timeout_s=20 * MINUTE_S))
 
 
 def _module(name: str, *arguments: str) -> list[str]:
@@ -246,8 +262,8 @@ def peer_of(network: str) -> Step:
 
 
 STEPS: tuple[Step, ...] = (
-    environment, build, law, bandwidth, *map(layers_of, LAYER_PRECISIONS), memcheck, tune, contract, evaluation, parity,
-    serving, racecheck,
+    environment, build, law, bandwidth, *map(layers_of, LAYER_PRECISIONS), *map(states_of, HYBRIDS),
+    memcheck, tune, contract, evaluation, parity, serving, racecheck,
     *(
         step
         for network in NETWORKS

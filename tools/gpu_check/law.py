@@ -43,13 +43,20 @@ def measure(runner: Runner) -> list[dict[str, Any]]:
     alone = law.logits((0, num_tokens), 1)
     rows = []
     for name, (cuts, company) in cases.items():
-        found = law.logits(cuts, company)
-        differ = int((found.view(np.int32) != alone.view(np.int32)).any(axis=1).sum())
-        rows.append({
-            "case": name, "rows": num_tokens, "differ": differ,
-            "largest": float(np.abs(found - alone).max()), "of": float(np.abs(alone).max()),
-        })  # fmt: skip
+        rows.append(_compared(name, law.logits(cuts, company), alone))
+    if runner.info.num_states > 1:
+        rows.append(_compared("from a state that was kept", law.logits_from_kept(num_tokens // 2), alone))
     return rows
+
+
+def _compared(case: str, found: NDArray[np.float32], alone: NDArray[np.float32]) -> dict[str, Any]:
+    """`found` may be of the last tokens only."""
+    wanted = alone[len(alone) - len(found) :]
+    differ = int((found.view(np.int32) != wanted.view(np.int32)).any(axis=1).sum())
+    return {
+        "case": case, "rows": len(found), "differ": differ,
+        "largest": float(np.abs(found - wanted).max()), "of": float(np.abs(wanted).max()),
+    }  # fmt: skip
 
 
 class _Law:
@@ -69,10 +76,17 @@ class _Law:
             number = max(1, min(company, self._runner.info.max_num_tokens // (end - begin)))
             chunks = tuple(
                 Chunk(s, self._prompts[s][begin:end], begin,
-                      list(range(s * self._blocks, (s + 1) * self._blocks)), return_logits=s == 0)
+                      list(range(s * self._blocks, (s + 1) * self._blocks)), return_logits=s == 0, states=(s, s))
                 for s in range(number)
             )  # fmt: skip
             yield np.array(self._runner.step(StepPlan(chunks)).logits[0])
+
+    def logits_from_kept(self, place: int) -> NDArray[np.float32]:
+        """Of the tokens from `place` on, behind a state that was kept within a chunk."""
+        ids, blocks = self._prompts[0], list(range(self._blocks))
+        self._runner.step(StepPlan((Chunk(0, ids, 0, blocks, states=(0, 0), kept_state=(1, place)),)))
+        rest = Chunk(0, ids[place:], place, blocks, return_logits=True, states=(1, 0))
+        return np.array(self._runner.step(StepPlan((rest,))).logits[0])
 
 
 def num_blocks(engine_file: Path) -> int:

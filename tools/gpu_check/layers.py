@@ -54,8 +54,8 @@ class Layers:
         runner.step(StepPlan(tuple(
             Chunk(s, (TOKEN,), context, range(blocks * s, blocks * (s + 1)), SAMPLE) for s in range(batch)
         )))  # fmt: skip
-        body = _shortest(lambda: runner.replay(batch, REPLAYS, with_head=False)) / REPLAYS
-        both = _shortest(lambda: runner.replay(batch, REPLAYS)) / REPLAYS
+        body = shortest(lambda: runner.replay(batch, REPLAYS, with_head=False)) / REPLAYS
+        both = shortest(lambda: runner.replay(batch, REPLAYS)) / REPLAYS
         header, times = runner.header, self.of_the_whole / runner.header.num_layers
         cached = batch * context * header.kv_bytes_per_block // header.block_size
         return {
@@ -66,7 +66,7 @@ class Layers:
     def prompt(self, tokens: int) -> dict[str, Any]:
         plan = StepPlan((Chunk(0, (TOKEN,) * tokens, 0, range(self._blocks(tokens)), SAMPLE),))
         self.runner.step(plan)
-        seconds = _shortest(lambda: [self.runner.step(plan) for _ in range(PROMPT_STEPS)]) / PROMPT_STEPS
+        seconds = shortest(lambda: [self.runner.step(plan) for _ in range(PROMPT_STEPS)]) / PROMPT_STEPS
         return {"tokens": tokens, "ms": 1e3 * seconds}
 
     def _blocks(self, tokens: int) -> int:
@@ -76,7 +76,7 @@ class Layers:
         return sum(tensor.num_bytes for tensor in self.runner.header.tensors if ".layers." in f".{tensor.name}")
 
 
-def _shortest(run: Callable[[], object]) -> float:
+def shortest(run: Callable[[], object]) -> float:
     found = []
     for _ in range(TRIALS):
         began = time.perf_counter()

@@ -135,6 +135,14 @@ def _layers(details: Details) -> Iterator[str]:
     yield table(["prompt, tokens", "step, ms", "TFLOP/s of products"], prompts)
 
 
+def _states(details: Details) -> Iterator[str]:
+    yield details["selftest"]
+    yield from _law(details)
+    yield table(["batch", "a step, ms"], [[str(row["batch"]), f"{row['ms']:.3f}"] for row in details["decode"]])
+    prompts = [[str(row["tokens"]), f"{row['ms']:.2f}"] for row in details["prompts"]]
+    yield table(["prompt, tokens", "step, ms"], prompts)
+
+
 def _serving(details: Details) -> Iterator[str]:
     rows = [
         [str(row["concurrency"]), f"{row['tokens_per_s']:,.0f}", f"{row['first_token_ms']:.1f}"]
@@ -155,6 +163,7 @@ TABLES: Mapping[str, Callable[[Details], Iterator[str]]] = {
     "speed": _speed,
     "law": _law,
     "layers": _layers,
+    "states": _states,
     "peer": _speed,
     "serving": _serving,
 }

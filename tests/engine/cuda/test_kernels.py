@@ -16,6 +16,7 @@ from llmserve.builder.targets.cuda.compiler import TritonCompiler
 from llmserve.engine.cuda.layout import Kernel
 from llmserve.errors import InternalError
 from tests.engine.cuda.engines import peculiar_kernels
+from tools.benchmark.hybrids import HYBRIDS
 from tools.cuda_kernels import (
     ARCHITECTURES,
     PRECISIONS,
@@ -63,8 +64,9 @@ def largest(kernels: Iterable[Kernel], *others: str) -> list[Kernel]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_network_of_real_shape_fits_every_architecture(architecture: str) -> None:
-    kernels = distinct(["Qwen3-0.6B"])
+def test_networks_of_real_shape_fit_every_architecture(architecture: str) -> None:
+    """One with everything that is usual, and the layers with states of others."""
+    kernels = distinct(["Qwen3-0.6B", *HYBRIDS])
     if architecture != ALL_SIZES:
         kernels = {kernel: kernels[kernel] for kernel in largest(kernels)}
     found = list(rows(kernels, [architecture]))
