@@ -7,6 +7,7 @@ import dataclasses
 import random
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.quantization import quantized_params
+from llmserve.builder.reference import ReferenceModel
 from llmserve.builder.targets.cuda.target import CudaTarget
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.base import Engine
@@ -29,7 +32,7 @@ from tests.checkpoints import make_checkpoint
 from tests.engine.cpu.law import run_randomly
 from tests.engine.cpu.networks import LIMITS, Network, all_logits, random_ids
 from tests.engine.cuda.engines import WIDE_TILES, compile_engine, open_runner
-from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
+from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice, run_kernel
 from tests.engine.cuda.hybrids import CONFIGS, hybrid
 from tests.engine.cuda.test_engine import OPTIONS, TOLERANCE, assert_same_bits
 from tests.oracle import relative_error
@@ -39,18 +42,29 @@ NUM_TOKENS = 11
 LIMITS_OF_TOKENS = {"max_seq_len": 32, "max_num_tokens": 16, "max_batch_size": 4, "tokens_per_block": 4}
 
 
-def open_hybrid(network: str, dtype: str, folder: Path) -> CudaRunner:
-    options = dataclasses.replace(OPTIONS, dtype=dtype)
+def open_hybrid(network: str, folder: Path, dtype: str, quantization: str = "") -> CudaRunner:
+    options = dataclasses.replace(OPTIONS, dtype=dtype, quantization=quantization)
     return open_runner(compile_engine(hybrid(network), folder / "e.engine", options, tiles=WIDE_TILES))
 
 
 @pytest.mark.parametrize(
-    ("network", "dtype"), [*((network, "float32") for network in CONFIGS), ("lfm2", "float16"), ("bamba", "bfloat16")]
+    "case",
+    [
+        *((network, "float32") for network in CONFIGS),
+        ("lfm2", "float16"),
+        ("bamba", "bfloat16"),
+        ("qwen3.5", "float32", "int8"),
+        ("granite4-h", "float32", "int8"),
+    ],
+    ids="-".join,
 )
-def test_logits_are_those_of_the_reference(network: str, dtype: str, tmp_path: Path) -> None:
-    runner = open_hybrid(network, dtype, tmp_path)
+def test_logits_are_those_of_the_reference(case: tuple[str, ...], tmp_path: Path) -> None:
+    network, dtype, *quantization = case
+    runner, made = open_hybrid(network, tmp_path, *case[1:]), hybrid(network)
     ids = random_ids(runner.info.vocab_size, NUM_TOKENS)
-    wanted = hybrid(network).reference(dataclasses.replace(LIMITS, dtype=dtype)).logits(ids)
+    options = dataclasses.replace(OPTIONS, dtype=dtype, quantization="".join(quantization))
+    quantized = quantized_params(made.program, made.params, options)
+    wanted = ReferenceModel(made.program, partial(made.load, dtype=dtype), quantized=quantized).logits(ids)
     assert relative_error(all_logits(runner, ids), wanted) < TOLERANCE[dtype]
 
 
@@ -70,9 +84,29 @@ def test_gates_of_one_number_and_activations_without_a_gate(tmp_path: Path) -> N
     assert relative_error(all_logits(runner, [3, 5]), wanted) < TOLERANCE["float32"]
 
 
+def test_small_steps_of_a_scan_keep_their_last_bits() -> None:
+    """Of one token whose numbers are all one, what is added to a state is its step: log(1 + exp(x))."""
+    steps = np.linspace(-40, 40, 128, dtype=np.float32)
+    count, nothing = len(steps), np.zeros_like(steps)
+    arrays = {
+        "xbc": np.ones(count + 2, np.float32), "steps": steps, "decay": nothing, "bias": nothing, "skip": nothing,
+        "states": np.empty_like(steps), "chunks": np.array([0, 1, -1, 0, 0, 0], np.int32), "y": np.empty_like(steps),
+    }  # fmt: skip
+    sizes = {"NUM_HEADS": count, "NUM_GROUPS": 1, "STATE_SIZE": 1, "HEAD_DIM": 1, "STATE_STRIDE": count}
+    strides = {"X_STRIDE": count + 2, "STEPS_STRIDE": count, "Y_STRIDE": count}
+    kernel = {
+        "function": "states.selective_scan",
+        "types": [(name, "*i32" if name == "chunks" else "*fp32") for name in arrays],
+        "constants": [*{**sizes, **strides, "TILE_STATE_ROWS": 1, "TILE_COLUMNS": 1}.items()],
+    }
+    run_kernel(kernel, (1, count, 1), [array.ctypes.data for array in arrays.values()])
+    np.testing.assert_allclose(arrays["y"], np.logaddexp(0.0, steps.astype(np.float64)), rtol=3e-7)
+    np.testing.assert_array_equal(arrays["y"], arrays["states"])
+
+
 @pytest.fixture(scope="module", params=LAWFUL)
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaRunner]:
-    opened = open_hybrid(request.param, "float16", tmp_path_factory.mktemp("states"))
+    opened = open_hybrid(request.param, tmp_path_factory.mktemp("states"), "float16")
     yield opened
     opened.close()
 
