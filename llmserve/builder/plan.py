@@ -29,10 +29,16 @@ class BuildPlan:
     cache_dtype: str  # what keys and values are kept in
     kv_bytes_per_token: int
     sequence_bytes: Mapping[int, int]  # length of a sequence -> its KV cache
-    weight_bytes_per_step: int  # what one decode step of one sequence reads
+    weight_bytes: int  # of what a step multiplies with, whatever experts it chooses
+    idle_expert_bytes: int  # of that, experts that one token does not choose
     available_bytes: int  # memory that an engine may take here now
     read_bytes_per_s: float  # 0: not known, and then nothing is said of this machine
     notes: tuple[str, ...]
+
+    @property
+    def weight_bytes_per_step(self) -> int:
+        """What one decode step of one sequence reads."""
+        return self.weight_bytes - self.idle_expert_bytes
 
     @property
     def kv_pool_tokens(self) -> int:
@@ -118,7 +124,8 @@ def plan_build(
             cache_dtype=build.target.cache_format(build.options).name,
             kv_bytes_per_token=build.target.kv_bytes_per_token(build.program, build.options),
             sequence_bytes=_sequence_bytes(build),
-            weight_bytes_per_step=build.engine_bytes - _looked_up_bytes(build) - _idle_expert_bytes(build),
+            weight_bytes=build.engine_bytes - _looked_up_bytes(build),
+            idle_expert_bytes=_idle_expert_bytes(build),
             available_bytes=build.target.available_bytes(),
             read_bytes_per_s=(measure or build.target.read_bytes_per_s)(),
             notes=_notes(build),
@@ -141,7 +148,6 @@ def _looked_up_bytes(build: ResolvedBuild) -> int:
 
 
 def _idle_expert_bytes(build: ResolvedBuild) -> int:
-    """Of experts that one token does not choose."""
     sizes, total = {param.name: param.num_elements for param in build.params}, 0.0
     for op in build.program.ops:
         if op.kind is OpKind.EXPERTS:

@@ -19,8 +19,9 @@ from llmserve.evaluation.baseline.hf import HfModel
 from llmserve.models.registry import architecture_for
 from tests.tools import quality_engine
 from tools.benchmark.checkpoint import make_checkpoint
+from tools.benchmark.peers.gguf_file import write_gguf
 from tools.benchmark.shapes import SHAPES
-from tools.quality import measuring
+from tools.quality import measuring, upcycled
 from tools.quality.columns import COLUMNS, QUICK, Column
 from tools.quality.contestants import CONTESTANTS, Contestant
 from tools.quality.divergence import ROWS_AT_ONCE, divergences, same_best
@@ -49,6 +50,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Network:
 def logits_of(network: Network, folder: Path) -> Any:
     network.save(folder)
     return HfModel(folder, "float32").logits(IDS)
+
+
+def reference_logits(folder: Path) -> Any:
+    with Checkpoint.open(folder) as checkpoint:
+        architecture = architecture_for(checkpoint.config)
+        spec = architecture.from_hf(checkpoint.config)
+        plan = plan_weights(checkpoint, architecture.params(spec), architecture.ignored)
+        return ReferenceModel(architecture.program(spec), lambda name: plan.load(name, "float32")).logits(IDS)
 
 
 def test_divergences_are_those_of_every_position() -> None:
@@ -134,14 +143,29 @@ def test_a_widened_network_is_the_same_function(tiny: Network, tmp_path: Path) -
     assert num_weights(tmp_path / "wide") - num_weights(tmp_path / "tiny") == 2 * 3 * 64 * (192 - 176)
 
 
+def test_experts_begin_as_parts_of_a_mlp(tiny: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all of its channels in each, they are the MLP: what is new to the network is read as transformers does."""
+    monkeypatch.setattr(upcycled, "WIDTH", int(tiny.config["intermediate_size"]))
+    monkeypatch.setattr(upcycled, "STEPS", 0)
+    tiny.save(tmp_path / "tiny")
+    (tmp_path / "texts.json").write_text(json.dumps([IDS * 8]))
+    upcycled.main(tmp_path / "tiny", tmp_path / "texts.json", tmp_path / "experts")
+    network = Network.load(tmp_path / "experts")
+    mlp = "model.layers.1.mlp"
+    for rows in ("gate_proj", "up_proj"):
+        wanted, found = tiny.tensors[f"{mlp}.{rows}.weight"], network.tensors[f"{mlp}.experts.7.{rows}.weight"]
+        assert sorted(map(tuple, found)) == sorted(map(tuple, wanted))
+    assert np.abs(reference_logits(tmp_path / "experts") - logits_of(network, tmp_path / "saved")).max() < 1e-4
+    one, two = (num_weights(tmp_path / name) for name in ("tiny", "experts"))
+    assert two - one == 2 * (7 * 3 * 176 * 64 + 8 * 64), "experts and routers"
+
+
 def test_the_demo_network_as_a_llama_is_the_same_function(tmp_path: Path) -> None:
     found = logits_of(llama_of_baichuan(DEMO), tmp_path / "llama")
-    with Checkpoint.open(DEMO) as checkpoint:
-        architecture = architecture_for(checkpoint.config)
-        spec = architecture.from_hf(checkpoint.config)
-        plan = plan_weights(checkpoint, architecture.params(spec), architecture.ignored)
-        wanted = ReferenceModel(architecture.program(spec), lambda name: plan.load(name, "float32")).logits(IDS)
+    wanted = reference_logits(DEMO)
     assert np.abs(wanted - found).max() < 1e-5 * np.abs(wanted).max()
+    write_gguf(tmp_path / "llama", tmp_path / "llama.gguf")
+    assert np.abs(wanted - reference_logits(tmp_path / "llama.gguf")).max() < 1e-5 * np.abs(wanted).max()
 
 
 def test_texts_are_the_same_for_everyone() -> None:

@@ -10,8 +10,10 @@ FIRST_FOREIGN_TEXT = 300  # of eval/data/docstrings.jsonl: for training and cali
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedIn:
-    """Heavy inputs of the down-projections: see `trained_in`."""
+class Trained:
+    """By a program of this package, which is given the folder of the base, texts, and the folder to write."""
+
+    program: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class Column:
     num_tokens: int = 256  # of a text, at most
     joined: bool = False  # documents end to end, each text of exactly so many tokens
     skipped: int = 0  # positions at the beginning of each text that do not count
-    change: Planted | Sinks | TrainedIn | None = None
+    change: Planted | Sinks | Trained | None = None
     width: int = 0  # of its MLPs, filled up with zeros; 0: as they are
     held_out: bool = False  # nothing was tuned on it
 
@@ -51,7 +53,9 @@ COLUMNS = (
            held_out=True),
     Column("wide-sinks", "wide, three huge positions", "demo", num_texts=120,
            change=Sinks((1, 195, 196), 300, 1000, seed=2), width=WIDE, held_out=True),
-    Column("wide-trained", "wide, trained in", "demo", num_texts=120, change=TrainedIn(), width=WIDE, held_out=True),
+    Column("wide-trained", "wide, trained in", "demo", num_texts=120, change=Trained("trained_in"), width=WIDE,
+           held_out=True),
+    Column("experts", "demo, with experts", "demo", num_texts=120, change=Trained("upcycled"), held_out=True),
     Column("smollm2-planted", "SmolLM2-135M, x10 to x300", "smollm2", num_texts=60, change=Planted(10, 300, seed=3),
            held_out=True),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llmserve.stages.tokenizer import load_tokenizer
 from tools.benchmark.process import ROOT, run_module
-from tools.quality.columns import FIRST_FOREIGN_TEXT, Column, TrainedIn
+from tools.quality.columns import FIRST_FOREIGN_TEXT, Column, Trained
 from tools.quality.job import Texts
 from tools.quality.planting import Sinks
 from tools.quality.tensors import Network, expand_gguf, llama_of_baichuan
@@ -71,17 +71,17 @@ class Networks:
         return self._network(unchanged) / "checkpoint"
 
     def _changed(self, column: Column, base: Path) -> Network:
-        if isinstance(column.change, TrainedIn):
-            return self._trained(column, base)
+        if isinstance(column.change, Trained):
+            return self._trained(column, column.change.program, base)
         network = Network.load(base)
         return column.change.apply(network) if column.change is not None else network
 
-    def _trained(self, column: Column, base: Path) -> Network:
+    def _trained(self, column: Column, program: str, base: Path) -> Network:
         texts = foreign_texts(column, self._tokenizer(column))
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "texts.json").write_text(json.dumps(texts))
-            arguments = ["tools.quality.trained_in", str(base), str(folder / "texts.json"), name]
+            arguments = [f"tools.quality.{program}", str(base), str(folder / "texts.json"), name]
             if reason := run_module(self.trainer, arguments, threads=self.threads, timeout_s=TRAINING_TIMEOUT_S):
                 raise NoNetwork(f"it could not be trained: {reason}")
             return Network.load(folder)

@@ -111,9 +111,10 @@ def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_head_count_kv([0 if each == "conv" else kv_heads for each in types] if has_convolutions else kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_vocab_size(config["vocab_size"])
     is_float32 = config["torch_dtype"] == "float32"
     writer.add_file_type(gguf.LlamaFileType.ALL_F32 if is_float32 else gguf.LlamaFileType.MOSTLY_F16)

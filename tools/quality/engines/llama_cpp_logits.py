@@ -39,7 +39,7 @@ class LlamaCppLogits:
             raise RuntimeError(f"llama.cpp could not make a context for {longest} tokens")
         self._batch = llama.llama_batch_init(params.n_batch, 0, 1)
         self._vocab = int(json.loads((job.checkpoint / "config.json").read_text())["vocab_size"])
-        matrices = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors if len(tensor.shape) == 2}
+        matrices = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors if len(tensor.shape) > 1}
         if "output.weight" in matrices:
             del matrices["token_embd.weight"]
         self.weight_bytes = sum(int(tensor.n_bytes) for tensor in matrices.values())

@@ -44,8 +44,7 @@ class OurLogits:
         longest = max(map(len, job.texts().ids))
         num_blocks = -(-longest // read_header(path).block_size)
         self._runner = CpuRunner.open(path, num_blocks=num_blocks, threads=job.threads)
-        plan = plan_build(job.checkpoint, options_of(job), measure=lambda: 0.0)
-        self.weight_bytes = plan.weight_bytes_per_step
+        self.weight_bytes = plan_build(job.checkpoint, options_of(job), measure=lambda: 0.0).weight_bytes
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         return prompt_logits(self._runner, list(ids), sequence_id=0)
