@@ -57,7 +57,7 @@ def test_server_and_process_give_the_same_answers(demo_engine: Path, server: Ser
 
 
 def test_choices_are_as_likely_through_a_server(demo_engine: Path, server: ServerProcess, tmp_path: Path) -> None:
-    few = ("--num-samples", "100")
+    few = ("--num-samples", "100", *FEW_SERVED)
     inside = evaluate(tmp_path / "inside.json", str(demo_engine), *few, suite=CHOICES)
     outside = evaluate(tmp_path / "outside.json", "--url", server.grpc, "--concurrency", "16", *few, suite=CHOICES)
     told = [[sample["engine"]["log_likelihoods"] for sample in report["samples"]] for report in (inside, outside)]
@@ -71,8 +71,8 @@ def test_structured_output_is_json_in_process_and_through_a_server(
     demo_engine: Path, server: ServerProcess, tmp_path: Path
 ) -> None:
     """The demo network knows no JSON, and writes nothing else when it is held to it."""
-    inside = evaluate(tmp_path / "inside.json", str(demo_engine), suite=STRUCTURED)
-    outside = evaluate(tmp_path / "outside.json", "--url", server.grpc, suite=STRUCTURED)
+    inside = evaluate(tmp_path / "inside.json", str(demo_engine), *FEW_SERVED, suite=STRUCTURED)
+    outside = evaluate(tmp_path / "outside.json", "--url", server.grpc, *FEW_SERVED, suite=STRUCTURED)
     for report in (inside, outside):
         assert report["metrics"]["json_valid"]["engine"] == 100.0
         assert report["metrics"]["json_valid"]["baseline"] < 5
