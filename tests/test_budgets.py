@@ -16,7 +16,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/*.py": 1_430,
     "llmserve/backends": 7_128,
     "llmserve/benchmark": 1_383,
-    "llmserve/builder": 9_026,
+    "llmserve/builder": 9_151,
     "llmserve/checkpoint": 6_986,
     "llmserve/cli": 7_491,
     "llmserve/cluster": 1_506,

@@ -24,7 +24,7 @@ class AsStored:
     pieces: int = 1
     is_stored: bool = True
 
-    def quantize(self, rows: Matrix) -> Quantized:
+    def quantize(self, rows: Matrix, begin: int = 0) -> Quantized:
         raise AssertionError(f"{self.format.name} is kept, and nothing is rounded to it")
 
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:

@@ -87,8 +87,8 @@ class Scheme(Protocol):
     def pieces(self) -> int:
         """How many pieces of a weight are best rounded together."""
 
-    def quantize(self, rows: Matrix) -> Quantized:
-        """`rows` [N, K] in this format."""
+    def quantize(self, rows: Matrix, begin: int = 0) -> Quantized:
+        """`rows` [N, K] in this format; `begin`: which row of the weight the first one is."""
 
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
         """The same numbers to the bit, and in which rows they are; None where this format does not have integers."""
@@ -141,7 +141,7 @@ class Int8:
     pieces: int = 1
     is_stored: bool = False
 
-    def quantize(self, rows: Matrix) -> Quantized:
+    def quantize(self, rows: Matrix, begin: int = 0) -> Quantized:
         groups = in_groups(rows, self.format)
         scale = np.abs(groups).max(axis=2) / np.float32(127)
         row_scale = scale.max(axis=1)
@@ -190,7 +190,7 @@ class Int4:
     pieces: int = 1
     is_stored: bool = False
 
-    def quantize(self, rows: Matrix) -> Quantized:
+    def quantize(self, rows: Matrix, begin: int = 0) -> Quantized:
         step = max(1, SEARCHED_ELEMENTS // rows.shape[1])
         strips = [self._searched(rows[begin : begin + step]) for begin in range(0, len(rows), step)]
         return Quantized(self.format, *map(np.concatenate, zip(*strips, strict=True)))
@@ -245,10 +245,10 @@ def quantize_rows(scheme: Scheme, weight: Weight, rows: slice) -> Quantized | Bl
     stored = integers(weight, rows)
     found = None if stored is None else scheme.keep(stored)
     if found is None:
-        return scheme.quantize(to_float32(weight[rows]))
+        return scheme.quantize(to_float32(weight[rows]), rows.start)
     kept, fits = found
     if not fits.all():
-        rounded = scheme.quantize(to_float32(weight[rows]))
+        rounded = scheme.quantize(to_float32(weight[rows]), rows.start)
         for mine, other in ((kept.values, rounded.values), (kept.scales, rounded.scales)):
             np.copyto(mine, other, where=~fits[:, None])
         np.copyto(kept.row_scale, rounded.row_scale, where=~fits)

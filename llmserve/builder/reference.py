@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.builder import row_ops
-from llmserve.builder.activations import activation, gated_activation, sigmoid
-from llmserve.builder.attention import attention, attention_in_integers, soft_capped, softmax
+from llmserve.builder.activations import activation, gated_activation
+from llmserve.builder.attention import attention, attention_in_integers, soft_capped
 from llmserve.builder.delta_rule import convolution, delta_rule, selective_scan
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
 from llmserve.builder.pooling import POSITIONAL, pool
@@ -31,6 +31,7 @@ from llmserve.builder.quantization import (
     round_in_groups,
     round_weight,
 )
+from llmserve.builder.routing import route
 from llmserve.checkpoint.floats import to_float32
 from llmserve.engine.adapters.sealed import AdapterPart
 from llmserve.models.graph import Op, OpKind, Program
@@ -53,6 +54,16 @@ class Run:
     exact_weights: bool = False
     second_segment: int = 0  # position from which on tokens belong to a second text; 0: there is one
     hidden: Matrix | None = None  # rows of another network, one for each token, where this one reads them
+
+
+class Observer(Protocol):
+    """Sees what matrices read, of all runs."""
+
+    def layer(self, op: Op, x: Matrix) -> None:
+        """A linear layer, or all experts together."""
+
+    def second(self, op: Op, expert: int, x: Matrix) -> None:
+        """The second matrix of an expert, times the expert's weights; of several experts at the same time."""
 
 
 class ReferenceModel:
@@ -91,11 +102,11 @@ class ReferenceModel:
         """The same for several runs, side by side: every parameter is loaded once for all of them."""
         return self._execute(runs, None)
 
-    def watch(self, runs: Sequence[Run], observer: Callable[[Op, Matrix], None]) -> None:
-        """`observer` sees what linear layers read, and all experts together, of all runs; logits are not computed."""
+    def watch(self, runs: Sequence[Run], observer: Observer) -> None:
+        """Logits are not computed."""
         self._execute(runs, observer)
 
-    def _execute(self, runs: Sequence[Run], observer: Callable[[Op, Matrix], None] | None) -> list[Matrix]:
+    def _execute(self, runs: Sequence[Run], observer: Observer | None) -> list[Matrix]:
         tokens = [self._checked(run.token_ids) for run in runs]
         last_use = {name: i for i, op in enumerate(self._program.ops) for name in op.inputs}
         values: list[dict[str, Matrix]] = [{} for _ in runs]
@@ -106,14 +117,14 @@ class ReferenceModel:
             elif op.kind in LINEAR_KINDS:
                 read = [x for (x,) in inputs]
                 if observer is not None:
-                    observer(op, np.concatenate(read))
+                    observer.layer(op, np.concatenate(read))
                     if op.kind is OpKind.LOGITS:
                         return []
                 outputs = self._linear(op, read, runs)
             elif op.kind is OpKind.EXPERTS:
                 if observer is not None:
-                    observer(op, np.concatenate([_read_by_experts(op, *of_run) for of_run in inputs]))
-                outputs = self._experts(op, inputs, runs)
+                    observer.layer(op, np.concatenate([_read_by_experts(op, *of_run) for of_run in inputs]))
+                outputs = self._experts(op, inputs, runs, observer)
             else:
                 outputs = self._others(op, inputs, runs)
             for known, output in zip(values, outputs, strict=True):
@@ -186,7 +197,9 @@ class ReferenceModel:
                 columns = slice(part.shape.begin, part.shape.begin + part.shape.rows)
                 y[:, columns] += (x @ to_float32(part.down).T) @ to_float32(part.up).T
 
-    def _experts(self, op: Op, inputs: Sequence[Sequence[Matrix]], runs: Sequence[Run]) -> list[Matrix]:
+    def _experts(
+        self, op: Op, inputs: Sequence[Sequence[Matrix]], runs: Sequence[Run], observer: Observer | None
+    ) -> list[Matrix]:
         """An expert's matrices are read once for all runs; what experts make of a row is added in their order."""
         per_token, num_experts = int(op.number("experts_per_token")), int(op.number("num_experts"))
         activate = activation if op.number("plain") else gated_activation
@@ -197,7 +210,7 @@ class ReferenceModel:
         def of_expert(expert: int) -> list[tuple[NDArray[np.int64], Matrix]]:
             """For each run the rows that it is chosen for, and what is added to them."""
             matrices: dict[bool, list[Matrix]] = {}
-            found = []
+            found, read = [], []
             for (x, routes), run in zip(inputs, runs, strict=True):
                 rows, places = np.nonzero(routes[:, :per_token] == expert)
                 if not len(rows):
@@ -212,6 +225,10 @@ class ReferenceModel:
                 inner = activate(op, self._rounded(op.weights[0], taken, run) @ gate_up.T + biases[0][expert])
                 y = self._rounded(op.weights[1], inner, run) @ down.T + biases[1][expert]
                 found.append((rows, y * weights))
+                if observer is not None:
+                    read.append(inner * weights)
+            if observer is not None and read:
+                observer.second(op, expert, np.concatenate(read))
             return found
 
         for added in self._each(of_expert, range(num_experts)):
@@ -307,57 +324,6 @@ def scaled_and_capped(op: Op, logits: Matrix) -> Matrix:
     return soft_capped(logits * np.float32(op.number("scale")), op.number("soft_cap"))
 
 
-def _route(op: Op, logits: Matrix, *weights: Matrix) -> Matrix:
-    has_bias = bool(op.number("biased"))
-    routes = _chosen(op, logits, weights[0] if has_bias else None)
-    for of_experts in weights[has_bias:]:
-        places, found = np.split(routes, 2, axis=1)
-        routes = np.concatenate((places, found * of_experts[places.astype(np.intp)]), axis=1)
-    return routes
-
-
-def _chosen(op: Op, logits: Matrix, bias: Matrix | None) -> Matrix:
-    scores = softmax(logits)
-    if op.number("sigmoid"):
-        scores = sigmoid(logits)
-    choice = logits if bias is None else scores + bias
-    if num_groups := int(op.number("num_groups")):
-        choice = _of_best_groups(op, scores if bias is None else choice, num_groups)
-    if op.number("tolerance"):
-        return _route_by_mixer(op, logits)
-    best = np.argsort(-choice, axis=1, kind="stable")[:, : int(op.number("experts_per_token"))]
-    chosen = np.sort(best, axis=1)
-    weights = np.take_along_axis(scores, chosen, axis=1)
-    if op.attrs["renormalize"]:
-        weights /= np.maximum(weights.sum(axis=1, keepdims=True), np.float32(1e-20))
-    weights *= np.float32(op.number("factor"))
-    return np.concatenate((chosen.astype(np.float32), weights), axis=1)
-
-
-def _of_best_groups(op: Op, choice: Matrix, num_groups: int) -> Matrix:
-    """Minus infinity for experts of the other groups."""
-    groups = choice.reshape(len(choice), num_groups, -1)
-    sums = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)
-    best = np.argsort(-sums, axis=1, kind="stable")[:, : int(op.number("chosen_groups"))]
-    allowed = np.zeros(sums.shape, bool)
-    np.put_along_axis(allowed, best, True, axis=1)
-    return np.where(allowed[:, :, None], groups, np.float32(-np.inf)).reshape(choice.shape)
-
-
-def _route_by_mixer(op: Op, logits: Matrix) -> Matrix:
-    left, places, weights = logits.copy(), [], []
-    for _ in range(int(op.number("experts_per_token"))):
-        place = left.argmax(axis=1, keepdims=True)
-        peak = np.take_along_axis(left, place, axis=1)
-        far = (peak - logits) / np.maximum(np.abs(logits), peak) > np.float32(op.number("tolerance"))
-        weights.append(1 / np.exp(np.where(far, -np.inf, left) - peak).sum(axis=1, keepdims=True))
-        places.append(place)
-        np.put_along_axis(left, place, -np.inf, axis=1)
-    order = np.argsort(np.hstack(places), axis=1)
-    found = [np.take_along_axis(np.hstack(parts), order, axis=1).astype(np.float32) for parts in (places, weights)]
-    return np.hstack(found)
-
-
 def _sigmoid_gate(op: Op, x: Matrix, gate: Matrix) -> Matrix:
     with np.errstate(over="ignore"):  # exp(-gate) of a very negative gate is infinite, and x / inf is right
         gated: Matrix = x / (1 + np.exp(-gate))
@@ -383,7 +349,7 @@ OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and pr
     OpKind.MIX: row_ops.mix,
     OpKind.SPREAD: row_ops.spread,
     OpKind.OVER_THRESHOLD: row_ops.over_threshold,
-    OpKind.ROUTE: _route,
+    OpKind.ROUTE: route,
     OpKind.SIGMOID_GATE: _sigmoid_gate,
     OpKind.CONVOLUTION: convolution,
     OpKind.DELTA_RULE: delta_rule,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from llmserve.builder.calibration.activations import Inputs, watch_inputs, watched_names
+from llmserve.builder.calibration.activations import Inputs, Watched, watch_inputs, watched_names
 from llmserve.builder.calibration.feedback import Shares, shares_of
 from llmserve.builder.digest import tensor_digest
 from llmserve.builder.equalization import Equalization, MeasuredSizes, equalize, names_read
@@ -49,18 +49,20 @@ def prepare_rounding(build: ResolvedBuild, progress: Progress, each: Each) -> Ro
         equalization = Equalization({}, {}).with_rows(heads)
         return Rounding(equalization.apply(load), equalization)
     sizes = {param.name: build.options.floats.num_bytes(param.num_elements) for param in build.params}
-    inputs: Mapping[str, Inputs] = {}
+    watched = Watched({}, {})
     if build.calibration:
         progress.phase("calibrate", sum(sizes[name] for name in watched_names(build.program)))
-        inputs = watch_inputs(build.program, build.calibration.texts, load, advance=count, each=each)
+        texts = build.calibration.texts
+        watched = watch_inputs(build.program, texts, load, advance=count, each=each, rounded=quantized)
     progress.phase("equalize", sum(sizes[name] for name in names_read(build.program, quantized)))
-    peaks = {name: found.peaks for name, found in inputs.items()}
-    measured = MeasuredSizes(peaks, build.options.weights.least_exponent) if inputs else None
+    peaks = {name: found.peaks for name, found in watched.inputs.items()}
+    measured = MeasuredSizes(peaks, build.options.weights.least_exponent) if peaks else None
     equalization = equalize(build.program, quantized, load, progress.advance, each, measured).with_rows(heads)
     equalized = equalization.apply(load)
     if not build.calibration:
         return Rounding(equalized, equalization)
-    shares = _shares({name: inputs[name] for name in inputs if name in quantized}, equalization, each)
+    inputs = {name: found for name, found in watched.inputs.items() if name in quantized}
+    shares = {**_shares(inputs, equalization, each), **watched.of_experts}
     return Rounding(equalized, equalization, shares, build.calibration.sha256)
 
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.builder.calibration.feedback import BLOCK_INPUTS, Moments
+from llmserve.builder.calibration.feedback import (
+    BLOCK_INPUTS,
+    DAMPING,
+    DAMPING_OF_FEW,
+    Moments,
+    Shares,
+    shares_of,
+)
 from llmserve.builder.pieces import Each, Weight, one_by_one
 from llmserve.builder.quantization import Matrix
 from llmserve.builder.reference import ReferenceModel, Run
@@ -18,6 +27,10 @@ from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.number_formats import ROUNDED
 
 SUMMED_TOKENS = 2048  # in float32; more are added in float64
+EXPERT_BLOCK_INPUTS = (BLOCK_INPUTS, 128, 64)  # narrower ones gain less
+MOST_EXPERT_BYTES = 2 << 30  # for what all experts share: Qwen3-30B-A3B has blocks of 128 inputs
+
+logger = logging.getLogger(__name__)
 
 Load: TypeAlias = Callable[[str], Weight]
 Vector: TypeAlias = NDArray[np.float64]
@@ -39,6 +52,14 @@ class Inputs:
         return Inputs(self.peaks / factors, self.moments * of_blocks[:, :, None] * of_blocks[:, None, :])
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """By matrix; those that read the same have the same."""
+
+    inputs: Mapping[str, Inputs]
+    of_experts: Mapping[str, Shares]  # of experts' second matrices, for each expert by itself
+
+
 def watch_inputs(
     program: Program,
     texts: Sequence[Sequence[int]],
@@ -46,28 +67,63 @@ def watch_inputs(
     *,
     advance: Callable[[str, int], None],
     each: Each = one_by_one,
-) -> Mapping[str, Inputs]:
-    """By matrix; those that read the same have the same. `advance` is told names and numbers of elements.
+    rounded: Collection[str] = (),
+) -> Watched:
+    """`advance` is told names and numbers of elements. `rounded`: matrices that feedback is for.
 
-    Of experts the first matrices, which are one tensor: each row is read by as many, so what all of them read together
-    is what the layer reads. What the second ones read has another meaning in each expert.
+    Experts' first matrices are one tensor: each row is read by as many, so what all of them read together is what the
+    layer reads. What the second ones read has another meaning in each expert.
     """
-    found: dict[str, Inputs] = {}
-    of_values: dict[str, Inputs] = {}
+    watch = _Watch(each, _of_experts(program, load, rounded))
+    ReferenceModel(program, load, each=each, advance=advance).watch([Run(ids) for ids in texts], watch)
+    return Watched(watch.inputs, watch.of_experts)
 
-    def look(op: Op, x: Matrix) -> None:
+
+class _Watch:
+    """See `Observer`."""
+
+    def __init__(self, each: Each, of_experts: Mapping[str, Shares]) -> None:
+        self.inputs: dict[str, Inputs] = {}
+        self.of_experts = of_experts  # zeros at first, as it stays for experts that no token chooses
+        self._each = each
+        self._value = ""  # whose inputs are known
+
+    def layer(self, op: Op, x: Matrix) -> None:
         is_scaled = op.kind is OpKind.EXPERTS and op.number("scales_inputs")
         value = op.output if is_scaled else op.inputs[0]
-        if value not in of_values:
-            of_values.clear()
-            of_values[value] = _inputs(x, each)
-            if not np.isfinite(of_values[value].moments).all():
-                raise Unsupported(f"{op.weights[0]}: with the calibration data, squares of its inputs overflow float32")
-        found[op.weights[0]] = of_values[value]
+        if value != self._value:
+            moments = _moments(op.weights[0], x, block_width(x.shape[1]), self._each)
+            self._known = Inputs(np.abs(x).max(axis=0).astype(np.float64), moments)
+            self._value = value
+        self.inputs[op.weights[0]] = self._known
 
-    reference = ReferenceModel(program, load, each=each, advance=advance)
-    reference.watch([Run(ids) for ids in texts], look)
-    return found
+    def second(self, op: Op, expert: int, x: Matrix) -> None:
+        name = op.weights[1]
+        if name in self.of_experts:
+            shares = self.of_experts[name][expert]
+            width = shares.shape[1]
+            damping = max(DAMPING, DAMPING_OF_FEW * width / len(x))
+            shares[:] = shares_of(_moments(name, x, width, one_by_one), damping)
+
+
+def _of_experts(program: Program, load: Load, rounded: Collection[str]) -> Mapping[str, Shares]:
+    """Places for the shares of experts' second matrices, in blocks so narrow that all of them fit; or none."""
+    experts = {op.weights[1]: int(op.number("num_experts")) for op in program.ops if op.kind is OpKind.EXPERTS}
+    inputs = {name: (count, load(name).shape[1]) for name, count in experts.items() if name in rounded}
+
+    def shape(count: int, num_inputs: int, most: int) -> tuple[int, int, int, int]:
+        width = min(most, block_width(num_inputs))
+        return count, -(-num_inputs // width), width, width
+
+    for most in EXPERT_BLOCK_INPUTS:
+        shapes = {name: shape(*each, most) for name, each in inputs.items()}
+        if sum(map(math.prod, shapes.values())) * np.dtype(np.float16).itemsize <= MOST_EXPERT_BYTES:
+            return {name: np.zeros(each, np.float16) for name, each in shapes.items()}
+    logger.warning(
+        "calibration: experts' down matrices are rounded without feedback: it would take more than %.0f GiB of memory",
+        MOST_EXPERT_BYTES / 2**30,
+    )
+    return {}
 
 
 def watched_names(program: Program) -> list[str]:
@@ -75,9 +131,7 @@ def watched_names(program: Program) -> list[str]:
     return [name for op in program.ops if op.kind is not OpKind.LOGITS for name in op.weights]
 
 
-def _inputs(x: Matrix, each: Each) -> Inputs:
-    width = block_width(x.shape[1])
-
+def _moments(name: str, x: Matrix, width: int, each: Each) -> Moments:
     def of_block(begin: int) -> NDArray[np.float32]:
         total = np.zeros((width, width))
         for first in range(0, len(x), SUMMED_TOKENS):
@@ -85,8 +139,10 @@ def _inputs(x: Matrix, each: Each) -> Inputs:
             total[: part.shape[1], : part.shape[1]] += part.T @ part
         return total.astype(np.float32)
 
-    peaks = np.abs(x).max(axis=0).astype(np.float64)
-    return Inputs(peaks, np.stack(list(each(of_block, range(0, x.shape[1], width)))))
+    moments = np.stack(list(each(of_block, range(0, x.shape[1], width))))
+    if not np.isfinite(moments).all():
+        raise Unsupported(f"{name}: with the calibration data, squares of its inputs overflow float32")
+    return moments
 
 
 def block_width(num_inputs: int) -> int:

@@ -21,23 +21,24 @@ from llmserve.models.number_formats import WeightFormat
 
 BLOCK_INPUTS = 256
 DAMPING = 0.01  # of the mean second moment, added to each input's: what the text does not tell must not matter
+DAMPING_OF_FEW = 2.0  # the same for as many tokens as inputs, and less for more: few hang together by chance
 SHARE_BITS = 20  # behind the point, of what an error is multiplied with
 ERROR_BITS = 22  # of an error, relative to the largest weight of a row
 MOST_DIGITS = 2.0**24  # of either: 32 products of two fit a float64, so that they have the same sum in any order
 
 Moments: TypeAlias = NDArray[np.float32]  # [B, C, C]
-Shares: TypeAlias = NDArray[np.float32]  # [B, C, C]
+Shares: TypeAlias = NDArray[np.floating[Any]]  # [B, C, C]; [E, B, C, C] of a matrix that is those of E experts
 
 
-def shares_of(moments: Moments) -> Shares:
+def shares_of(moments: Moments, damping: float = DAMPING) -> Shares:
     """Which part of an input's error is taken from each of the later ones of its block, from what inputs are together.
 
     Multiples of 2^-SHARE_BITS. Inputs that are never anything share nothing.
     """
     products = moments.astype(np.float64)
     sizes = np.einsum("bcc->bc", products)
-    damping = np.maximum(DAMPING * sizes.mean(axis=1, keepdims=True), np.where(sizes > 0, 0.0, 1.0))
-    damped = products + np.eye(moments.shape[1]) * damping[:, None, :]
+    added = np.maximum(damping * sizes.mean(axis=1, keepdims=True), np.where(sizes > 0, 0.0, 1.0))
+    damped = products + np.eye(moments.shape[1]) * added[:, None, :]
     # with L of the inverse = L L^T, column j of L is what later inputs are to do about j
     lower = np.linalg.cholesky(np.linalg.inv(damped))
     shares = np.triu((lower / np.einsum("bcc->bc", lower)[:, None, :]).transpose(0, 2, 1), 1)
@@ -59,14 +60,45 @@ class WithFeedback:
     def format(self) -> WeightFormat:
         return self.scheme.format
 
-    def quantize(self, rows: Matrix) -> Quantized:
+    def quantize(self, rows: Matrix, begin: int = 0) -> Quantized:
         rounding = _Rounding(self.scheme, rows, self.shares)
-        for begin in range(0, self.shares.shape[1], self.format.group):
-            rounding.round_group(begin)
+        for first in range(0, self.shares.shape[1], self.format.group):
+            rounding.round_group(first)
         return rounding.result(rows.shape[1])
 
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
         """What is kept needs no feedback."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfExperts:
+    """The same for a matrix that is those of experts, one above the other: each is rounded for what it reads."""
+
+    scheme: GridScheme
+    shares: Shares  # [E, B, C, C]
+    height: int  # of an expert's
+    pieces: int = 4
+    is_stored: bool = False
+
+    @property
+    def format(self) -> WeightFormat:
+        return self.scheme.format
+
+    def quantize(self, rows: Matrix, begin: int = 0) -> Quantized:
+        first, skipped = divmod(begin, self.height)
+        strips = enumerate(np.split(rows, range(self.height - skipped, len(rows), self.height)), first)
+        found = [WithFeedback(self.scheme, self.shares[expert]).quantize(strip) for expert, strip in strips]
+        zeros = [each.zeros for each in found if each.zeros is not None]
+        return Quantized(
+            self.format,
+            np.concatenate([each.values for each in found]),
+            np.concatenate([each.scales for each in found]),
+            np.concatenate([each.row_scale for each in found]),
+            np.concatenate(zeros) if zeros else None,
+        )
+
+    def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
         return None
 
 
@@ -79,7 +111,7 @@ class _Rounding:
         padded[:, : rows.shape[1]] = rows
         # inputs of one place in all blocks lie together: [C, B, N]
         self._left = np.ascontiguousarray(padded.reshape(self._count, self._num_blocks, width).transpose(2, 1, 0))
-        self._scheme, self._shares = scheme, shares
+        self._scheme, self._shares = scheme, shares.astype(np.float32, copy=False)
         self._row_scale = scheme.row_scale(rows)
         self._of_blocks = np.tile(self._row_scale, self._num_blocks)
         # what errors are counted in: a power of two for each row
@@ -134,8 +166,14 @@ def with_feedback(
 ) -> Mapping[str, Sequence[WeightPart]]:
     """The same formats, rounded with feedback where shares are known."""
     return {
-        name: [replace(part, scheme=WithFeedback(SCHEMES[part.scheme.format.name], shares[name])) for part in parts]
-        if name in shares
-        else parts
+        name: [replace(part, scheme=_scheme(part, shares[name])) for part in parts] if name in shares else parts
         for name, parts in quantized.items()
     }
+
+
+def _scheme(part: WeightPart, shares: Shares) -> WithFeedback | OfExperts:
+    scheme = SCHEMES[part.scheme.format.name]
+    if shares.ndim == 3:
+        return WithFeedback(scheme, shares)
+    assert part.begin == 0, "experts have one format"
+    return OfExperts(scheme, shares, part.end // len(shares))

@@ -116,7 +116,7 @@ def test_what_rounding_costs_is_known_where_something_is_rounded_and_text_can_be
 
 
 @pytest.mark.parametrize(
-    ("kind", "quantization", "share"), [("llama", "int8", 0.9), ("llama", "int4", 0.5), ("mixtral", "int4", 0.3)]
+    ("kind", "quantization", "share"), [("llama", "int8", 0.9), ("llama", "int4", 0.5), ("mixtral", "int4", 0.25)]
 )
 def test_a_network_whose_inputs_hang_together_loses_less(
     tmp_path: Path, kind: str, quantization: str, share: float
@@ -124,7 +124,7 @@ def test_a_network_whose_inputs_hang_together_loses_less(
     """As those of trained networks do: embeddings that are mixtures of a few things, and little of their own.
 
     What an embedding in eight bits costs is not calibrated, and most of what is left of int8's loss. Without feedback
-    in experts, a mixture would keep more than a third of its loss.
+    in experts, a mixture would keep more than a third of its loss; with it in their first matrices only, 0.27.
     """
     folder = make_checkpoint(tmp_path / "c", kind)
     tensors = random_tensors(KINDS[kind], dtype="float32", seed=0)

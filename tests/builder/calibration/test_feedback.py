@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmserve.builder.calibration.feedback import BLOCK_INPUTS, DAMPING, Moments, WithFeedback, shares_of, with_feedback
+from llmserve.builder.calibration.feedback import (
+    BLOCK_INPUTS,
+    DAMPING,
+    SHARE_BITS,
+    Moments,
+    WithFeedback,
+    shares_of,
+    with_feedback,
+)
 from llmserve.builder.quantization import GridScheme, Int4, Int8, Matrix, WeightPart, round_weight
 from llmserve.models.number_formats import INT4, INT8
 
@@ -108,3 +116,21 @@ def test_weights_of_which_nothing_is_known_keep_their_format() -> None:
     found = with_feedback(parts, {"a": shares_of(moments_of(correlated(64)))})
     assert found["b"] == parts["b"]
     assert [(part.scheme.format, part.begin, part.end) for part in found["a"]] == [(INT4, 0, 3), (INT8, 3, 9)]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: str(scheme.format.name))
+def test_each_expert_is_rounded_for_what_it_reads(scheme: GridScheme) -> None:
+    """Whatever rows are rounded together."""
+    rows, height = weight(90, 64), 30
+    shares = np.stack([shares_of(moments_of(correlated(64, seed=seed))) for seed in range(3)])
+    shares[1] = 0
+    half = shares.astype(np.float16)
+    np.testing.assert_array_equal(half.astype(np.float64) * 2.0**SHARE_BITS % 1, 0)  # sums stay exact
+    parts = with_feedback({"a": [WeightPart(scheme, 0, 90)]}, {"a": half})["a"]
+    assert [(part.scheme.format, part.begin, part.end) for part in parts] == [(scheme.format, 0, 90)]
+    whole = round_weight(parts, rows, slice(0, 90))
+    for expert, of_expert in enumerate(half):
+        own = slice(expert * height, (expert + 1) * height)
+        np.testing.assert_array_equal(whole[own], WithFeedback(scheme, of_expert).quantize(rows[own]).weight)
+    for begin, end in ((0, 31), (7, 8), (29, 90), (60, 61), (30, 60)):
+        np.testing.assert_array_equal(round_weight(parts, rows, slice(begin, end)), whole[begin:end])
