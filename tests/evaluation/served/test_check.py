@@ -259,7 +259,7 @@ async def test_a_small_cache_is_filled_until_somebody_gives_way(
         return []
 
     monkeypatch.setattr(checking, "counters", counted)
-    monkeypatch.setattr(checking, "at_once", asked_at_once)
+    monkeypatch.setattr(checking, "in_flight", asked_at_once)
     found = checking.Check(Asked([], [], 8), True, lambda count: None)
     await found.preempted(None, "")  # type: ignore[arg-type]
     assert len(rounds) == num_rounds
