@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES: Mapping[str, int] = {
     "llmserve/*.py": 1_430,
-    "llmserve/backends": 7_128,
+    "llmserve/backends": 7_145,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 9_151,
     "llmserve/checkpoint": 6_849,
@@ -28,7 +28,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/serving": 9_494,
     "llmserve/stages": 4_910,
     "llmserve/wire": 3_490,
-    "tools": 15_288,
+    "tools": 15_150,
 }
 LEAVES: Mapping[str, int] = {
     "llmserve/cli/chat": 1_151,

@@ -220,7 +220,9 @@ def server_settings(options: ServeOptions) -> ServerSettings:
         "speculation": None if options.speculation is None else speculation_flag(options.speculation).words(),
         "draft_engine": None if options.draft_engine is None else options.draft_engine.absolute(),
         "separate_process": "true" if options.engine_process else None,
-        "adapters": parse_adapters(options.adapter or (), {*models, *(options.served_model_name or ())}),
+        "adapters": parse_adapters(
+            options.adapter or (), {*models, *(options.served_model_name or ())}, options.adapters
+        ),
         "adapter_folder": None if options.adapters is None else options.adapters.absolute(),
         "max_adapters": options.max_adapters,
         "adapter_memory": options.adapter_memory,
@@ -357,10 +359,15 @@ def find_repositories(engine: Path | None, repositories: Sequence[str]) -> tuple
     return tuple(repositories) or (packaged_repository(pools=pools),)
 
 
-def parse_adapters(texts: Sequence[str], models: Collection[str]) -> str | None:
-    """NAME=DIR of each, as the model's parameter has them; no NAME is that of one of `models`."""
+def parse_adapters(texts: Sequence[str], models: Collection[str], folder: Path | None = None) -> str | None:
+    """NAME=DIR of each, as the model's parameter has them; no NAME, and no directory of `folder`, is called as one of
+    `models`."""
     found: dict[str, str] = {}
-    problems = []
+    problems = [
+        f"--adapters {folder}: a model has the name {name}; rename the directory"
+        for name in sorted(models)
+        if folder is not None and (folder / name).is_dir()
+    ]
     for text in texts:
         name, equals, path = text.partition("=")
         if not (name and equals and path):

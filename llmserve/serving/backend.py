@@ -8,7 +8,7 @@ server, so the core imports none of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -172,8 +172,9 @@ class Adapters(Protocol):
         """Requests under way keep it. `InvalidArgument` for a name that none has."""
         ...
 
-    def poll(self) -> None:
-        """Load and unload what has changed where they come from; blocking, called in a worker thread."""
+    def poll(self, models: Container[str]) -> None:
+        """Load and unload what has changed where they come from, but no adapter with the name of one of `models`;
+        blocking, called in a worker thread."""
         ...
 
     def facts(self) -> Mapping[str, Mapping[str, Any]]:

@@ -103,9 +103,10 @@ class ModelLifecycle:
         for name in gone:
             await self._deployment.withdraw(name, has_gone=True)
         self._explicit = self._explicit.difference(gone).union(listing.places)
+        names = {row.name for row in self.index()}
         for adapters in {model.adapters for model in self._table}:
             if adapters is not None:
-                await asyncio.to_thread(adapters.poll)
+                await asyncio.to_thread(adapters.poll, names)
 
     def index(self) -> list[ModelStatus]:
         """Every version that something is known of, and the models that nobody has asked for."""

@@ -379,6 +379,13 @@ def test_adapters_that_are_named_wrongly() -> None:
     ]
 
 
+def test_a_folder_of_adapters_has_no_models_name(tmp_path: Path) -> None:
+    for name in ("ensemble", "style"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(InvalidArgument, match=f"{tmp_path}: a model has the name ensemble; rename the directory"):
+        parse_adapters((), {"ensemble", "preprocessing"}, tmp_path)
+
+
 def test_parameters_by_model() -> None:
     assert parse_parameters(["a.b=1", "a.c=x=y.z", "m.k=v"]) == {"a": {"b": "1", "c": "x=y.z"}, "m": {"k": "v"}}
 

@@ -40,8 +40,11 @@ class AdapterFolder:
         self._loaded: set[str] = set()
         self._problem = ""  # of the folder
 
-    def poll(self) -> None:
-        """Load what is new or has changed, unload what has gone. A folder that cannot be read has not changed."""
+    def poll(self, models: Container[str] = ()) -> None:
+        """Load what is new or has changed, unload what has gone. A folder that cannot be read has not changed.
+
+        `models`: names that an adapter may not have.
+        """
         try:
             found = {entry.name: read_stamp(Path(entry.path)) for entry in os.scandir(self._path) if _counts(entry)}
         except OSError as error:
@@ -59,10 +62,12 @@ class AdapterFolder:
         for name, stamp in sorted(found.items()):
             if self._stamps.get(name) != stamp:
                 self._stamps[name] = stamp
-                self._try(name)
+                self._try(name, models)
 
-    def _try(self, name: str) -> None:
+    def _try(self, name: str, models: Container[str]) -> None:
         try:
+            if name in models:
+                raise InvalidArgument("a model has this name; rename the directory")
             if name in self._served.names and name not in self._loaded:
                 raise InvalidArgument("an adapter has this name already; rename the directory")
             self._served.load(name, self._path / name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, KeysView, Mapping, Sequence
+from collections.abc import Container, Iterator, KeysView, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,10 +116,10 @@ class ServedAdapters:
         self._folder = AdapterFolder(path, self)
         self.poll()
 
-    def poll(self) -> None:
-        """Look at the folder again, if there is one. Blocking."""
+    def poll(self, models: Container[str] = ()) -> None:
+        """Look at the folder again, if there is one. Blocking. `models`: names that an adapter may not have."""
         if self._folder is not None:
-            self._folder.poll()
+            self._folder.poll(models)
 
     @property
     def names(self) -> KeysView[str]:

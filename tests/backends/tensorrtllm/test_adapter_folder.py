@@ -120,6 +120,16 @@ def test_a_name_that_was_given_otherwise_is_not_taken(
     assert digests(served) == {"style": known[2].digest}
 
 
+def test_a_models_name_is_not_taken(
+    engine: InflightEngine, folder: Path, known: list[SealedAdapter], caplog: pytest.LogCaptureFixture
+) -> None:
+    served = served_by(engine, folder)
+    shutil.copytree(known[1].path, folder / "ensemble")
+    served.poll({"ensemble", "preprocessing"})
+    assert digests(served) == {"style": known[0].digest}
+    assert "adapter 'ensemble' is not loaded, until its files change: a model has this name" in caplog.text
+
+
 def test_what_can_never_work_keeps_the_model_from_loading(engine: InflightEngine, folder: Path) -> None:
     with pytest.raises(NotFound, match="no folder of adapters"):
         load_model(fake_engine(), adapter_folder=str(folder / "none"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class FakeAdapters:
     def unload(self, name: str) -> None:
         self.calls.append(f"unload {name}")
 
-    def poll(self) -> None: ...
+    def poll(self, models: Container[str]) -> None: ...
 
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
         return {"style": {"digest": "0" * 64}}
