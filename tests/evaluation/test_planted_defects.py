@@ -155,8 +155,8 @@ def test_a_window_that_the_network_does_not_have_fails(folder: Path) -> None:
 def test_scales_that_are_off_by_one_group_fail(folder: Path) -> None:
     sound = Int4.quantize
 
-    def shifted(self: Int4, rows: Any) -> Quantized:
-        found = sound(self, rows)
+    def shifted(self: Int4, rows: Any, begin: int = 0) -> Quantized:
+        found = sound(self, rows, begin)
         found.scales[:] = np.roll(found.scales, 1, axis=1)
         return found
 
