@@ -19,7 +19,7 @@ from llmserve.engine.cuda.runner import CudaRunner
 from llmserve.engine.directory.artifact import ENGINE_FILE
 from tests.engine.cpu.networks import Network, odd_network
 from tests.engine.cuda.fake_device import FakeCompiler, FakeDevice
-from tests.engine.cuda.hybrids import CONFIGS, hybrid
+from tests.engine.cuda.hybrids import CONFIGS, UNUSUAL, hybrid
 
 SMALL_TILES = Tiles(
     tuple(by_rows((64, (ProductTile(16, 32, 4, 3),)), (MANY, (ProductTile(32, 64, 4, 3),)))),
@@ -56,12 +56,12 @@ def open_runner(path: Path, *, num_blocks: int = 64) -> CudaRunner:
 
 
 def peculiar_kernels(dtype: str) -> Sequence[Kernel]:
-    """Of networks with everything that few have, in tiles as large as any; of those with states what only they have."""
+    """Of networks with everything that few have, in tiles as large as any; of some others what only they have."""
     found: dict[Kernel, None] = {}
     for network, cache_dtype in product((odd_network(alibi=True), odd_network(peculiar=True)), (dtype, "int8")):
         found.update(dict.fromkeys(_kernels_of(network, dtype, cache_dtype)))
     usual = {kernel.function for kernel in found}
-    for kernel in (kernel for name in CONFIGS for kernel in _kernels_of(hybrid(name), dtype, dtype)):
+    for kernel in (kernel for name in (*CONFIGS, *UNUSUAL) for kernel in _kernels_of(hybrid(name), dtype, dtype)):
         if kernel.function not in usual:
             found[kernel] = None
     return list(found)

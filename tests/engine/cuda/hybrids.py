@@ -1,4 +1,4 @@
-"""Small networks with states, of the architectures themselves, with random numbers."""
+"""Small networks with states, and others of unusual layers, of the architectures themselves, with random numbers."""
 
 from __future__ import annotations
 
@@ -49,10 +49,14 @@ CONFIGS: Mapping[str, HfConfig] = {
     # MLPs of squares
     "nemotron-h": KINDS["nemotron-h"] | SMALL | {"hybrid_override_pattern": "M*-", "num_hidden_layers": 3},
 }
+UNUSUAL: Mapping[str, HfConfig] = {
+    # layers read sums themselves, and norm what they make
+    "olmo2": KINDS["olmo2"] | SMALL | {"num_hidden_layers": 1},
+}
 
 
 def hybrid(name: str) -> Network:
-    config = CONFIGS[name]
+    config = {**CONFIGS, **UNUSUAL}[name]
     architecture = architecture_for(config)
     spec = architecture.from_hf(config)
     rng = np.random.default_rng(5)

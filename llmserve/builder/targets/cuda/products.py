@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
+from llmserve.builder.quantization import LINEAR_KINDS
 from llmserve.builder.targets.buffers import NOWHERE, Place
 from llmserve.builder.targets.cuda.integers import integer_tensors, num_groups, stored_rows
 from llmserve.builder.targets.cuda.recorder import COLUMNS_OF_WARP, ONE, ROWS, Argument, Constants, power_of_two
 from llmserve.builder.targets.cuda.rounded import GROUP, ROUNDED, RoundedValues, Rounding
 from llmserve.builder.targets.cuda.tiles import ProductTile, RowRange
 from llmserve.builder.targets.cuda.values import INTEGERS
-from llmserve.engine.cuda.layout import TYPES, Address, Extent, Room
+from llmserve.engine.cuda.layout import ITEM_BYTES, TYPES, Address, Extent, Room
 from llmserve.models.graph import Op, OpKind
 from llmserve.models.number_formats import FLOAT32, UNROUNDED
 
@@ -82,7 +85,7 @@ class ProductLowering(RoundedValues):
                 self._launch_product("linear.gated_linear", arguments, constants, factors, rows.fitting(segments))
                 if rounding:
                     self._launch_rounding(gate.output, rounding, rows.rows)
-        self._read_rounded(op)
+        self._read_factors(op)
         self._buffers.read((*op.inputs, *gate.inputs))
 
     def _product(
@@ -102,7 +105,7 @@ class ProductLowering(RoundedValues):
                 "y": y.behind(factors.begin),
             }
             self._product_of(factors, behind, epilogue)
-        self._read_rounded(op)
+        self._read_factors(op)
 
     def _product_of(self, factors: Factors, behind: Mapping[str, Argument], epilogue: Constants) -> None:
         width = factors.end - factors.begin
@@ -173,6 +176,7 @@ class ProductLowering(RoundedValues):
         name, x = op.weights[0], op.inputs[0]
         num_inputs = self._inputs_of(op)
         if not self._is_quantized(op):
+            x = self._narrow(x)
             value = self._value(x)
             arguments = {"x": value, "x_scales": value, "w": self._matrix(name), "w_scales": value, "row_scales": value}
             constants = _factor_constants(UNROUNDED, self._buffers[x].stride, 0, num_inputs)
@@ -193,6 +197,23 @@ class ProductLowering(RoundedValues):
             ))  # fmt: skip
         return found
 
+    def _narrow(self, x: str) -> str:
+        """A value in the engine's dtype, in which floats are multiplied: made when the first product wants it."""
+        if x not in self._wide or self._dtype == FLOAT32.name:
+            return x
+        name = _narrowed(x)
+        if name not in self._uses:
+            readers = [op for op in self._program.ops if op.kind in LINEAR_KINDS and op.inputs[0] == x]
+            self._uses[name] = sum(not self._is_quantized(op) for op in readers)
+            self._buffers.new(name, self._buffers[x].width, ITEM_BYTES[self._dtype])
+            self._scale_by(x, name, self._record.constant("ones", np.ones(1, np.float32)), 1)
+        return name
+
+    def _read_factors(self, op: Op) -> None:
+        self._read_rounded(op)
+        if not self._is_quantized(op) and (name := _narrowed(op.inputs[0])) in self._uses:
+            self._buffers.read((name,))
+
     def _norm_and_round(self, op: Op) -> None:
         """Of a norm that only products of integers read: nothing else of it is ever stored."""
         source, tile = self._buffers[op.inputs[0]], power_of_two(num_groups(op.width))
@@ -206,6 +227,10 @@ class ProductLowering(RoundedValues):
 
     def _inputs_of(self, op: Op) -> int:
         return self._params[op.weights[0]].shape[1]
+
+
+def _narrowed(x: str) -> str:
+    return f"{x}.narrow"
 
 
 def _factor_constants(format_: str, x_stride: int, scales_stride: int, num_inputs: int) -> Constants:

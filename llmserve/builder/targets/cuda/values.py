@@ -104,6 +104,15 @@ class Values(OpLowering):
         assert self._offsets.setdefault(name, offset) == offset
         return self._vector(name)
 
+    def _scale_by(self, x: str, y: str, weight: Argument, num_weights: int) -> None:
+        """A value, into the place of another."""
+        source, target = self._buffers[x], self._buffers[y]
+        sizes = {
+            "WIDTH": source.width, "NUM_WEIGHTS": num_weights, "X_STRIDE": source.stride, "Y_STRIDE": target.stride
+        }  # fmt: skip
+        arguments = {"x": self._value(x), "weight": weight, "y": self._value(y)}
+        self._record.by_columns("rowwise.scale", arguments, sizes, source.width)
+
     def _store(self, name: str) -> str:
         tensor = self._names[name]
         self._stored.setdefault(tensor, [Rows(tensor, 0, self._params[name].shape[0])])

@@ -149,6 +149,22 @@ def multiply(
 
 
 @triton.jit
+def scale(
+    x, weight, y,
+    WIDTH: tl.constexpr, NUM_WEIGHTS: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """y = weight * x; a row has a weight for each column, or one for all."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    is_column = columns < WIDTH
+    values = tl.load(x + row * X_STRIDE + columns, mask=is_column, other=0.0).to(tl.float32)
+    places = columns if NUM_WEIGHTS > 1 else columns * 0
+    weights = tl.load(weight + places, mask=is_column, other=0.0)
+    tl.store(y + row * Y_STRIDE + columns, (values * weights).to(y.dtype.element_ty), mask=is_column)
+
+
+@triton.jit
 def sigmoid_gate(
     x, gate, y,
     WIDTH: tl.constexpr, GATE_WIDTH: tl.constexpr, SILU: tl.constexpr, X_STRIDE: tl.constexpr,
