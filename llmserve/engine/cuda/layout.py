@@ -39,7 +39,7 @@ PIECE_BYTES = 16  # of an output, one behind the other
 SCALE_BYTES = 4
 ALIGNED_BYTES = 16  # what a thread loads at once
 TILE_ROWS = 128  # products write whole tiles of rows, so buffers have that many more or fewer
-LATER_FIELDS = ("state_bytes",)  # of the header, where they say something
+LATER_FIELDS = ("state_bytes", "layer_heads")  # of the header, where they say something
 MOST_GRID = ((1 << 31) - 1, 65535, 65535)  # programs, of any GPU
 
 
@@ -170,6 +170,18 @@ class CacheHead(NamedTuple):
         return _aligned(SCALE_BYTES * of_position * self.block_size) if self.format.is_rounded else 0
 
 
+class LayerHeads(NamedTuple):
+    """Of keys and values."""
+
+    number: int
+    head_dim: int
+
+    def plane_bytes(self, cache_dtype: str, block_size: int) -> tuple[int, int]:
+        """Of a block's keys, and of its values."""
+        head = CacheHead(cache_dtype, block_size, self.head_dim)
+        return self.number * head.key_bytes, self.number * head.value_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class EngineHeader:
     """What an engine file says about itself."""
@@ -197,23 +209,17 @@ class EngineHeader:
     tensors_begin: int
     data_begin: int = 0  # in the file; not in the JSON
     state_bytes: int = 0  # of a sequence, however long; 0: its keys and values are all
+    layer_heads: tuple[LayerHeads, ...] = ()  # where layers differ; those above are the largest
 
     @property
     def kv_bytes_per_block(self) -> int:
-        return self.num_layers * (self.key_bytes_per_block + self.value_bytes_per_block)
+        return sum(keys + values for keys, values in self.plane_bytes)
 
     @property
-    def key_bytes_per_block(self) -> int:
-        """Of one layer."""
-        return self.num_kv_heads * self.cache_head.key_bytes
-
-    @property
-    def value_bytes_per_block(self) -> int:
-        return self.num_kv_heads * self.cache_head.value_bytes
-
-    @property
-    def cache_head(self) -> CacheHead:
-        return CacheHead(self.cache_dtype, self.block_size, self.head_dim)
+    def plane_bytes(self) -> tuple[tuple[int, int], ...]:
+        """Of a block's keys, and values, in each layer."""
+        layers = self.layer_heads or (LayerHeads(self.num_kv_heads, self.head_dim),) * self.num_layers
+        return tuple(layer.plane_bytes(self.cache_dtype, self.block_size) for layer in layers)
 
     @property
     def max_blocks(self) -> int:
@@ -292,6 +298,7 @@ def _decoded(path: Path, text: bytes) -> EngineHeader:
         fields["tactics"] = {int(kernel): tuple(map(_tactic, found)) for kernel, found in fields["tactics"].items()}
         fields["tensors"] = tuple(PlacedTensor(*tensor) for tensor in fields["tensors"])
         fields["binaries"] = {gpu: tuple(Binary(*each) for each in found) for gpu, found in fields["binaries"].items()}
+        fields["layer_heads"] = tuple(LayerHeads(*each) for each in fields.get("layer_heads", ()))
         return EngineHeader(**fields)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise EngineFileError(f"{path} has a header that cannot be read; build the engine again: {error}") from error

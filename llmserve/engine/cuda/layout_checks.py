@@ -7,7 +7,8 @@ is its own affair: engine files hold code, and come from where code may come fro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from llmserve.engine.cuda.choices import choice_offsets
@@ -62,6 +63,11 @@ def _sizes(header: EngineHeader) -> Iterator[str]:
     for name, value in counts.items():
         if not _is_whole(value, 1, MOST_LAYERS if name == "num_layers" else MOST_COUNT):
             yield f"{name} is {_shown(value)}"
+    if header.layer_heads and len(header.layer_heads) != header.num_layers:
+        yield f"layer_heads has {len(header.layer_heads)} layers"
+    for layer, heads in enumerate(header.layer_heads):
+        if not all(_is_whole(count, 1, MOST_COUNT) for count in heads):
+            yield f"the heads of layer {layer} are {_shown(tuple(heads))}"
     sizes = {name: getattr(header, name) for name in ("scratch_bytes", "data_bytes", "tensors_begin", "state_bytes")}
     sizes |= {f"buffer {place}": num_bytes for place, num_bytes in enumerate(header.buffers)}
     for name, value in sizes.items():
@@ -216,8 +222,7 @@ class _Rooms:
     def __init__(self, header: EngineHeader) -> None:
         inputs = Inputs(header)
         choices, choice_bytes = choice_offsets(header)
-        keys, values = header.key_bytes_per_block, header.value_bytes_per_block  # with a pool of one block
-        layers = range(header.num_layers)
+        keys, values = (_planes(planes) for planes in zip(*header.plane_bytes, strict=True))  # of one block
         self._rooms: dict[Room, dict[str, tuple[int, int]]] = {  # by name: begin in the room, bytes
             Room.TENSOR: {
                 tensor.name: (tensor.offset - header.tensors_begin, tensor.num_bytes) for tensor in header.tensors
@@ -225,8 +230,8 @@ class _Rooms:
             Room.BUFFER: {str(place): (0, num_bytes) for place, num_bytes in enumerate(header.buffers)},  # of a row
             Room.INPUT: {name: (begin, inputs.num_bytes - begin) for name, begin in inputs.offsets.items()},
             Room.CHOICE: {name: (begin, choice_bytes - begin) for name, begin in choices.items()},
-            Room.KEYS: {str(layer): (layer * keys, keys) for layer in layers},
-            Room.VALUES: {str(layer): (layer * values, values) for layer in layers},
+            Room.KEYS: keys,
+            Room.VALUES: values,
             Room.STATES: {"": (0, header.state_bytes)},  # of a slot
             Room.SCRATCH: {"": (0, header.scratch_bytes)},
             Room.LOGITS: {"": (0, 4 * header.vocab_size)},  # of a row
@@ -240,6 +245,12 @@ class _Rooms:
             return None
         begin, num_bytes = self._rooms[Room(address.room)].get(address.name, (0, 0))
         return begin + address.offset if _is_whole(address.offset, 0, num_bytes - 1) else None
+
+
+def _planes(num_bytes: Sequence[int]) -> dict[str, tuple[int, int]]:
+    """Where the keys, or values, of each layer are, one behind the other."""
+    begins = accumulate(num_bytes, initial=0)
+    return {str(layer): place for layer, place in enumerate(zip(begins, num_bytes, strict=False))}
 
 
 def _is_whole(value: object, least: int, most: int) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -167,11 +168,13 @@ class CudaRunner:
 
     def _allocate(self) -> None:
         header, device = self.header, self.device
-        planes = {Room.KEYS: header.key_bytes_per_block, Room.VALUES: header.value_bytes_per_block}
-        self._plane_bytes = {room: num_bytes * self._num_blocks for room, num_bytes in planes.items()}
+        self._planes: dict[Room, list[int]] = {  # where each layer's begins, and behind the last one
+            room: [begin * self._num_blocks for begin in accumulate(num_bytes, initial=0)]
+            for room, num_bytes in zip((Room.KEYS, Room.VALUES), zip(*header.plane_bytes, strict=True), strict=True)
+        }
         wanted = {
             Room.TENSOR: header.weight_bytes,
-            **{room: num_bytes * header.num_layers for room, num_bytes in self._plane_bytes.items()},
+            **{room: begins[-1] for room, begins in self._planes.items()},
             Room.INPUT: self._inputs.num_bytes,
             Room.SCRATCH: header.scratch_bytes,
             Room.LOGITS: _logits_bytes(header),
@@ -243,8 +246,8 @@ class CudaRunner:
             Room.TENSOR: lambda: self._tensors[argument.name],
             Room.INPUT: lambda: self._inputs.offsets[argument.name],
             Room.CHOICE: lambda: self._choice_offsets[argument.name],
-            Room.KEYS: lambda: int(argument.name) * self._plane_bytes[Room.KEYS],
-            Room.VALUES: lambda: int(argument.name) * self._plane_bytes[Room.VALUES],
+            Room.KEYS: lambda: self._planes[room][int(argument.name)],
+            Room.VALUES: lambda: self._planes[room][int(argument.name)],
         }.get(room, lambda: 0)()
         return self._places[room] + begin + argument.offset
 

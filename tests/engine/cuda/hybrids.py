@@ -52,6 +52,18 @@ CONFIGS: Mapping[str, HfConfig] = {
 UNUSUAL: Mapping[str, HfConfig] = {
     # layers read sums themselves, and norm what they make
     "olmo2": KINDS["olmo2"] | SMALL | {"num_hidden_layers": 1},
+    # heads of two sizes and two groups, keys that are values, a layer that reads another's cache, inputs of layers
+    "gemma4": KINDS["gemma4"]
+    | SMALL
+    | {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "num_kv_shared_layers": 1,
+        "sliding_window": 5,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "vocab_size_per_layer_input": 83,
+    },
 }
 
 
@@ -67,7 +79,8 @@ def hybrid(name: str) -> Network:
 
 
 def _numbers(param: Param, rng: np.random.Generator) -> NDArray[np.float32]:
-    """Norms around one, convolutions and biases small, matrices of a size that leaves rows as large as they are."""
+    """Norms and scales around one, convolutions and biases small, matrices of a size that leaves rows as
+    large as they are."""
     spread = 0.3 if len(param.shape) == 1 else 1.0 / np.sqrt(param.shape[-1])
-    near = 1.0 if "norm" in param.name else 0.0
+    near = 1.0 if "norm" in param.name or "scale" in param.name else 0.0
     return (near + spread * rng.standard_normal(param.shape)).astype(np.float32)

@@ -61,6 +61,8 @@ def test_the_file_that_is_changed_below_is_sound(tmp_path: Path) -> None:
         (changed("max_num_tokens", to=True), "max_num_tokens is True"),
         (changed("scratch_bytes", to=-1), "scratch_bytes is -1"),
         (changed("state_bytes", to=24), "state_bytes is 24, and slots are aligned to 16"),
+        (changed("layer_heads", to=[[1, 4], [1, 4]]), "layer_heads has 2 layers"),
+        (changed("layer_heads", to=[[1, 0]]), "the heads of layer 0 are (1, 0)"),
         (changed("buffers", 1, to=1.5), "buffer 1 is 1.5"),
         (changed("head_rows", to=97), "head_rows is 97, more than max_num_tokens"),
         (changed("tensors_begin", to=1 << 40), "tensors begin at 1099511627776, behind the data"),

@@ -10,15 +10,16 @@ import numpy as np
 from llmserve.builder.targets.buffers import Place
 from llmserve.builder.targets.cuda.recorder import ANY_ROWS, ONE, ROWS, Argument, Constants, power_of_two
 from llmserve.builder.targets.cuda.rounded import GROUP, RoundedValues
-from llmserve.builder.targets.cuda.tiles import MANY
+from llmserve.builder.targets.cuda.tiles import MANY, Tiles
 from llmserve.builder.targets.cuda.values import Turning
-from llmserve.engine.cuda.layout import ITEM_BYTES, TYPES, Address, CacheHead, Extent, Room
-from llmserve.models.graph import Op, OpKind
+from llmserve.engine.cuda.layout import ITEM_BYTES, TYPES, Address, CacheHead, Extent, LayerHeads, Room
+from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.number_formats import NumberFormat
 
 LEAST_TILE = 16  # of a product of tiles
 WIDE_HEAD = 128  # above, a cache of integers is met in tiles of MOST_WIDE_KEYS: sums of more find no tensor memory
 MOST_WIDE_KEYS = 32
+WIDEST_HEAD = 256  # above, shared memory has room for half as many queries and keys
 NO_STRIDES = {"KEY_STRIDE": 0, "VALUE_STRIDE": 0}
 NUM_WARPS = 8  # of a run of positions
 HALF_WARPS_ON = ("sm_90",)
@@ -56,7 +57,12 @@ class AttentionLowering(RoundedValues):
             for op in self._program.ops
             if op.kind is OpKind.ATTENTION
         ]
-        return max(1, self._tiles.queries // max(groups, default=1))
+        return max(1, self._tile_queries // max(groups, default=1))
+
+    @property
+    def _tile_queries(self) -> int:
+        """The same in all layers, too."""
+        return tile_queries(self._program, self._tiles)
 
     def _rope(self, op: Op) -> None:
         inv_freq, scale = op.attrs["inv_freq"], op.number("scale")
@@ -77,11 +83,15 @@ class AttentionLowering(RoundedValues):
     def _attention(self, op: Op) -> None:
         cache = self._cache_of(op)
         q, k, _ = op.inputs
+        layer = int(op.number("layer"))
+        is_written = layer in self._written
+        self._written.add(layer)
         if not cache.format.is_rounded and q in self._turned:
             assert self._turned[q] == self._turned.get(k), "queries and keys are turned alike"
-            queries = self._turn_and_write(op, cache)
+            queries = self._turn_and_write(op, cache, is_written=is_written)
         else:
-            self._write_cache(op, cache)
+            if not is_written:
+                self._write_cache(op, cache)
             queries = self._rounded_queries(op, cache.format) if cache.format.is_rounded else self._queries_of(q)
         y = self._new(op)  # never where the queries are, which other programs still read
         if queries.made:
@@ -100,7 +110,7 @@ class AttentionLowering(RoundedValues):
             "GROUP": int(op.number("num_heads")) // int(op.number("num_kv_heads")),
             "MAX_BLOCKS": -(-self._max_seq_len // self._block_size), "SCALE": op.number("scale"),
             "SOFT_CAP": op.number("soft_cap"), "WINDOW": int(op.number("window")), "HAS_ALIBI": bool(slopes),
-            "SEGMENT": self._tiles.segment, "TILE_QUERIES": self._tiles.queries,
+            "SEGMENT": self._tiles.segment, "TILE_QUERIES": self._tile_queries,
             "TILE_KEYS": self._tile_keys(op, cache), "TILE_DIM": _tile_dim(op, LEAST_TILE),
         }  # fmt: skip
         self._attend(op, arguments, constants, y)
@@ -194,8 +204,9 @@ class AttentionLowering(RoundedValues):
         arguments = {"q": self._value(value), "q_scales": self._input("positions")}
         return Queries(arguments, {"Q_STRIDE": self._buffers[value].stride, "SCALES_STRIDE": 0}, made)
 
-    def _turn_and_write(self, op: Op, cache: Cache) -> Queries:
-        """Queries, keys and values in one launch."""
+    def _turn_and_write(self, op: Op, cache: Cache, *, is_written: bool) -> Queries:
+        """Queries, keys and values in one launch, whose programs for keys and values come last: without them, where
+        another op has written the cache."""
         turning, name = self._turned[op.inputs[0]], f"{op.output}.queries"
         self._uses[name] += 1
         place = self._buffers.new(name, self._buffers[op.inputs[0]].width, ITEM_BYTES[self._dtype])
@@ -211,7 +222,7 @@ class AttentionLowering(RoundedValues):
              **cache.arguments},
             {**cache.constants, **strides, "ROTARY_DIM": turning.rotary_dim, "NUM_HEADS": num_heads,
              "Y_STRIDE": place.stride, "TILE_HEADS": tile, "TILE_DIM": tile_dim},
-            (ROWS, Extent(fixed=-(-num_heads // tile) - (-num_kv_heads // tile)), ONE),
+            (ROWS, Extent(fixed=-(-num_heads // tile) - (0 if is_written else -num_kv_heads // tile)), ONE),
         )  # fmt: skip
         return self._queries_of(name, name)
 
@@ -244,8 +255,10 @@ class AttentionLowering(RoundedValues):
         )  # fmt: skip
 
     def _tile_keys(self, op: Op, cache: Cache) -> int:
-        is_wide = cache.format.is_rounded and op.number("head_dim") > WIDE_HEAD
-        return min(self._tiles.keys, MOST_WIDE_KEYS) if is_wide else self._tiles.keys
+        head_dim, most = op.number("head_dim"), self._tiles.keys
+        if cache.format.is_rounded:
+            return min(most, MOST_WIDE_KEYS) if head_dim > WIDE_HEAD else most
+        return _halved(most) if head_dim > WIDEST_HEAD else most
 
     def _heads(self, count: int, tile_dim: int) -> dict[str, int]:
         return {"TILE_HEADS": self._tiles.heads(count, tile_dim), "TILE_DIM": tile_dim}
@@ -255,6 +268,26 @@ class AttentionLowering(RoundedValues):
 
     def _no_turning(self, anything: Argument) -> Turning:
         return Turning(anything, anything, 0)
+
+
+def tile_queries(program: Program, tiles: Tiles) -> int:
+    """Rows of a tile of attention."""
+    head_dims = (op.number("head_dim") for op in program.ops if op.kind is OpKind.ATTENTION)
+    return _halved(tiles.queries) if max(head_dims, default=0) > WIDEST_HEAD else tiles.queries
+
+
+def layer_heads(program: Program) -> tuple[LayerHeads, ...]:
+    """Of each layer of the cache."""
+    found = {
+        int(op.number("layer")): LayerHeads(int(op.number("num_kv_heads")), int(op.number("head_dim")))
+        for op in program.ops
+        if op.kind is OpKind.ATTENTION
+    }
+    return tuple(found[layer] for layer in range(program.cache.num_layers))
+
+
+def _halved(rows: int) -> int:
+    return max(rows // 2, LEAST_TILE)
 
 
 def _tile_dim(op: Op, least: int) -> int:

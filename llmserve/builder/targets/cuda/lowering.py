@@ -7,6 +7,7 @@ product's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -103,6 +104,15 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, ChoiceLowering
         constants = {"WIDTH": op.width, "A_STRIDE": a.stride, "B_STRIDE": b.stride, "Y_STRIDE": y.stride}
         self._record.by_columns("rowwise.multiply", arguments, constants, op.width)
 
+    def _scale(self, op: Op) -> None:
+        (x,), (weight,) = op.inputs, op.weights
+        factors, num_weights = self._vector(weight), math.prod(self._params[weight].shape)
+        if x in self._wide:
+            self._sum_place(op, x)
+        else:
+            self._new(op)
+        self._scale_by(x, op.output, factors, num_weights)
+
     def _sigmoid_gate(self, op: Op) -> None:
         (x, gate), y = (self._buffers[name] for name in op.inputs), self._new(op)
         arguments = dict(zip(("x", "gate", "y"), map(self._value, (*op.inputs, op.output)), strict=True))
@@ -160,6 +170,7 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, ChoiceLowering
         OpKind.ACTIVATION: Rule(_activation, ("activation",)),
         OpKind.ADD: Rule(_add),
         OpKind.MULTIPLY: Rule(_multiply),
+        OpKind.SCALE: Rule(_scale),
         OpKind.CONVOLUTION: Rule(StateLowering._convolution, ("taps", "silu", "biased")),
         OpKind.DELTA_RULE: Rule(StateLowering._delta_rule, ("num_heads", "num_key_heads", "key_dim")),
         OpKind.SELECTIVE_SCAN: Rule(StateLowering._selective_scan, ("num_heads", "num_groups", "state_size")),

@@ -16,6 +16,7 @@ from typing import Any
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import WeightPart, quantized_params
 from llmserve.builder.targets.base import COMPUTES, CompileJob, Network, Target, quantization_problems, unknown_ops
+from llmserve.builder.targets.cuda.attention import layer_heads, tile_queries
 from llmserve.builder.targets.cuda.compiler import Compiled, Compiler, TritonCompiler
 from llmserve.builder.targets.cuda.integers import MULTIPLIED, Panels
 from llmserve.builder.targets.cuda.kernel_file import StoredKernels, write_kernels
@@ -27,7 +28,6 @@ from llmserve.builder.targets.tensor_writer import TensorWriter, write_at
 from llmserve.engine.cuda.layout import (
     FORMAT_VERSION,
     Binary,
-    CacheHead,
     EngineHeader,
     Kernel,
     placed_tensors,
@@ -84,9 +84,9 @@ class CudaTarget:
         return options.cache()
 
     def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
-        cache, block_size = program.cache, options.tokens_per_block
-        head = CacheHead(options.cache().name, block_size, cache.head_dim)
-        return -(-cache.num_layers * cache.num_kv_heads * (head.key_bytes + head.value_bytes) // block_size)
+        block_size = options.tokens_per_block
+        planes = (heads.plane_bytes(options.cache().name, block_size) for heads in layer_heads(program))
+        return -(-sum(map(sum, planes)) // block_size)
 
     def kv_bytes_of(self, program: Program, options: BuildOptions, num_tokens: int) -> int:
         return options.in_whole_blocks(num_tokens) * self.kv_bytes_per_token(program, options)
@@ -160,7 +160,7 @@ class CudaTarget:
             return [str(error)]
 
     def _group_problems(self, program: Program, options: BuildOptions) -> list[str]:
-        most = self._tiles_for(options).queries
+        most = tile_queries(program, self._tiles_for(options))
         groups = {
             int(op.number("num_heads")) // int(op.number("num_kv_heads"))
             for op in program.ops
@@ -190,6 +190,7 @@ class CudaTarget:
 
     def _header(self, job: CompileJob, lowered: Lowered, binaries: Mapping[str, tuple[Binary, ...]]) -> EngineHeader:
         options, cache, record = job.options, job.program.cache, lowered.record
+        heads = layer_heads(job.program)
         return EngineHeader(
             dtype=options.dtype,
             cache_dtype=options.cache().name,
@@ -205,6 +206,7 @@ class CudaTarget:
             head_rows=min(MOST_HEAD_ROWS, options.max_num_tokens),
             scratch_bytes=record.scratch_bytes,
             state_bytes=lowered.state_bytes,
+            layer_heads=heads if len({*heads}) > 1 else (),
             buffers=lowered.buffers,
             kernels=record.kernels,
             launches=tuple(record.launches),

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from llmserve.builder.quantization import LINEAR_KINDS, WeightPart, stored_names
 from llmserve.builder.targets.buffers import Place
 from llmserve.builder.targets.cuda.recorder import STRIDE_BYTES, Argument, Recorder
@@ -61,6 +63,7 @@ class Values(OpLowering):
         self._stored: dict[str, Sequence[Rows]] = {}  # of parameters that have tensors of their own
         self._offsets: dict[str, float] = {}
         self._done_rounding: set[str] = set()  # values whose integers have been made
+        self._written: set[int] = set()  # layers of the cache
         self._turned: dict[str, Turning] = {}  # values whose rope is still to be done
         self._turnings: dict[tuple[object, float], Turning] = {}  # by frequencies and scale
 
@@ -99,7 +102,10 @@ class Values(OpLowering):
         return self._record.tensor(self._store(name), "float32", 1, math.prod(self._params[name].shape))
 
     def _norm_weight(self, op: Op) -> Argument:
-        """A norm multiplies with offset + weight; the sum is taken in float32 when the engine is written."""
+        """A norm multiplies with offset + weight; the sum is taken in float32 when the engine is written. One without
+        weights has ones."""
+        if not op.weights:
+            return self._record.constant("ones", np.ones(op.width // int(op.number("groups")), np.float32))
         name, offset = op.weights[0], op.number("offset")
         assert self._offsets.setdefault(name, offset) == offset
         return self._vector(name)
