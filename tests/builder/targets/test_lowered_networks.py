@@ -28,7 +28,6 @@ QUANTIZATIONS = ("", "int8", "int4")
 REFUSED_BY_CUDA = {
     *MIXTURES,
     "cohere2",
-    "gemma3n",
     "hunyuan",
     "ministral3",
     "nemotron",
@@ -50,7 +49,7 @@ DIGESTS = {  # kind: program, cpu, cuda
     "gemma": ("8928afcdf711d89f", "c7d81c8e727f77ff", "f8ba73f832ad0133"),
     "gemma2": ("27517b457ddfeea7", "5ff0ca361d2bb644", "dbe466c933653029"),
     "gemma3": ("e4612489690b231e", "a822473fcffe6e09", "da9d3e7ac214794b"),
-    "gemma3n": ("7f13a7033881558e", "383dceff52eab9e5", "4f53cda18c2baa0c"),
+    "gemma3n": ("7f13a7033881558e", "383dceff52eab9e5", "5f5699e27325022b"),
     "gemma4": ("a18e709e4ff3571e", "9bdc0ffbb8b0cfc0", "a739ee9f8e4c94b3"),
     "gemma4-moe": ("e458c6dd5cc55cca", "b009389c44d35e9d", "4f53cda18c2baa0c"),
     "glm": ("2a495f40b4f5fed4", "28b4c1c382aa573e", "2f65e25fa02e4791"),

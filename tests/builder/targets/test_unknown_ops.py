@@ -71,7 +71,6 @@ def test_queries_that_grow_are_refused_by_name(name: str) -> None:
         ("qwen3.5-moe", ("op experts",), ("op convolution", "op delta_rule", "op sigmoid_gate")),
         ("granite4-h-moe", ("op experts",), ("op selective_scan",)),
         ("nemotron-h-moe", ("op experts",), ("op activation", "own_weights of rms_norm: True")),
-        ("gemma3n", ("op mix", "op spread", "op over_threshold", "rows of embed: 300"), ()),
         ("gemma4-moe", ("op route", "op experts"), ("op scale",)),
         ("phimoe", ("biased of logits: True", "op layer_norm", "op route"), ()),
         ("starcoder2", ("op layer_norm",), ("op activation",)),

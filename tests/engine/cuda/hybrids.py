@@ -64,6 +64,16 @@ UNUSUAL: Mapping[str, HfConfig] = {
         "num_global_key_value_heads": 1,
         "vocab_size_per_layer_input": 83,
     },
+    # several streams, gates that few pass, inputs of layers for some tokens only
+    "gemma3n": KINDS["gemma3n"]
+    | SMALL
+    | {
+        "intermediate_size": [40, 36],
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 0,
+        "activation_sparsity_pattern": [0.8, 0.0],
+        "vocab_size_per_layer_input": 50,
+    },
 }
 
 

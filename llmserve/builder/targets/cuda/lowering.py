@@ -19,6 +19,7 @@ from llmserve.builder.targets.cuda.choosing import ChoiceLowering
 from llmserve.builder.targets.cuda.products import ProductLowering
 from llmserve.builder.targets.cuda.recorder import ONE, ROWS, Recorder, power_of_two
 from llmserve.builder.targets.cuda.states import StateLowering
+from llmserve.builder.targets.cuda.streams import StreamLowering
 from llmserve.builder.targets.cuda.tiles import Tiles
 from llmserve.builder.targets.op_lowering import Rule
 from llmserve.builder.targets.tensor_writer import Rows
@@ -40,7 +41,7 @@ class Lowered:
     state_bytes: int = 0  # of a sequence
 
 
-class Lowering(ProductLowering, AttentionLowering, StateLowering, ChoiceLowering):
+class Lowering(ProductLowering, AttentionLowering, StateLowering, StreamLowering, ChoiceLowering):
     def run(self) -> Lowered:
         self._lower_ops()
         self._choose_tokens()
@@ -67,7 +68,12 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, ChoiceLowering
             "y": self._value(op.output),
         }
         constants = {"WIDTH": op.width, "Y_STRIDE": y.stride, "SCALE": op.number("scale")}
-        self._record.by_columns("rowwise.embed", arguments, constants, op.width)
+        if num_rows := int(op.number("rows")):
+            self._record.by_columns(
+                "streams.embed_known", arguments, {**constants, "NUM_ROWS": num_rows}, op.width
+            )  # fmt: skip
+        else:
+            self._record.by_columns("rowwise.embed", arguments, constants, op.width)
 
     def _rms_norm(self, op: Op) -> None:
         source = self._buffers[op.inputs[0]]
@@ -157,7 +163,7 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, ChoiceLowering
             self._wide.add(op.output)
 
     RULES: ClassVar[Mapping[OpKind, Rule]] = {
-        OpKind.EMBED: Rule(_embed, ("scale",)),
+        OpKind.EMBED: Rule(_embed, ("scale", "rows")),
         OpKind.RMS_NORM: Rule(_rms_norm, ("eps", "groups", "offset", "own_weights")),
         OpKind.LINEAR: Rule(ProductLowering._linear),
         OpKind.SLICE: Rule(_slice, ("start",)),
@@ -171,6 +177,9 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, ChoiceLowering
         OpKind.ADD: Rule(_add),
         OpKind.MULTIPLY: Rule(_multiply),
         OpKind.SCALE: Rule(_scale),
+        OpKind.MIX: Rule(StreamLowering._mix, ("groups", "offset", "first")),
+        OpKind.SPREAD: Rule(StreamLowering._spread, ("least",)),
+        OpKind.OVER_THRESHOLD: Rule(StreamLowering._over_threshold, ("deviations",)),
         OpKind.CONVOLUTION: Rule(StateLowering._convolution, ("taps", "silu", "biased")),
         OpKind.DELTA_RULE: Rule(StateLowering._delta_rule, ("num_heads", "num_key_heads", "key_dim")),
         OpKind.SELECTIVE_SCAN: Rule(StateLowering._selective_scan, ("num_heads", "num_groups", "state_size")),
