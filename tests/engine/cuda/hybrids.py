@@ -64,6 +64,14 @@ UNUSUAL: Mapping[str, HfConfig] = {
         "num_global_key_value_heads": 1,
         "vocab_size_per_layer_input": 83,
     },
+    # norms with a mean, of heads too; queries that grow every four tokens
+    "stablelm": KINDS["stablelm"] | SMALL | {"num_hidden_layers": 1, "num_attention_heads": 4},
+    "ministral3": KINDS["ministral3"]
+    | SMALL
+    | {
+        "num_hidden_layers": 1,
+        "rope_parameters": KINDS["ministral3"]["rope_parameters"] | {"original_max_position_embeddings": 4},
+    },
     # several streams, gates that few pass, inputs of layers for some tokens only
     "gemma3n": KINDS["gemma3n"]
     | SMALL

@@ -36,7 +36,14 @@ def reference(made: Network, options: BuildOptions) -> Matrix:
 
 @pytest.mark.parametrize(
     ("network", "dtype", "quantization"),
-    [("olmo2", "float16", ""), ("gemma4", "float32", ""), ("gemma4", "float32", "int8"), ("gemma3n", "float32", "")],
+    [
+        ("olmo2", "float16", ""),
+        ("gemma4", "float32", ""),
+        ("gemma4", "float32", "int8"),
+        ("gemma3n", "float32", ""),
+        ("stablelm", "float32", ""),
+        ("ministral3", "float32", ""),
+    ],
 )
 def test_logits_are_those_of_the_reference(network: str, dtype: str, quantization: str, tmp_path: Path) -> None:
     """With a cache of integers where weights are."""

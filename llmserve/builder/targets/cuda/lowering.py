@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from llmserve.builder.quantization import WeightPart
 from llmserve.builder.targets.buffers import Place
 from llmserve.builder.targets.cuda.attention import AttentionLowering
 from llmserve.builder.targets.cuda.choosing import ChoiceLowering
 from llmserve.builder.targets.cuda.products import ProductLowering
-from llmserve.builder.targets.cuda.recorder import ONE, ROWS, Recorder, power_of_two
+from llmserve.builder.targets.cuda.recorder import ONE, ROWS, Argument, Constants, Recorder, power_of_two
 from llmserve.builder.targets.cuda.states import StateLowering
 from llmserve.builder.targets.cuda.streams import StreamLowering
 from llmserve.builder.targets.cuda.tiles import Tiles
@@ -76,21 +78,28 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, StreamLowering
             self._record.by_columns("rowwise.embed", arguments, constants, op.width)
 
     def _rms_norm(self, op: Op) -> None:
-        source = self._buffers[op.inputs[0]]
-        groups = int(op.number("groups"))
-        if groups == 1 and op.output in self._only_rounded:
+        if int(op.number("groups")) == 1 and op.output in self._only_rounded:
             self._norm_and_round(op)
             return
-        arguments = {"x": self._value(op.inputs[0]), "weight": self._norm_weight(op)}
+        function = "rowwise.rms_norm_of_groups" if op.number("own_weights") else "rowwise.rms_norm"
+        self._norm(function, op, {"weight": self._norm_weight(op)}, {})
+
+    def _layer_norm(self, op: Op) -> None:
+        weight, (_, *biases) = self._norm_weight(op), op.weights
+        weights = {"weight": weight, "bias": self._vector(biases[0]) if biases else weight}
+        self._norm("rowwise.layer_norm", op, weights, {"HAS_BIAS": bool(biases)})
+
+    def _norm(self, function: str, op: Op, weights: Mapping[str, Argument], more: Constants) -> None:
+        source, groups = self._buffers[op.inputs[0]], int(op.number("groups"))
+        arguments = {"x": self._value(op.inputs[0]), **weights}
         y = self._new(op)
         width = op.width // groups
         tile = power_of_two(width)
         tile_groups = self._tiles.heads(groups, tile)
         constants = {
             "GROUP": width, "NUM_GROUPS": groups, "EPS": op.number("eps"), "X_STRIDE": source.stride,
-            "Y_STRIDE": y.stride, "TILE_GROUPS": tile_groups, "TILE_COLUMNS": tile,
+            "Y_STRIDE": y.stride, "TILE_GROUPS": tile_groups, "TILE_COLUMNS": tile, **more,
         }  # fmt: skip
-        function = "rowwise.rms_norm_of_groups" if op.number("own_weights") else "rowwise.rms_norm"
         self._record.launch(
             function, {**arguments, "y": self._value(op.output)}, constants,
             (ROWS, Extent(fixed=-(-groups // tile_groups)), ONE), num_warps=min(8, max(1, tile * tile_groups // 256)),
@@ -118,6 +127,18 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, StreamLowering
         else:
             self._new(op)
         self._scale_by(x, op.output, factors, num_weights)
+
+    def _scale_by_position(self, op: Op) -> None:
+        """By factors of all positions, which are computed here."""
+        source, y = self._buffers[op.inputs[0]], self._new(op)
+        intervals = (np.arange(self._max_seq_len) + int(op.number("shift"))) // int(op.number("interval"))
+        factors = (1 + op.number("strength") * np.log(1.0 + intervals)).astype(np.float32)
+        arguments = {
+            "x": self._value(op.inputs[0]), "positions": self._input("positions"),
+            "factors": self._record.constant("growth", factors), "y": self._value(op.output),
+        }  # fmt: skip
+        constants = {"WIDTH": op.width, "X_STRIDE": source.stride, "Y_STRIDE": y.stride}
+        self._record.by_columns("rowwise.scale_by_position", arguments, constants, op.width)
 
     def _sigmoid_gate(self, op: Op) -> None:
         (x, gate), y = (self._buffers[name] for name in op.inputs), self._new(op)
@@ -165,6 +186,7 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, StreamLowering
     RULES: ClassVar[Mapping[OpKind, Rule]] = {
         OpKind.EMBED: Rule(_embed, ("scale", "rows")),
         OpKind.RMS_NORM: Rule(_rms_norm, ("eps", "groups", "offset", "own_weights")),
+        OpKind.LAYER_NORM: Rule(_layer_norm, ("eps", "groups", "offset")),
         OpKind.LINEAR: Rule(ProductLowering._linear),
         OpKind.SLICE: Rule(_slice, ("start",)),
         OpKind.ROPE: Rule(AttentionLowering._rope, ("head_dim", "inv_freq", "scale")),
@@ -177,6 +199,7 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, StreamLowering
         OpKind.ADD: Rule(_add),
         OpKind.MULTIPLY: Rule(_multiply),
         OpKind.SCALE: Rule(_scale),
+        OpKind.SCALE_BY_POSITION: Rule(_scale_by_position, ("strength", "interval", "shift")),
         OpKind.MIX: Rule(StreamLowering._mix, ("groups", "offset", "first")),
         OpKind.SPREAD: Rule(StreamLowering._spread, ("least",)),
         OpKind.OVER_THRESHOLD: Rule(StreamLowering._over_threshold, ("deviations",)),

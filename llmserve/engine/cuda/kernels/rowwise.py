@@ -64,6 +64,28 @@ def rms_norm_of_groups(
 
 
 @triton.jit
+def layer_norm(
+    x, weight, bias, y,
+    GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr, EPS: tl.constexpr, HAS_BIAS: tl.constexpr, X_STRIDE: tl.constexpr,
+    Y_STRIDE: tl.constexpr, TILE_GROUPS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """y = (x - mean) / deviation * weight + bias for each GROUP columns; a weight and bias for each column of a row.
+    Grid as of `rms_norm`."""
+    row = tl.program_id(0).to(tl.int64)
+    groups = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
+    columns = tl.arange(0, TILE_COLUMNS)
+    is_number = (groups < NUM_GROUPS)[:, None] & (columns < GROUP)[None, :]
+    at = (groups * GROUP)[:, None] + columns[None, :]
+    values = tl.load(x + row * X_STRIDE + at, mask=is_number, other=0.0).to(tl.float32)
+    values = tl.where(is_number, values - (tl.sum(values, axis=1) / GROUP)[:, None], 0.0)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(values * values, axis=1) / GROUP + EPS)
+    normalized = values * scale[:, None] * tl.load(weight + at, mask=is_number, other=0.0)
+    if HAS_BIAS:
+        normalized += tl.load(bias + at, mask=is_number, other=0.0)
+    tl.store(y + row * Y_STRIDE + at, normalized.to(y.dtype.element_ty), mask=is_number)
+
+
+@triton.jit
 def activation(
     x, y,
     WIDTH: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, ACTIVATION: tl.constexpr,
@@ -162,6 +184,19 @@ def scale(
     places = columns if NUM_WEIGHTS > 1 else columns * 0
     weights = tl.load(weight + places, mask=is_column, other=0.0)
     tl.store(y + row * Y_STRIDE + columns, (values * weights).to(y.dtype.element_ty), mask=is_column)
+
+
+@triton.jit
+def scale_by_position(
+    x, positions, factors, y,
+    WIDTH: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """y[t] = factors[positions[t]] * x[t]"""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    values = tl.load(x + row * X_STRIDE + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
+    values = values * tl.load(factors + tl.load(positions + row))
+    tl.store(y + row * Y_STRIDE + columns, values.to(y.dtype.element_ty), mask=columns < WIDTH)
 
 
 @triton.jit
