@@ -88,11 +88,6 @@ def test_what_only_the_cpu_has_is_refused_by_name(
         assert str(caught.value).count(text) == (name == "tensorrt_llm")
 
 
-def test_cuda_refuses_norms_behind_a_rotary_embedding() -> None:
-    with pytest.raises(RecipeError, match="turns queries and keys in attention only"):
-        resolve_network(KINDS["hunyuan"], replace(OPTIONS, target="cuda", given=TARGETS["cuda"]))
-
-
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_ops_of_today_are_known(name: str) -> None:
     architecture, options = architecture_for(KINDS["llama"]), replace(OPTIONS, given=TARGETS[name])

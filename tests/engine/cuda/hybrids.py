@@ -72,6 +72,8 @@ UNUSUAL: Mapping[str, HfConfig] = {
         "num_hidden_layers": 1,
         "rope_parameters": KINDS["ministral3"]["rope_parameters"] | {"original_max_position_embeddings": 4},
     },
+    # norms behind the rotary embedding
+    "hunyuan": KINDS["hunyuan"] | SMALL | {"num_hidden_layers": 1, "num_attention_heads": 4},
     # several streams, gates that few pass, inputs of layers for some tokens only
     "gemma3n": KINDS["gemma3n"]
     | SMALL

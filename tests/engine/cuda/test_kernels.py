@@ -35,7 +35,7 @@ FUNCTIONS = {
     "choosing.count_history", "choosing.penalize", "choosing.add_bias", "choosing.ban", "choosing.find_peaks",
     "choosing.choose_best", "drawing.weigh", "drawing.list_blocks", "drawing.draw_filtered", "drawing.draw",
     "attention.attention", "attention.attention_segments", "attention.merge_and_round", "attention.merge_segments",
-    "attention.turn_and_write", "attention.write_cache", "attention_int8.round_queries",
+    "attention.turn", "attention.turn_and_write", "attention.write_cache", "attention_int8.round_queries",
     "attention_int8.write_cache", "linear.add_gated_segments", "linear.add_rounded_segments", "linear.add_segments",
     "linear.gated_linear", "linear.linear", "linear.linear_segments", "linear.words_segments", "rowwise.add",
     "rowwise.embed", "rowwise.gated_activation", "rowwise.rms_norm", "rowwise.round_rows", "rowwise.select_rows",

@@ -43,6 +43,7 @@ def reference(made: Network, options: BuildOptions) -> Matrix:
         ("gemma3n", "float32", ""),
         ("stablelm", "float32", ""),
         ("ministral3", "float32", ""),
+        ("hunyuan", "float16", ""),
     ],
 )
 def test_logits_are_those_of_the_reference(network: str, dtype: str, quantization: str, tmp_path: Path) -> None:

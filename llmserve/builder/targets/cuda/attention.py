@@ -69,7 +69,12 @@ class AttentionLowering(RoundedValues):
         assert isinstance(inv_freq, tuple)
         if (inv_freq, scale) not in self._turnings:
             self._turnings[inv_freq, scale] = self._turning(inv_freq, np.float32(scale))
-        self._turned[op.output] = self._turnings[inv_freq, scale]
+        turning = self._turnings[inv_freq, scale]
+        if op.output in self._turned_for_others:
+            y = self._new(op)
+            self._turn("attention.turn", op, turning, {"y": self._value(op.output)}, {"Y_STRIDE": y.stride})
+            return
+        self._turned[op.output] = turning
         self._buffers.assign(op.output, self._buffers[op.inputs[0]])
         if op.inputs[0] in self._wide:
             self._wide.add(op.output)
@@ -235,21 +240,25 @@ class AttentionLowering(RoundedValues):
         scales = self._buffers.new(names[1], num_heads * num_groups)
         made = {"integers": self._argument(integers, format.name), "scales": self._argument(scales, format.scales)}
         strides = {"Y_STRIDE": integers.stride, "SCALES_STRIDE": scales.stride, "SCALE": op.number("scale")}
-        self._turn("attention_int8.round_queries", op, made, strides, format.group)
+        turning = self._turned.get(op.inputs[0], self._no_turning(self._input("positions")))
+        self._turn("attention_int8.round_queries", op, turning, made, strides, least_tile=format.group)
         return Queries(
             {"q": made["integers"], "q_scales": made["scales"]},
             {"Q_STRIDE": integers.stride, "SCALES_STRIDE": scales.stride}, names,
         )  # fmt: skip
 
-    def _turn(self, function: str, op: Op, made: Mapping[str, Argument], constants: Constants, least_tile: int) -> None:
-        """A kernel that turns queries."""
-        q, positions = op.inputs[0], self._input("positions")
-        turning = self._turned.get(q, self._no_turning(positions))
-        num_heads, tile_dim = int(op.number("num_heads")), _tile_dim(op, least_tile)
+    def _turn(
+        self, function: str, op: Op, turning: Turning, made: Mapping[str, Argument], constants: Constants, *,
+        least_tile: int = LEAST_TILE,
+    ) -> None:  # fmt: skip
+        """A kernel that turns the heads of a value."""
+        q, head_dim, tile_dim = op.inputs[0], int(op.number("head_dim")), _tile_dim(op, least_tile)
+        num_heads = self._buffers[q].width // head_dim
         self._record.launch(
             function,
-            {"q": self._value(q), "positions": positions, "cos": turning.cos, "sin": turning.sin, **made},
-            {"HEAD_DIM": int(op.number("head_dim")), "ROTARY_DIM": turning.rotary_dim, "NUM_HEADS": num_heads,
+            {"q": self._value(q), "positions": self._input("positions"), "cos": turning.cos, "sin": turning.sin,
+             **made},
+            {"HEAD_DIM": head_dim, "ROTARY_DIM": turning.rotary_dim, "NUM_HEADS": num_heads,
              "Q_STRIDE": self._buffers[q].stride, **constants, **self._heads(num_heads, tile_dim)},
             self._heads_grid(num_heads, tile_dim),
         )  # fmt: skip

@@ -1,8 +1,8 @@
 """Program -> launches of the CUDA engine: what each op becomes, what is fused, where every value lives.
 
 What is added up over the layers is float32; norms and products have the engine's dtype, keys and values the cache's.
-A slice is a view. Rotations are left to attention and the cache write, bias, residual and gated activation are a
-product's.
+A slice is a view. Rotations are left to attention and the cache write if nothing else reads them. Bias, residual and
+gated activation are a product's.
 """
 
 from __future__ import annotations

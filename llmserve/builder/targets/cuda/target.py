@@ -23,7 +23,6 @@ from llmserve.builder.targets.cuda.kernel_file import StoredKernels, write_kerne
 from llmserve.builder.targets.cuda.lowering import Lowered, Lowering, lower
 from llmserve.builder.targets.cuda.options import ARCHITECTURES, CudaOptions
 from llmserve.builder.targets.cuda.tiles import Tiles, tiles_for
-from llmserve.builder.targets.op_lowering import turned_for_others
 from llmserve.builder.targets.tensor_writer import TensorWriter, write_at
 from llmserve.engine.cuda.layout import (
     FORMAT_VERSION,
@@ -235,8 +234,6 @@ def _value_problems(program: Program) -> list[str]:
         for op in program.ops
         if op.kind is OpKind.GATED_ACTIVATION and op.attrs["activation"] not in ACTIVATIONS
     ]
-    if turned_for_others(program):
-        found.append("the cuda target turns queries and keys in attention only, and this network norms them after that")
     return list(dict.fromkeys(found))
 
 

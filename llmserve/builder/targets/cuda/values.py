@@ -13,7 +13,7 @@ from llmserve.builder.quantization import LINEAR_KINDS, WeightPart, stored_names
 from llmserve.builder.targets.buffers import Place
 from llmserve.builder.targets.cuda.recorder import STRIDE_BYTES, Argument, Recorder
 from llmserve.builder.targets.cuda.tiles import Tiles
-from llmserve.builder.targets.op_lowering import OpLowering
+from llmserve.builder.targets.op_lowering import OpLowering, turned_for_others
 from llmserve.builder.targets.tensor_writer import Rows
 from llmserve.engine.cuda.layout import ITEM_BYTES, TYPES, Address, Room
 from llmserve.models.graph import Op, Program
@@ -64,6 +64,7 @@ class Values(OpLowering):
         self._offsets: dict[str, float] = {}
         self._done_rounding: set[str] = set()  # values whose integers have been made
         self._written: set[int] = set()  # layers of the cache
+        self._turned_for_others = turned_for_others(program)
         self._turned: dict[str, Turning] = {}  # values whose rope is still to be done
         self._turnings: dict[tuple[object, float], Turning] = {}  # by frequencies and scale
 

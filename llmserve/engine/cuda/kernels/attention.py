@@ -43,6 +43,19 @@ def _turn_row(
 
 
 @triton.jit
+def turn(
+    q, positions, cos, sin, y,
+    HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, Q_STRIDE: tl.constexpr,
+    Y_STRIDE: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_DIM: tl.constexpr,
+):  # fmt: skip
+    """Of heads that something else than attention reads. Grid: rows, tiles of heads."""
+    _turn_row(
+        q, positions, cos, sin, y, tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE_HEADS,
+        HEAD_DIM, ROTARY_DIM, NUM_HEADS, Q_STRIDE, Y_STRIDE, TILE_HEADS, TILE_DIM,
+    )  # fmt: skip
+
+
+@triton.jit
 def _write_row(
     k, v, positions, slots, cos, sin, keys, values, row, first_head,
     HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
