@@ -286,13 +286,14 @@ def tile_queries(program: Program, tiles: Tiles) -> int:
 
 
 def layer_heads(program: Program) -> tuple[LayerHeads, ...]:
-    """Of each layer of the cache."""
-    found = {
+    """Of each layer of the cache; the largest of one that nobody reads."""
+    cache = program.cache
+    found = dict.fromkeys(range(cache.num_layers), LayerHeads(cache.num_kv_heads, cache.head_dim)) | {
         int(op.number("layer")): LayerHeads(int(op.number("num_kv_heads")), int(op.number("head_dim")))
         for op in program.ops
         if op.kind is OpKind.ATTENTION
     }
-    return tuple(found[layer] for layer in range(program.cache.num_layers))
+    return tuple(found[layer] for layer in sorted(found))
 
 
 def _halved(rows: int) -> int:
