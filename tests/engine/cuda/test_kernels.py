@@ -41,7 +41,7 @@ FUNCTIONS = {
     "rowwise.embed", "rowwise.gated_activation", "rowwise.rms_norm", "rowwise.round_rows", "rowwise.select_rows",
     "rowwise.rounded_rms_norm", "rowwise.multiply", "rowwise.sigmoid_gate", "states.convolution",
     "states.delta_rule", "states.keep_rows", "states.selective_scan", "rowwise.activation",
-    "rowwise.rms_norm_of_groups", "rowwise.scale", "rowwise.layer_norm", "rowwise.scale_by_position",
+    "rowwise.norm_by_columns", "rowwise.scale", "rowwise.scale_by_position",
     "streams.embed_known", "streams.mix", "streams.over_threshold", "streams.spread",
 }  # fmt: skip
 

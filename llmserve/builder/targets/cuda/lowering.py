@@ -70,24 +70,25 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, StreamLowering
             "y": self._value(op.output),
         }
         constants = {"WIDTH": op.width, "Y_STRIDE": y.stride, "SCALE": op.number("scale")}
+        function = "rowwise.embed"
         if num_rows := int(op.number("rows")):
-            self._record.by_columns(
-                "streams.embed_known", arguments, {**constants, "NUM_ROWS": num_rows}, op.width
-            )  # fmt: skip
-        else:
-            self._record.by_columns("rowwise.embed", arguments, constants, op.width)
+            function, constants = "streams.embed_known", {**constants, "NUM_ROWS": num_rows}
+        self._record.by_columns(function, arguments, constants, op.width)
 
     def _rms_norm(self, op: Op) -> None:
         if int(op.number("groups")) == 1 and op.output in self._only_rounded:
             self._norm_and_round(op)
             return
-        function = "rowwise.rms_norm_of_groups" if op.number("own_weights") else "rowwise.rms_norm"
-        self._norm(function, op, {"weight": self._norm_weight(op)}, {})
+        if op.number("own_weights"):
+            self._norm_by_columns(op)
+        else:
+            self._norm("rowwise.rms_norm", op, {"weight": self._norm_weight(op)}, {})
 
-    def _layer_norm(self, op: Op) -> None:
+    def _norm_by_columns(self, op: Op) -> None:
         weight, (_, *biases) = self._norm_weight(op), op.weights
         weights = {"weight": weight, "bias": self._vector(biases[0]) if biases else weight}
-        self._norm("rowwise.layer_norm", op, weights, {"HAS_BIAS": bool(biases)})
+        kinds = {"IS_CENTERED": op.kind is OpKind.LAYER_NORM, "HAS_BIAS": bool(biases)}
+        self._norm("rowwise.norm_by_columns", op, weights, kinds)
 
     def _norm(self, function: str, op: Op, weights: Mapping[str, Argument], more: Constants) -> None:
         source, groups = self._buffers[op.inputs[0]], int(op.number("groups"))
@@ -149,17 +150,12 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, StreamLowering
         }  # fmt: skip
         self._record.by_columns("rowwise.sigmoid_gate", arguments, constants, op.width)
 
-    def _gated_activation(self, op: Op) -> None:
-        self._activate("rowwise.gated_activation", op)
-
     def _activation(self, op: Op) -> None:
-        self._activate("rowwise.activation", op)
-
-    def _activate(self, function: str, op: Op) -> None:
         x, y = self._buffers[op.inputs[0]], self._new(op)
         constants = {"WIDTH": op.width, "X_STRIDE": x.stride, "Y_STRIDE": y.stride}
         constants["ACTIVATION"] = str(op.attrs["activation"])  # type: ignore[assignment]
         arguments = {"x": self._value(op.inputs[0]), "y": self._value(op.output)}
+        function = "rowwise.activation" if op.kind is OpKind.ACTIVATION else "rowwise.gated_activation"
         self._record.by_columns(function, arguments, constants, op.width)
 
     def _select_rows(self, op: Op) -> None:
@@ -186,7 +182,7 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, StreamLowering
     RULES: ClassVar[Mapping[OpKind, Rule]] = {
         OpKind.EMBED: Rule(_embed, ("scale", "rows")),
         OpKind.RMS_NORM: Rule(_rms_norm, ("eps", "groups", "offset", "own_weights")),
-        OpKind.LAYER_NORM: Rule(_layer_norm, ("eps", "groups", "offset")),
+        OpKind.LAYER_NORM: Rule(_norm_by_columns, ("eps", "groups", "offset")),
         OpKind.LINEAR: Rule(ProductLowering._linear),
         OpKind.SLICE: Rule(_slice, ("start",)),
         OpKind.ROPE: Rule(AttentionLowering._rope, ("head_dim", "inv_freq", "scale")),
@@ -194,7 +190,7 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, StreamLowering
             AttentionLowering._attention,
             ("layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window", "soft_cap", "alibi_slopes"),
         ),
-        OpKind.GATED_ACTIVATION: Rule(_gated_activation, ("activation",)),
+        OpKind.GATED_ACTIVATION: Rule(_activation, ("activation",)),
         OpKind.ACTIVATION: Rule(_activation, ("activation",)),
         OpKind.ADD: Rule(_add),
         OpKind.MULTIPLY: Rule(_multiply),

@@ -10,19 +10,39 @@ from llmserve.engine.cuda.kernels.rounding import rounded
 
 
 @triton.jit
+def token_of(token_ids, chosen, row):
+    """token_ids[row]; where that is negative, chosen[-1 - token_ids[row]]."""
+    token = tl.load(token_ids + row)
+    if token < 0:
+        token = tl.load(chosen - 1 - token)
+    return token
+
+
+@triton.jit
 def embed(
     token_ids, chosen, table, y,
     WIDTH: tl.constexpr, Y_STRIDE: tl.constexpr, SCALE: tl.constexpr, TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """y[t] = scale * table[token_ids[t]]; where that is negative, the id is chosen[-1 - token_ids[t]]."""
+    """y[t] = scale * table[token_of(t)]"""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
-    token = tl.load(token_ids + row)
-    if token < 0:
-        token = tl.load(chosen - 1 - token)
-    token = token.to(tl.int64)
+    token = token_of(token_ids, chosen, row).to(tl.int64)
     values = tl.load(table + token * WIDTH + columns, mask=columns < WIDTH).to(tl.float32)
     tl.store(y + row * Y_STRIDE + columns, (values * SCALE).to(y.dtype.element_ty), mask=columns < WIDTH)
+
+
+@triton.jit
+def _groups(
+    x, row,
+    GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr, X_STRIDE: tl.constexpr, TILE_GROUPS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Numbers of a tile of groups of a row, a group in each row of the tile; their columns, and which there are."""
+    groups = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
+    columns = tl.arange(0, TILE_COLUMNS)
+    is_number = (groups < NUM_GROUPS)[:, None] & (columns < GROUP)[None, :]
+    at = (groups * GROUP)[:, None] + columns[None, :]
+    return tl.load(x + row * X_STRIDE + at, mask=is_number, other=0.0).to(tl.float32), at, is_number
 
 
 @triton.jit
@@ -32,52 +52,26 @@ def rms_norm(
     TILE_GROUPS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """y = x / rms(x) * weight for each GROUP columns. Grid: rows, tiles of groups; TILE_COLUMNS is at least GROUP."""
-    row = tl.program_id(0).to(tl.int64)
-    groups = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
-    columns = tl.arange(0, TILE_COLUMNS)
-    is_number = (groups < NUM_GROUPS)[:, None] & (columns < GROUP)[None, :]
-    at = (groups * GROUP)[:, None] + columns[None, :]
-    values = tl.load(x + row * X_STRIDE + at, mask=is_number, other=0.0).to(tl.float32)
-    mean_square = tl.sum(values * values, axis=1) / GROUP
-    scale = 1.0 / tl.sqrt_rn(mean_square + EPS)
+    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, TILE_COLUMNS)
+    values, at, is_number = _groups(x, row, GROUP, NUM_GROUPS, X_STRIDE, TILE_GROUPS, TILE_COLUMNS)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(values * values, axis=1) / GROUP + EPS)
     weights = tl.load(weight + columns, mask=columns < GROUP, other=0.0)
     normalized = values * scale[:, None] * weights[None, :]
     tl.store(y + row * Y_STRIDE + at, normalized.to(y.dtype.element_ty), mask=is_number)
 
 
 @triton.jit
-def rms_norm_of_groups(
-    x, weight, y,
-    GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr, EPS: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
-    TILE_GROUPS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """`rms_norm` with a weight for each column of a row."""
-    row = tl.program_id(0).to(tl.int64)
-    groups = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
-    columns = tl.arange(0, TILE_COLUMNS)
-    is_number = (groups < NUM_GROUPS)[:, None] & (columns < GROUP)[None, :]
-    at = (groups * GROUP)[:, None] + columns[None, :]
-    values = tl.load(x + row * X_STRIDE + at, mask=is_number, other=0.0).to(tl.float32)
-    scale = 1.0 / tl.sqrt_rn(tl.sum(values * values, axis=1) / GROUP + EPS)
-    normalized = values * scale[:, None] * tl.load(weight + at, mask=is_number, other=0.0)
-    tl.store(y + row * Y_STRIDE + at, normalized.to(y.dtype.element_ty), mask=is_number)
-
-
-@triton.jit
-def layer_norm(
+def norm_by_columns(
     x, weight, bias, y,
-    GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr, EPS: tl.constexpr, HAS_BIAS: tl.constexpr, X_STRIDE: tl.constexpr,
-    Y_STRIDE: tl.constexpr, TILE_GROUPS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr, EPS: tl.constexpr, IS_CENTERED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, TILE_GROUPS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """y = (x - mean) / deviation * weight + bias for each GROUP columns; a weight and bias for each column of a row.
-    Grid as of `rms_norm`."""
+    """`rms_norm` with a weight, and a bias, for each column of a row; of x - mean(x) where it IS_CENTERED."""
     row = tl.program_id(0).to(tl.int64)
-    groups = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
-    columns = tl.arange(0, TILE_COLUMNS)
-    is_number = (groups < NUM_GROUPS)[:, None] & (columns < GROUP)[None, :]
-    at = (groups * GROUP)[:, None] + columns[None, :]
-    values = tl.load(x + row * X_STRIDE + at, mask=is_number, other=0.0).to(tl.float32)
-    values = tl.where(is_number, values - (tl.sum(values, axis=1) / GROUP)[:, None], 0.0)
+    values, at, is_number = _groups(x, row, GROUP, NUM_GROUPS, X_STRIDE, TILE_GROUPS, TILE_COLUMNS)
+    if IS_CENTERED:
+        values = tl.where(is_number, values - (tl.sum(values, axis=1) / GROUP)[:, None], 0.0)
     scale = 1.0 / tl.sqrt_rn(tl.sum(values * values, axis=1) / GROUP + EPS)
     normalized = values * scale[:, None] * tl.load(weight + at, mask=is_number, other=0.0)
     if HAS_BIAS:

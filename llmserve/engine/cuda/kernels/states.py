@@ -19,6 +19,15 @@ CHUNK_ITEMS: tl.constexpr = tl.constexpr(6)
 
 
 @triton.jit
+def _chunk(chunks, number):
+    """Its first row, its tokens, the slots before and behind it, and the slot that is kept behind so many of them."""
+    at = chunks + number * CHUNK_ITEMS
+    return (
+        tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
+    )  # fmt: skip
+
+
+@triton.jit
 def _slot(states, slot, STATE_STRIDE: tl.constexpr):
     return states + slot.to(tl.int64) * STATE_STRIDE
 
@@ -70,9 +79,7 @@ def keep_rows(
 ):  # fmt: skip
     """What `convolution` will find of each chunk: the last TAPS - 1 rows of it, and of the tokens that a state is kept
     behind. Grid: tiles, of which there is one for each chunk at least, tiles of columns."""
-    chunk = chunks + tl.program_id(0) * CHUNK_ITEMS
-    first_row, num_tokens, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
-    after, kept, num_kept = tl.load(chunk + 3), tl.load(chunk + 4), tl.load(chunk + 5)
+    first_row, num_tokens, slot, after, kept, num_kept = _chunk(chunks, tl.program_id(0))
     if num_tokens > 0:
         columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
         begin, before = x + first_row.to(tl.int64) * X_STRIDE, _slot(states, slot, STATE_STRIDE)
@@ -124,9 +131,7 @@ def delta_rule(
 ):  # fmt: skip
     """A head's columns of values, whose part of its matrix [KEY_DIM, VALUE_DIM] every token of a chunk changes in turn;
     `Graph.delta_rule` says how. What the next token reads is loaded before. Grid: tiles, heads, tiles of values."""
-    chunk = chunks + tl.program_id(0) * CHUNK_ITEMS
-    first_row, num_tokens, before = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
-    after, kept, num_kept = tl.load(chunk + 3), tl.load(chunk + 4), tl.load(chunk + 5)
+    first_row, num_tokens, before, after, kept, num_kept = _chunk(chunks, tl.program_id(0))
     head = tl.program_id(1)
     key_head = head // (NUM_HEADS // NUM_KEY_HEADS)
     keys = tl.arange(0, TILE_STATE_ROWS)
@@ -187,9 +192,7 @@ def selective_scan(
 ):  # fmt: skip
     """As `delta_rule`, of matrices [STATE_SIZE, HEAD_DIM]; `Graph.selective_scan` says how they change. Grid: tiles,
     heads, tiles of columns."""
-    chunk = chunks + tl.program_id(0) * CHUNK_ITEMS
-    first_row, num_tokens, before = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
-    after, kept, num_kept = tl.load(chunk + 3), tl.load(chunk + 4), tl.load(chunk + 5)
+    first_row, num_tokens, before, after, kept, num_kept = _chunk(chunks, tl.program_id(0))
     head = tl.program_id(1)
     group = head // (NUM_HEADS // NUM_GROUPS)
     rows = tl.arange(0, TILE_STATE_ROWS)

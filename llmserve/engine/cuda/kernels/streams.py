@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from llmserve.engine.cuda.kernels.rowwise import token_of
+
 
 @triton.jit
 def embed_known(
@@ -16,9 +18,7 @@ def embed_known(
     """`rowwise.embed` with a table of NUM_ROWS: tokens behind them have the first one's."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
-    token = tl.load(token_ids + row)
-    if token < 0:
-        token = tl.load(chosen - 1 - token)
+    token = token_of(token_ids, chosen, row)
     token = tl.where(token < NUM_ROWS, token, 0).to(tl.int64)
     values = tl.load(table + token * WIDTH + columns, mask=columns < WIDTH).to(tl.float32)
     tl.store(y + row * Y_STRIDE + columns, (values * SCALE).to(y.dtype.element_ty), mask=columns < WIDTH)
