@@ -6,8 +6,8 @@ before it prints. `make` lines are checked with `make -n` (the suite itself runs
 scratch folder where the repository's files are linked, so that engines and reports land there.
 
 What is not the reader's, for the minutes that it takes: a suite has NUM_SAMPLES at most, with margins as much wider as
-so few need, and `llmserve eval` asks SERVED_SAMPLES as they are served. Tests of the tier `gate` ask more. Where it
-can, a page has a network of its own: the ports of its server may be taken here.
+so few need, and `llmserve eval` asks SERVED_SAMPLES as they are served, of README.md only. Tests of the tier `gate` ask
+more. Where it can, a page has a network of its own: the ports of its server may be taken here.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NUM_SAMPLES, WIDER_MARGINS = 60, 5.0
 EVERY_SAMPLE = ("releasing.md",)  # whose int4 engine passes by the first 60
 SERVED_SAMPLES = 4
 PROGRAM = f"""#!/bin/sh
-[ "$1" != eval ] || set -- "$@" --served-samples {SERVED_SAMPLES}
+[ "$1" != eval ] || set -- "$@" $AS_SERVED
 exec {Path(sys.executable).parent}/llmserve "$@"
 """
 
@@ -90,9 +90,10 @@ def copy_suites(folder: Path, *, with_every_sample: bool) -> None:
 
 
 @pytest.fixture
-def environment(scratch: Path) -> dict[str, str]:
+def environment(scratch: Path, page: Path) -> dict[str, str]:
     path = f"{scratch}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "COLUMNS": "120"}
+    as_served = f"--served-samples {SERVED_SAMPLES}" if page == PAGES[0] else "--no-as-served"
+    return {**os.environ, "PATH": path, "COLUMNS": "120", "AS_SERVED": as_served}
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
-"""A suite's rows as samples, loaded by the `datasets` package (the only importer of it)."""
+"""A suite's rows as samples: of a local file, or by the `datasets` package (the only importer of it) of the hub."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -12,12 +14,10 @@ from typing import Any
 from llmserve.errors import InvalidArgument, NotFound, Unavailable, Unsupported, raise_problems
 from llmserve.evaluation.answers import Sample
 from llmserve.evaluation.suite import DataSource, Suite
-from llmserve.owned_directory import temporary_directory
 from llmserve.stages.chat import Message
 
 Row = Mapping[str, Any]
 CountIds = Callable[[str | tuple[Message, ...]], int]  # prompt -> number of its token ids
-LOADERS = {".jsonl": "from_json", ".json": "from_json", ".csv": "from_csv", ".parquet": "from_parquet"}
 
 
 def load_samples(suite: Suite, num_samples: int, count_ids: CountIds) -> list[Sample]:
@@ -47,13 +47,13 @@ def _data_identity(source: DataSource) -> list[str | None]:
 
 
 def _load_rows(source: DataSource) -> Iterable[Row]:
+    if source.path is not None:
+        return _load_file(source.path)
     try:
         import datasets
     except ImportError as error:
-        raise Unsupported("suites need the datasets package: pip install 'llmserve[eval]'") from error
+        raise Unsupported("data sets of the hub need the datasets package: pip install 'llmserve[eval]'") from error
     datasets.disable_progress_bars()
-    if source.path is not None:
-        return _load_file(datasets, source.path)
     try:
         rows: Iterable[Row] = datasets.load_dataset(
             source.hub, source.config, split=source.split, revision=source.revision
@@ -66,15 +66,67 @@ def _load_rows(source: DataSource) -> Iterable[Row]:
     return rows
 
 
-def _load_file(datasets: Any, path: Path) -> list[Row]:
+def _load_file(path: Path) -> list[Row]:
+    """Every row has every column; None where the file has no value."""
     _require_file(path)
-    load = getattr(datasets.Dataset, LOADERS[path.suffix])
-    with temporary_directory("llmserve-eval-") as cache:
-        try:
-            rows: list[Row] = load(str(path), cache_dir=str(cache), keep_in_memory=True).to_list()
-        except Exception as error:  # a border: a malformed file raises the package's or its parsers' own errors
-            raise InvalidArgument(f"{path} cannot be read as {path.suffix[1:]}: {error.__cause__ or error}") from error
+    try:
+        rows = READERS[path.suffix](path)
+    except (ValueError, RecursionError, OSError, csv.Error) as error:  # pyarrow's are ValueError and OSError
+        raise InvalidArgument(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in columns} for row in rows]
+
+
+def _read_json(path: Path) -> list[Row]:
+    """A list of objects, or an object in each line."""
+    text = path.read_text(encoding="utf-8-sig")
+    numbered: Iterable[tuple[int, Any]] = (
+        enumerate(json.loads(text), 1)
+        if text.lstrip().startswith("[")
+        else ((number, _in_line(number, line)) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+    )
+    rows: list[Row] = []
+    for number, row in numbered:
+        if not isinstance(row, dict):
+            raise ValueError(f"row {number} is not an object")
+        rows.append(row)
     return rows
+
+
+def _in_line(number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}") from error
+
+
+def _read_csv(path: Path) -> list[Row]:
+    csv.field_size_limit(sys.maxsize)  # of a document
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        rows: list[Row] = []
+        for row in reader:
+            if None in row:
+                raise ValueError(f"the row that ends in line {reader.line_num} has more cells than the first")
+            rows.append(row)
+    return rows
+
+
+def _read_parquet(path: Path) -> list[Row]:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise Unsupported("parquet files need the pyarrow package: pip install 'llmserve[eval]'") from error
+    rows: list[Row] = parquet.read_table(path).to_pylist()
+    return rows
+
+
+READERS: Mapping[str, Callable[[Path], list[Row]]] = {
+    ".jsonl": _read_json,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
 
 
 def _require_file(path: Path) -> None:

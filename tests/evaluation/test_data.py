@@ -105,13 +105,50 @@ def test_the_right_choice_is_named_or_numbered(tmp_path: Path, row: dict[str, ob
         load_samples(suite, 1, count_words)
 
 
-def test_missing_and_malformed_files(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     suite = load_suite(write_suite(tmp_path, data={"path": "gone.jsonl"}))
     with pytest.raises(NotFound, match=r"gone\.jsonl"):
         load_samples(suite, 1, count_words)
-    (tmp_path / "gone.jsonl").write_text("{not json\n")
-    with pytest.raises(InvalidArgument, match="cannot be read as jsonl"):
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("rows.jsonl", b'{"id": "a"}\n{not json\n', "jsonl: line 2: Expecting property name"),
+        ("rows.jsonl", b'{"id": "a"}\n\n7\n', "jsonl: row 3 is not an object"),
+        ("rows.jsonl", b'{"id": "\xff"}\n', "jsonl: 'utf-8' codec can't decode"),
+        ("rows.jsonl", b'{"id": ' + b"[" * 100_000, "jsonl: .*recursion"),
+        ("rows.json", b'[{"id": "a"}, 7]', "json: row 2 is not an object"),
+        ("rows.csv", b"id,document,summary\na,b,c,d\n", "csv: the row that ends in line 2 has more cells"),
+        ("rows.csv", b'id,document,summary\na,b,"c', "csv: unexpected end of data"),
+        ("rows.parquet", b"PAR1", "parquet: "),
+    ],
+)
+def test_malformed_files_are_refused_by_line(tmp_path: Path, name: str, content: bytes, found: str) -> None:
+    suite = load_suite(write_suite(tmp_path, data={"path": name}))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidArgument, match=f"cannot be read as {found}"):
         load_samples(suite, 1, count_words)
+
+
+def test_texts_of_a_csv_file_stay_what_they_are(tmp_path: Path) -> None:
+    """Neither a number nor a missing value, and as long as a document may be."""
+    suite = load_suite(write_suite(tmp_path, data={"path": "rows.csv"}))
+    long = "word " * 40_000
+    (tmp_path / "rows.csv").write_text(f'\ufeffid,document,summary\n007,NA,1.50\n8,"{long}",null\n')
+    samples = load_samples(suite, 2, count_words)
+    assert [(sample.id, sample.reference) for sample in samples] == [("007", "1.50"), ("8", "null")]
+    assert samples[0].prompt == (Message("user", "Summarize:\nNA"),)
+    assert samples[1].prompt == (Message("user", f"Summarize:\n{long}"),)
+
+
+def test_a_column_that_only_some_rows_have(tmp_path: Path) -> None:
+    suite = load_suite(write_suite(tmp_path))
+    (tmp_path / "rows.jsonl").write_text('{"summary": "s"}\n{"summary": "t", "document": "d", "id": "i"}\n')
+    samples = load_samples(suite, 2, count_words)
+    assert [sample.prompt for sample in samples] == [
+        (Message("user", "Summarize:\n"),), (Message("user", "Summarize:\nd"),)
+    ]  # fmt: skip
 
 
 def test_empty_references_are_refused(tmp_path: Path) -> None:
