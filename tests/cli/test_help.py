@@ -90,3 +90,8 @@ def test_flags_may_be_written_with_underscores(name: str) -> None:
     for flag in [flag for flag in takes_value if "-" in flag.removeprefix("--")][:3]:
         done = CliRunner().invoke(app, [name, "--" + flag.removeprefix("--").replace("-", "_"), "1", "--help"])
         assert done.exit_code == 0, done.output
+
+
+def test_the_package_can_be_run_as_a_module() -> None:
+    shown = subprocess.run([sys.executable, "-m", "llmserve", "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout == CliRunner().invoke(app, ["--version"]).stdout

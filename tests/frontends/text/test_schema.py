@@ -12,7 +12,7 @@ import httpx
 
 from tests.frontends.server import RunningServer
 
-NUM_EXAMPLES = 25  # for each route
+NUM_EXAMPLES = 8  # for each route, beside those that the schema names
 
 
 def with_our_model(schema: Any) -> Any:
