@@ -92,6 +92,12 @@ def pool_with_states(
     return num_blocks, num_running + max(num_blocks // between if between else 0, min(1, num_left))
 
 
+def most_tokens(num_blocks: int, max_seq_len: int, block_size: int, layers: WindowedLayers) -> int:
+    """That sequences may have in so many blocks, at most: of the longest ones, a block has the most."""
+    num_whole = -(-max_seq_len // block_size)
+    return -(-num_blocks * num_whole * block_size // (num_whole + layers.num_blocks_for(max_seq_len, block_size)))
+
+
 def _num_wanted(info: EngineInfo, settings: EngineSettings, block_size: int, layers: WindowedLayers) -> int:
     if settings.max_kv_tokens:
         return -(-settings.max_kv_tokens // block_size) * (1 + layers.num_tables)

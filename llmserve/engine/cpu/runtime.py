@@ -20,7 +20,7 @@ from llmserve.engine.directory.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
 from llmserve.engine.directory.selftest import SelfTest, SelfTestResult, make_adapter_selftest, run_stored_selftest
 from llmserve.engine.draft_engine import DraftEngine, check_draft_engine
-from llmserve.engine.kv_pool import pool_with_states
+from llmserve.engine.kv_pool import most_tokens, pool_with_states
 from llmserve.engine.machine.memory import available_memory_bytes
 from llmserve.engine.native.library import available_isas, chosen_isa, load_library
 from llmserve.engine.runtime import Needs, Runtime, Tactics
@@ -32,6 +32,7 @@ from llmserve.progress import Progress
 from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.drafts.model import NUM_STATES
 from llmserve.scheduler.drafts.pending import MAX_PENDING
+from llmserve.scheduler.settings import WindowedLayers
 
 logger = logging.getLogger(__name__)
 HONOURED = ("kv_cache_dir", "kv_cache_disk_size")
@@ -69,7 +70,7 @@ class CpuRuntime:
         honoured = HONOURED if draft is None else (*HONOURED, "draft_engine")
         for text in settings.gpu.without_effect(honoured, AS_IT_IS):
             logger.warning("%s", text)
-        layout = _cache_layout(directory, header, settings, draft)
+        layout = _cache_layout(directory, header, settings)
         taken = num_blocks * layout.block_bytes + num_states * header.state_bytes + header.activation_bytes
         if taken + file.stat().st_size > (available := available_memory_bytes()):
             logger.warning("%s", oversize_warning(file, available, taken))
@@ -137,8 +138,9 @@ def _draft_directory(directory: EngineDirectory, settings: EngineSettings) -> En
 
 
 def _draft_runner(draft: EngineDirectory, beside: RunnerInfo, settings: EngineSettings) -> CpuRunner:
-    """With a pool for as many tokens."""
-    num_blocks = -(-beside.num_blocks * beside.block_size // read_header(draft.engine_file).block_size)
+    """With a pool for as many tokens, of however long sequences."""
+    num_tokens = most_tokens(beside.num_blocks, beside.max_seq_len, beside.block_size, beside.windowed_layers)
+    num_blocks = -(-num_tokens // read_header(draft.engine_file).block_size)
     num_states = _num_draft_states(draft, beside.max_batch_size)
     return CpuRunner.open(
         draft.engine_file, num_blocks=num_blocks, threads=settings.threads, num_states=num_states,
@@ -150,7 +152,7 @@ def _num_draft_states(draft: EngineDirectory, max_batch_size: int) -> int:
     return NUM_STATES * min(max_batch_size, draft.info().max_batch_size, MOST_DRAFTED_FOR)
 
 
-def _draft_bytes(draft: EngineDirectory | None, header: EngineHeader) -> tuple[int, int]:
+def _draft_bytes(draft: EngineDirectory | None, header: EngineHeader, layers: WindowedLayers) -> tuple[int, int]:
     """That a draft engine takes: for good, and for each block of the engine with `header`, for which it drafts."""
     if draft is None:
         return 0, 0
@@ -159,14 +161,13 @@ def _draft_bytes(draft: EngineDirectory | None, header: EngineHeader) -> tuple[i
     fixed += _num_draft_states(draft, header.max_batch_size) * own.state_bytes
     num_rows = 2 * header.max_num_tokens + header.max_batch_size * MAX_PENDING  # handed out and read; and in between
     fixed += num_rows * FLOAT32.num_bytes(own.hidden_width)
-    return fixed, -(-own.kv_bytes_per_block * header.block_size // own.block_size)
+    num_tokens = most_tokens(1, header.max_seq_len, header.block_size, layers)
+    return fixed, -(-own.kv_bytes_per_block * num_tokens // own.block_size)
 
 
-def _cache_layout(
-    directory: EngineDirectory, header: EngineHeader, settings: EngineSettings, draft: EngineDirectory | None
-) -> CacheLayout:
-    """Blocks in files hold all layers, and a draft engine's pool is measured by the tokens of such blocks."""
-    keeps_all = bool(settings.gpu.kv_cache_dir or directory.manifest.prefixes or draft)
+def _cache_layout(directory: EngineDirectory, header: EngineHeader, settings: EngineSettings) -> CacheLayout:
+    """Blocks in files hold all layers."""
+    keeps_all = bool(settings.gpu.kv_cache_dir or directory.manifest.prefixes)
     return cache_layout(directory.engine_file, header, keeps_all=keeps_all)
 
 
@@ -176,9 +177,10 @@ def pool_sizes(
     """Blocks of the KV pool, and slots for states: weights are mapped, and all memory is the machine's. A pool of
     `draft`, for as many tokens, takes part of it."""
     header, file, info = read_header(directory.engine_file), directory.engine_file, directory.info()
-    fixed, for_block = _draft_bytes(draft, header)
-    layout = _cache_layout(directory, header, settings, draft)
-    layers, block_bytes = layout.windowed_layers, layout.block_bytes + for_block
+    layout = _cache_layout(directory, header, settings)
+    layers = layout.windowed_layers
+    fixed, for_block = _draft_bytes(draft, header, layers)
+    block_bytes = layout.block_bytes + for_block
     beside = header.activation_bytes + settings.reserved_bytes + fixed
     num_needed = -(-(settings.max_kv_tokens or info.max_seq_len) // header.block_size)
     of_one = layers.num_blocks_for(info.max_seq_len, header.block_size)

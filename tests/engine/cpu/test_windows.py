@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import aclosing, closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings, GpuSettings
+from llmserve.scheduler.drafts.acceptance import Acceptance
+from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.plan import Chunk, StepPlan
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from tests.checkpoints import make_checkpoint
@@ -136,15 +139,15 @@ REQUESTS = [
 ]  # fmt: skip
 
 
+OPTIONS = BuildOptions(dtype="float32", tokens_per_block=8, max_num_tokens=128, max_batch_size=8, max_seq_len=192)
+
+
 @pytest.fixture(scope="module", params=[FORMATS[0], FORMATS[4]], ids=["float32", "int8"])
 def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineDirectory:
     """Two of its three layers read 16 tokens."""
     folder = tmp_path_factory.mktemp("windowed")
     dtype, quantization, cache_dtype = request.param
-    options = BuildOptions(
-        dtype=dtype, quantization=quantization, kv_cache_dtype=cache_dtype, tokens_per_block=8, max_num_tokens=128,
-        max_batch_size=8, max_seq_len=192,
-    )  # fmt: skip
+    options = replace(OPTIONS, dtype=dtype, quantization=quantization, kv_cache_dtype=cache_dtype)
     build_engine(make_checkpoint(folder / "c", "cohere2"), folder / "e", options)
     return EngineDirectory.open(folder / "e")
 
@@ -188,7 +191,32 @@ def test_answers_are_those_of_a_cache_that_keeps_everything(windowed: EngineDire
     assert found[0] == found[1] == found[2]
 
 
-def test_what_is_in_files_or_drafted_for_keeps_all_blocks(windowed: EngineDirectory, tmp_path: Path) -> None:
+def test_drafts_of_an_engine_change_nothing(
+    windowed: EngineDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own pool has room for as many tokens, and keeps all blocks."""
+    monkeypatch.setattr(Acceptance, "num_likely", lambda drafter, threshold: 4)  # however long its steps take
+    build_engine(make_checkpoint(tmp_path / "c", "cohere2", seed=7), tmp_path / "e", OPTIONS)
+    runner = CpuRunner.open(windowed.engine_file, num_blocks=200, threads=1)
+    with closing(InflightEngine(runner, windowed.info(), SchedulerSettings(speculation=Speculation.OFF))) as engine:
+        plain, _ = told(engine)
+    for policy in Policy:
+        settings = EngineSettings(
+            max_kv_tokens=150, scheduler=SchedulerSettings(policy, speculation=Speculation.DRAFT),
+            gpu=GpuSettings(draft_engine=str(tmp_path / "e")),
+        )  # fmt: skip
+        with closing(open_engine(windowed.path, settings)) as engine:
+            assert isinstance(engine, InflightEngine)
+            found, _ = told(engine)
+            stats, model = engine.stats(), engine._scheduler.speculator.model
+        assert found == plain
+        assert 0 < (stats.total_accepted_tokens or 0) < (stats.total_drafted_tokens or 0)
+        assert (stats.max_num_blocks, stats.used_num_blocks) == (3 * 19, 0)
+        assert model is not None
+        assert (model.pool.num_blocks, model.pool.num_used) == (-(-3 * 19 * 192 // 46) // 8 + 1, 0)
+
+
+def test_what_is_in_files_keeps_all_blocks(windowed: EngineDirectory, tmp_path: Path) -> None:
     """Else the pool has blocks for what the batch can use of windows."""
     header = read_header(windowed.engine_file)
     assert sorted(read_windows(windowed.engine_file, header.max_seq_len).values()) == [16, 16, 192]
@@ -197,11 +225,12 @@ def test_what_is_in_files_or_drafted_for_keeps_all_blocks(windowed: EngineDirect
     assert sorted(layout.places) == [(0, 0), (1, 0), (2, 0)]
     assert cache_layout(windowed.engine_file, header, keeps_all=True) == CacheLayout(header.kv_bytes_per_block)
     of_window, of_sequence = -(-(15 + 64) // 8) + 1, 192 // 8
+    drafting = GpuSettings(draft_engine=str(windowed.path))
     sizes = [
         (EngineSettings(), 8 * (of_sequence + 2 * of_window) + 2 * 128 // 8),
+        (EngineSettings(gpu=drafting), 8 * (of_sequence + 2 * of_window) + 2 * 128 // 8),
         (EngineSettings(max_kv_tokens=80), 3 * 80 // 8),
         (EngineSettings(gpu=GpuSettings(kv_cache_dir=str(tmp_path))), 8 * of_sequence),
-        (EngineSettings(gpu=GpuSettings(draft_engine=str(windowed.path))), 8 * of_sequence),
     ]
     for settings, num_blocks in sizes:
         with closing(open_engine(windowed.path, settings)) as engine:
