@@ -85,6 +85,10 @@ class BlockPool:
     def is_used(self, block: int) -> bool:
         return block in self._ref_counts
 
+    def has(self, block_hash: bytes) -> bool:
+        """Whether a block can be found by it."""
+        return block_hash in self._block_of
+
     def match(self, hashes: Iterable[bytes]) -> list[int]:
         """The blocks that hold the longest known beginning of `hashes`. They are not owned before `acquire`."""
         blocks = []
@@ -111,7 +115,7 @@ class BlockPool:
         self.num_missed += num_blocks
         return blocks
 
-    def adopt(self, block_hash: bytes, parent: bytes, token_ids: Sequence[int]) -> int:
+    def adopt(self, block_hash: bytes, parent: bytes | None = None, token_ids: Sequence[int] = ()) -> int:
         """A free block that can be found from now on, and has to get its content before the next step."""
         block = self._take_oldest()
         self._free[block] = None
@@ -142,7 +146,7 @@ class BlockPool:
     ) -> None:
         """`block` is full and computed: others may share it. Of two with the same content, the first is shared.
 
-        Without a parent it holds some layers only, beside a block that holds the others, and no listener hears of it.
+        Without a parent no listener hears of it: it holds some layers only, beside a block that holds the others.
         """
         if block_hash not in self._block_of:
             self._block_of[block_hash] = block

@@ -58,10 +58,6 @@ class StatePool:
             count = windows.longest(hashes[: count - 1])
         return [], NO_STATE
 
-    def known_behind(self, hashes: Seq[bytes]) -> set[int]:
-        """Numbers of these blocks behind which a state is known."""
-        return {count for count in range(1, len(hashes) + 1) if self.slots.match(hashes[count - 1 : count])}
-
     def start(self, sequence: Sequence, state: int) -> bool:
         """Give it a slot, and `state`, which `match` found, to start from; False when there is none."""
         if not self._config.num_states:

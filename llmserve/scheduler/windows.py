@@ -21,7 +21,7 @@ from itertools import chain
 
 from llmserve.scheduler.blocks import BlockPool
 from llmserve.scheduler.sequence import Sequence
-from llmserve.scheduler.settings import SchedulerConfig
+from llmserve.scheduler.settings import SchedulerConfig, WindowedLayers
 
 GIVEN_BACK = 0  # an entry of a table that is not read
 
@@ -29,6 +29,14 @@ GIVEN_BACK = 0  # an entry of a table that is not read
 def windowed_keys(block_hash: bytes, num_tables: int) -> list[bytes]:
     """Of the blocks that hold layers with a window, where another one with this hash holds the rest."""
     return [block_hash + bytes((table,)) for table in range(num_tables)]
+
+
+def keys_read(layers: WindowedLayers, hashes: Seq[bytes], block_size: int) -> list[bytes]:
+    """Of blocks with a window that a token behind these reads; those of all tables at one place lie together."""
+    if not layers.num_tables:
+        return []
+    read = hashes[layers.first_read(len(hashes) * block_size) // block_size :]
+    return [key for block_hash in read for key in windowed_keys(block_hash, layers.num_tables)]
 
 
 class WindowedBlocks:
@@ -60,16 +68,24 @@ class WindowedBlocks:
         """At a time, at most, unless blocks are left."""
         return self._config.num_windowed_blocks_for(sequence.max_num_cached) if self._num_tables else 0
 
-    def longest(self, hashes: Seq[bytes]) -> int:
-        """How many of these blocks, which are known, are of use: those of a window before their end are known, too."""
+    def longest(self, hashes: Seq[bytes], is_known: Callable[[bytes], bool] | None = None) -> int:
+        """How many of these blocks, which are known, are of use: those of a window before their end are known, too.
+
+        `is_known`: by its key; None: in the pool.
+        """
         if not self._num_tables:
             return len(hashes)
+        is_known = is_known or self.pool.has
         count = index = len(hashes)
         while index > self._first_read(count):
             index -= 1
-            if len(self._known(hashes[index])) < self._num_tables:
+            if not all(map(is_known, windowed_keys(hashes[index], self._num_tables))):
                 count = index
         return count
+
+    def keys(self, hashes: Seq[bytes]) -> list[bytes]:
+        """As `keys_read`."""
+        return keys_read(self._layers, hashes, self._config.block_size)
 
     def num_used(self, hashes: Seq[bytes]) -> int:
         """Blocks that a sequence which begins with these would share with a running one."""
@@ -176,14 +192,8 @@ class WindowedBlocks:
         """The first block that a token behind so many reads."""
         return self._layers.first_read(num_blocks * self._config.block_size) // self._config.block_size
 
-    def _known(self, block_hash: bytes) -> list[int]:
-        return self.pool.match(windowed_keys(block_hash, self._num_tables))
-
     def _found(self, hashes: Seq[bytes]) -> list[int]:
-        """Blocks that a token behind these reads; those of all tables at one place lie together."""
-        if not self._num_tables:
-            return []
-        return [block for block_hash in hashes[self._first_read(len(hashes)) :] for block in self._known(block_hash)]
+        return self.pool.match(self.keys(hashes))
 
     def _give_back(self, tables: Iterable[array[int]]) -> None:
         for blocks in tables:

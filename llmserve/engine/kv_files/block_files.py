@@ -1,9 +1,10 @@
 """A folder of KV blocks: `<engine>/<two digits>/<hash of the block>`, one file each.
 
 A block's hash stands for all tokens up to its end, so equal hashes are equal contents: whoever writes a file writes the
-same, and several servers may share the folder. So does the name of a state that sequences may start from: the hash of
-the last block before it, and `STATE`. A file is renamed into place and begins with a checksum of its name and
-its content. Whatever is wrong with it is a miss, and said once in the log.
+same, and several servers may share the folder. So does the name of a block of layers with a window: the hash, and the
+number of its table. And that of a state that sequences may start from: the hash of the last block before it, and
+`STATE`. A file is renamed into place and begins with a checksum of its name and its content. Whatever is wrong with it
+is a miss, and said once in the log.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MAGIC = b"llmserve KV 1\0\0\0"
 CHECKSUM_BYTES = 32
 HASH_BYTES = 32
 STATE = b"s"  # ends the key of a state
-NAME = re.compile(r"[0-9a-f]{64}(73)?")
+NAME = re.compile(r"[0-9a-f]{64}(73|0[0-9a-f])?")
 BYTES = re.compile(r"(?:-(\d+))?-(\d+)$")  # that end an engine's name: of a state, where there are any, and of a block
 UNFINISHED = "unfinished-"  # begins the name of a file that is being written
 LEFT = 0.9  # of the most bytes, when the oldest files have been removed
@@ -51,7 +52,7 @@ class BlockFiles:
         """`engine`: what a block's content depends on besides its hash; a name for a folder. `max_bytes`: of all
         engines' files. `InvalidArgument` where there can be no such folder; one that is only readable is read.
 
-        Keys are hashes of blocks, and what `state_key` makes of them."""
+        Keys are hashes of blocks, and what `windowed_keys` and `state_key` make of them."""
         self._root = folder
         self._folder = folder / engine
         self.block_bytes = block_bytes
@@ -183,7 +184,7 @@ def state_key(block_hash: bytes) -> bytes:
 
 
 def is_state(key: bytes) -> bool:
-    return len(key) > HASH_BYTES
+    return key[HASH_BYTES:] == STATE
 
 
 def written_files(folder: Path) -> BlockFiles | None:

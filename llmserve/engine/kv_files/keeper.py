@@ -5,8 +5,8 @@ When the engine is closed, the blocks that are left follow. An engine that was s
 while the pool has room. A request whose prompt goes on where the pool ends waits until another thread has read what
 there is; then its blocks are in the pool, as if they had never left it.
 
-Where the network has states, those that sequences may start from are kept likewise, and blocks are of use up to the
-last of them.
+Blocks of layers with a window and states are kept likewise. A prompt's blocks are of use up to the last place where all
+that a sequence reads there is in the pool or in files: those of a window before it, and a state.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from llmserve.errors import Unavailable
 from llmserve.scheduler.blocks import BlockPool
 from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.sequence import Sequence
+from llmserve.scheduler.windows import windowed_keys
 
 MAX_UNWRITTEN = 256 * 2**20  # bytes that wait to be written; what falls out of the pool meanwhile is lost
 MAX_FETCHED = 2**30  # bytes of a prompt
@@ -40,13 +41,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The sequences of a request that has waited, and what was read of its prompt: blocks from `first` on, and perhaps
-    the state behind the last of them."""
+    """The sequences of a request that has waited, and what was read for its prompt, by key."""
 
     sequences: Seq[Sequence]
-    first: int
-    contents: Seq[bytes]
-    state: bytes | None = None
+    contents: Mapping[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class _Kind:
     fallen_out: list[tuple[int, bytes]]
     read: Callable[[int], bytes]
     write: Callable[[int, bytes], None]
-    key: Callable[[bytes], bytes]  # from the hash of a block
+    key: Callable[[bytes], bytes]  # from what the pool finds it by
 
 
 class KvKeeper:
@@ -96,43 +94,51 @@ class KvKeeper:
     def fetch(self, sequences: Seq[Sequence]) -> bool:
         """Whether files are looked through for the prompt of these, a request's: they come back."""
         pool, hashes = self._scheduler.pool, self._scheduler.shareable_hashes(sequences[0])
-        first = len(pool.match(hashes))
-        room = min(pool.num_free - first, MAX_FETCHED // self._files.block_bytes)
+        first, num_windowed = len(pool.match(hashes)), len(self._scheduler.windows.keys(hashes))
+        room = min(pool.num_free - first, MAX_FETCHED // self._files.block_bytes) - num_windowed
         hashes = hashes[: first + max(0, room)]
-        states = self._scheduler.states.known_behind(hashes) if self._has_states else set()
-        if first == len(hashes) and (first in states or not (first and self._has_states)):
+        if self._longest(hashes, self._is_here) == len(hashes):
             return False
-        self._reader.submit(self._read, sequences, first, states, hashes)
+        here = {key for block_hash in hashes for key in self._keys(block_hash) if self._is_here(key)}
+        self._reader.submit(self._read, sequences, hashes, here)
         return True
 
     def restore(self, fetched: Fetched) -> None:
-        """Put what was read into the pool. What somebody else has computed meanwhile stays."""
-        scheduler, sequence = self._scheduler, fetched.sequences[0]
-        pool, size = scheduler.pool, scheduler.config.block_size
-        hashes = scheduler.shareable_hashes(sequence)[: fetched.first + len(fetched.contents)]
-        if len(pool.match(hashes[: fetched.first])) < fetched.first:  # it has fallen out itself: the rest is of no use
-            return
-        here = [block for block_hash in hashes for block in pool.match((block_hash,))]
-        places = [place for place in range(fetched.first, len(hashes)) if not pool.match(hashes[place : place + 1])]
+        """Put what was read into the pool. What somebody else has computed meanwhile stays, and what has fallen out
+        itself is missing."""
+        pool, sequence, contents = self._scheduler.pool, fetched.sequences[0], fetched.contents
+        hashes = self._scheduler.shareable_hashes(sequence)
+        hashes = hashes[: self._longest(hashes, lambda key: key in contents or self._is_here(key))]
+        needed = [*hashes, *self._scheduler.windows.keys(hashes)]
+        here = pool.match(filter(pool.has, needed))
+        missing = [key for key in needed if not pool.has(key)]
         pool.touch(here)
-        contents: dict[int, bytes] = {}
-        for place in reversed(places[: max(0, pool.num_free - len(here))]):  # the end falls out first
-            parent = hashes[place - 1] if place else sequence.cache_root
-            token_ids = sequence.token_ids[place * size : (place + 1) * size]
-            contents[pool.adopt(hashes[place], parent, token_ids)] = fetched.contents[place - fetched.first]
-            self._remember(hashes[place])
+        fitting = missing[: max(0, pool.num_free - len(here))]
+        place_of = {block_hash: place for place, block_hash in enumerate(hashes)}
+        adopted = {  # the end falls out first
+            key: self._adopted(key, place_of.get(key), sequence, hashes) for key in reversed(fitting)
+        }
         pool.touch(here)
         self.keep()
-        for block, content in contents.items():
-            self._blocks.write(block, content)
-        self.num_restored += len(contents)
-        if fetched.state is not None and hashes and len(pool.match(hashes)) == len(hashes):
-            self._restore_state(hashes[-1], fetched.state)
+        for key, block in adopted.items():
+            self._blocks.write(block, contents[key])
+            self._remember(key)
+        self.num_restored += len(adopted)
+        if hashes and state_key(hashes[-1]) in contents and len(fitting) == len(missing):
+            self._restore_state(hashes[-1], contents[state_key(hashes[-1])])
+
+    def _adopted(self, key: bytes, place: int | None, sequence: Sequence, hashes: Seq[bytes]) -> int:
+        """A block for that of the sequence at this place. None: for one of a window."""
+        pool, size = self._scheduler.pool, self._scheduler.config.block_size
+        if place is None:
+            return pool.adopt(key)
+        parent = hashes[place - 1] if place else sequence.cache_root
+        return pool.adopt(key, parent, sequence.token_ids[place * size : (place + 1) * size])
 
     def _restore_state(self, block_hash: bytes, content: bytes) -> None:
         slots = self._states.pool
-        if slots.num_free > 1 and not slots.match((block_hash,)):  # the sequence needs one of its own, too
-            state = slots.adopt(block_hash, b"", ())
+        if slots.num_free > 1 and not slots.has(block_hash):  # the sequence needs one of its own, too
+            state = slots.adopt(block_hash)
             self.keep()
             self._states.write(state, content)
             self._remember(state_key(block_hash))
@@ -221,40 +227,62 @@ class KvKeeper:
     def _adopt(self, contents: Mapping[bytes, bytes]) -> None:
         self.keep()  # of what the last step has given away, a place may be free again
         for key, content in contents.items():
-            kind = self._states if is_state(key) else self._blocks
-            block_hash = key[:HASH_BYTES]
-            if kind.pool.has_blank and not kind.pool.match((block_hash,)):
-                kind.write(kind.pool.adopt(block_hash, b"", ()), content)
+            kind, name = self._place(key)
+            if kind.pool.has_blank and not kind.pool.has(name):
+                kind.write(kind.pool.adopt(name), content)
                 self._remember(key)
                 self.num_restored += kind is self._blocks
 
-    def _read(self, sequences: Seq[Sequence], first: int, states: Set[int], hashes: Seq[bytes]) -> None:
-        """`first`: blocks that are in the pool; `states`: numbers of blocks behind which there is a state."""
-        contents: list[bytes] = []
-        num_blocks, state = len(hashes), None
+    def _read(self, sequences: Seq[Sequence], hashes: Seq[bytes], here: Set[bytes]) -> None:
+        contents: dict[bytes, bytes] = {}
         try:
-            if self._has_states:
-                num_blocks, state = self._last_state(hashes, first, states)
-            for block_hash in hashes[first:num_blocks]:
-                if (content := self._found(block_hash)) is None:
-                    break
-                contents.append(content)
+            self._read_into(contents, hashes, here)
         finally:
-            is_whole = first + len(contents) >= num_blocks
-            self._come_back(Fetched(sequences, min(first, num_blocks), contents, state if is_whole else None))
+            self._come_back(Fetched(sequences, contents))
 
-    def _last_state(self, hashes: Seq[bytes], first: int, states: Set[int]) -> tuple[int, bytes | None]:
-        """The most blocks, all in the pool or in files, behind which there is a state; and that state, if in a file."""
-        there = takewhile(lambda key: key in self._unwritten or self._files.has(key), hashes[first:])
-        for num_blocks in range(first + sum(1 for _ in there), 0, -1):
-            if num_blocks in states:
-                return num_blocks, None
-            if (state := self._found(state_key(hashes[num_blocks - 1]))) is not None:
-                return num_blocks, state
-        return 0, None
+    def _read_into(self, contents: dict[bytes, bytes], hashes: Seq[bytes], here: Set[bytes]) -> None:
+        """What the longest beginning needs beside what is here. What cannot be read is as if it was nowhere."""
+        lost: set[bytes] = set()
 
-    def _found(self, key: bytes) -> bytes | None:
-        return self._unwritten.get(key) or self._files.read(key)
+        def is_there(key: bytes) -> bool:
+            is_read = key in here or key in contents
+            return is_read or (key not in lost and (key in self._unwritten or self._files.has(key)))
+
+        while True:
+            longest = hashes[: self._longest(hashes, is_there)]
+            needed = [*longest, *self._scheduler.windows.keys(longest)]
+            needed += map(state_key, longest[-1:]) if self._has_states else ()
+            missing = [key for key in needed if key not in here and key not in contents]
+            if not missing:
+                return
+            for key in missing:
+                content = self._unwritten.get(key) or self._files.read(key)
+                if content is None:
+                    lost.add(key)
+                else:
+                    contents[key] = content
+
+    def _longest(self, hashes: Seq[bytes], is_there: Callable[[bytes], bool]) -> int:
+        """The most of these blocks that a sequence may begin with."""
+        longest = partial(self._scheduler.windows.longest, is_known=is_there)
+        count = longest(hashes[: sum(1 for _ in takewhile(is_there, hashes))])
+        while count and self._has_states and not is_there(state_key(hashes[count - 1])):
+            count = longest(hashes[: count - 1])
+        return count
+
+    def _keys(self, block_hash: bytes) -> Iterator[bytes]:
+        """Of all that there may be of a sequence up to this block's end."""
+        yield block_hash
+        yield from windowed_keys(block_hash, self._scheduler.config.windowed_layers.num_tables)
+        yield from (state_key(block_hash),) if self._has_states else ()
+
+    def _is_here(self, key: bytes) -> bool:
+        kind, name = self._place(key)
+        return kind.pool.has(name)
+
+    def _place(self, key: bytes) -> tuple[_Kind, bytes]:
+        """Where what has this key belongs, and how it is found there."""
+        return (self._states, key[:HASH_BYTES]) if is_state(key) else (self._blocks, key)
 
     @property
     def _has_states(self) -> bool:

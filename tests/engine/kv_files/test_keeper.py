@@ -21,12 +21,15 @@ from llmserve.engine.kv_files.block_files import BlockFiles, is_state, state_key
 from llmserve.engine.kv_files.keeper import KvKeeper
 from llmserve.scheduler.blocks import hash_block
 from llmserve.scheduler.scheduler import Scheduler
-from llmserve.scheduler.settings import Policy, SchedulerSettings
+from llmserve.scheduler.settings import Policy, SchedulerSettings, WindowedLayers
+from llmserve.scheduler.windows import windowed_keys
 from tests.engine.fake.pipelined import PipelinedFakeRunner
 
 INFO = replace(FAKE_RUNNER_INFO, num_blocks=12)  # of four tokens: room for one prompt and its answer
 BLOCK_BYTES = 8 * INFO.block_size
 STATES = replace(INFO, num_states=5, state_bytes=8, block_bytes=4)  # one behind every second block
+WINDOWS = replace(INFO, num_blocks=24, windowed_layers=WindowedLayers(window=10, num_tables=2, least_chunk=8))
+BOTH = replace(STATES, num_blocks=24, windowed_layers=WINDOWS.windowed_layers)
 LONG = tuple(range(32))
 
 
@@ -85,12 +88,20 @@ async def test_a_restart_begins_with_what_was_in_the_pool(tmp_path: Path) -> Non
     assert (found, usage.cached_tokens) == (fake_answer(LONG, 8), 0)
 
 
+def hashes_of(token_ids: Sequence[int]) -> list[bytes]:
+    found: list[bytes] = []
+    for start in range(0, len(token_ids), INFO.block_size):
+        found.append(hash_block(found[-1] if found else b"", token_ids[start : start + INFO.block_size]))
+    return found
+
+
 def state_files(folder: Path) -> list[Path]:
     return [path for path in oldest_first(folder) if is_state(bytes.fromhex(path.name))]
 
 
-async def test_states_outlive_the_pool_and_the_process(tmp_path: Path) -> None:
-    engine = opened(tmp_path, runner=STATES)
+@pytest.mark.parametrize("runner", [STATES, WINDOWS, BOTH], ids=["states", "windows", "both"])
+async def test_states_and_windows_outlive_the_pool_and_the_process(tmp_path: Path, runner: RunnerInfo) -> None:
+    engine = opened(tmp_path, runner=runner)
     first, usage = await answer(engine, LONG)
     assert usage.cached_tokens == 0
     for start in (100, 200, 300):  # needs the whole pool, and all slots
@@ -98,7 +109,7 @@ async def test_states_outlive_the_pool_and_the_process(tmp_path: Path) -> None:
     again, usage = await answer(engine, LONG)
     assert (again, usage.cached_tokens) == (first, 28)
     engine.close()
-    engine = opened(tmp_path, runner=STATES)
+    engine = opened(tmp_path, runner=runner)
     found, usage = await answer(engine, LONG)
     longer, more = await answer(engine, (*LONG, 77, 78))
     engine.close()
@@ -107,13 +118,33 @@ async def test_states_outlive_the_pool_and_the_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["gone", "damaged"])
+async def test_without_its_window_a_shorter_beginning_is_found(tmp_path: Path, fault: str) -> None:
+    """Behind 28 tokens, blocks 4 to 6 are read; behind 20, blocks 2 to 4. Only what is computed is written again."""
+    engine = opened(tmp_path, runner=WINDOWS)
+    first, _ = await answer(engine, LONG)
+    engine.close()
+    hashes = hashes_of(LONG[:28])
+    paths = {path.name: path for path in oldest_first(tmp_path)}
+    assert {key.hex() for block_hash in hashes for key in windowed_keys(block_hash, 2)} <= paths.keys()
+    for lost, num_found in (([(3, 0)], 28), ([(5, 1)], 12), ([(5, 1)], 20), ([(0, 0), (2, 1), (4, 0)], 0)):
+        for place, table in lost:
+            path = paths[windowed_keys(hashes[place], 2)[table].hex()]
+            if fault == "gone":
+                path.unlink(missing_ok=True)
+            else:
+                path.write_bytes(b"something else")
+        engine = opened(tmp_path, runner=WINDOWS)
+        found, usage = await answer(engine, LONG, 1)
+        engine.close()
+        assert (found, usage.cached_tokens) == (first[:1], num_found)
+
+
+@pytest.mark.parametrize("fault", ["gone", "damaged"])
 async def test_without_a_state_an_earlier_one_is_found(tmp_path: Path, fault: str) -> None:
     engine = opened(tmp_path, runner=STATES)
     first, _ = await answer(engine, LONG)
     engine.close()
-    hashes = [b""]
-    for start in range(0, 28, 4):
-        hashes.append(hash_block(hashes[-1], LONG[start : start + 4]))
+    hashes = [b"", *hashes_of(LONG[:28])]
     paths = {path.name: path for path in state_files(tmp_path)}
     assert {state_key(hashes[count]).hex() for count in (2, 4, 6, 7)} <= paths.keys()
     for counts, num_found in (((6, 7), 16), ((2, 4, 6, 7), 0)):
@@ -259,8 +290,8 @@ async def test_a_runner_that_begins_steps_ahead_has_no_files(tmp_path: Path) -> 
     assert oldest_first(tmp_path) == []
 
 
-@pytest.mark.parametrize("runner", [INFO, STATES], ids=["plain", "states"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("runner", [INFO, STATES, WINDOWS, BOTH], ids=["plain", "states", "windows", "both"])
+@pytest.mark.parametrize("seed", range(4))
 async def test_answers_do_not_depend_on_files(tmp_path: Path, seed: int, runner: RunnerInfo) -> None:
     """Prompts with few beginnings in a pool for few of them, restarts, and files that are damaged or gone."""
     rng = random.Random(seed)
