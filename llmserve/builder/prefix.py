@@ -108,9 +108,13 @@ def seal_prefixes(path: Path, prefixes: Sequence[Prefix], *, threads: int = 0) -
 
 def _written(folder: Path, header: Header) -> SealedPrefixes | None:
     """What an engine has kept there of the header's prefixes; None where something is missing."""
-    if (files := written_files(folder)) is None:
+    if (written := written_files(folder)) is None:
         return None
-    header = replace(header, block_bytes=files.block_bytes, state_bytes=files.state_bytes)
+    files, layers = written
+    header = replace(
+        header, block_bytes=files.block_bytes, state_bytes=files.state_bytes, window=layers.window,
+        num_tables=layers.num_tables,
+    )  # fmt: skip
     keys = [*header.blocks(), *map(state_key, header.states())]
     contents = [content for key in keys if (content := files.read(key)) is not None]
     return SealedPrefixes(header, contents) if len(contents) == len(keys) else None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import Engine, RunnerInfo
-from llmserve.engine.cpu.cache_layout import CacheLayout, cache_layout
+from llmserve.engine.cpu.cache_layout import cache_layout
 from llmserve.engine.cpu.layout import EngineHeader
 from llmserve.engine.cpu.needs import NEEDS
 from llmserve.engine.cpu.oversize import left_beside_weights, oversize_warning
@@ -70,16 +70,16 @@ class CpuRuntime:
         honoured = HONOURED if draft is None else (*HONOURED, "draft_engine")
         for text in settings.gpu.without_effect(honoured, AS_IT_IS):
             logger.warning("%s", text)
-        layout = _cache_layout(directory, header, settings)
+        layout = cache_layout(file, header)
         taken = num_blocks * layout.block_bytes + num_states * header.state_bytes + header.activation_bytes
         if taken + file.stat().st_size > (available := available_memory_bytes()):
             logger.warning("%s", oversize_warning(file, available, taken))
         runner = CpuRunner.open(
-            file, num_blocks=num_blocks, threads=settings.threads, num_states=num_states, keeps_all=not layout.places,
+            file, num_blocks=num_blocks, threads=settings.threads, num_states=num_states, keeps_all=False,
             handed_out=draft.hidden_width if draft else 0,
         )  # fmt: skip
         info = replace(directory.info(), kernels=runner.isa)
-        files = block_files(settings.gpu, info, runner.info.block_bytes, runner.info.state_bytes)
+        files = block_files(settings.gpu, info, runner.info)
         prefixes = load_prefixes(directory, runner.isa, runner.info) if settings.scheduler.reuses_blocks else None
         drafting = None if draft is None else DraftEngine(_draft_runner(draft, runner.info, settings), runner.info)
         return InflightEngine(
@@ -165,19 +165,13 @@ def _draft_bytes(draft: EngineDirectory | None, header: EngineHeader, layers: Wi
     return fixed, -(-own.kv_bytes_per_block * num_tokens // own.block_size)
 
 
-def _cache_layout(directory: EngineDirectory, header: EngineHeader, settings: EngineSettings) -> CacheLayout:
-    """Blocks in files hold all layers."""
-    keeps_all = bool(settings.gpu.kv_cache_dir or directory.manifest.prefixes)
-    return cache_layout(directory.engine_file, header, keeps_all=keeps_all)
-
-
 def pool_sizes(
     directory: EngineDirectory, settings: EngineSettings, draft: EngineDirectory | None = None
 ) -> tuple[int, int]:
     """Blocks of the KV pool, and slots for states: weights are mapped, and all memory is the machine's. A pool of
     `draft`, for as many tokens, takes part of it."""
     header, file, info = read_header(directory.engine_file), directory.engine_file, directory.info()
-    layout = _cache_layout(directory, header, settings)
+    layout = cache_layout(file, header)
     layers = layout.windowed_layers
     fixed, for_block = _draft_bytes(draft, header, layers)
     block_bytes = layout.block_bytes + for_block

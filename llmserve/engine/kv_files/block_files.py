@@ -19,16 +19,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmserve.engine.base import EngineInfo
+from llmserve.engine.base import EngineInfo, RunnerInfo
 from llmserve.engine.settings import GpuSettings
 from llmserve.errors import InvalidArgument
+from llmserve.scheduler.settings import WindowedLayers
 
 MAGIC = b"llmserve KV 1\0\0\0"
 CHECKSUM_BYTES = 32
 HASH_BYTES = 32
 STATE = b"s"  # ends the key of a state
 NAME = re.compile(r"[0-9a-f]{64}(73|0[0-9a-f])?")
-BYTES = re.compile(r"(?:-(\d+))?-(\d+)$")  # that end an engine's name: of a state, where there are any, and of a block
+# Ends an engine's name: tables and window of layers with a window, bytes of a state, and bytes of a block.
+SIZES = re.compile(r"(?:-(\d+)x(\d+))?(?:-(\d+))?-(\d+)$")
 UNFINISHED = "unfinished-"  # begins the name of a file that is being written
 LEFT = 0.9  # of the most bytes, when the oldest files have been removed
 DEFAULT_MAX_BYTES = 10 * 2**30
@@ -187,12 +189,14 @@ def is_state(key: bytes) -> bool:
     return key[HASH_BYTES:] == STATE
 
 
-def written_files(folder: Path) -> BlockFiles | None:
+def written_files(folder: Path) -> tuple[BlockFiles, WindowedLayers] | None:
     """Of the one engine that has written into `folder`; None where there is none."""
     engines = [path.name for path in folder.iterdir()]
-    if len(engines) != 1 or (found := BYTES.search(engines[0])) is None:
+    if len(engines) != 1 or (found := SIZES.search(engines[0])) is None:
         return None
-    return BlockFiles(folder, engines[0], int(found[2]), state_bytes=int(found[1] or 0))
+    num_tables, window, state_bytes, block_bytes = (int(size or 0) for size in found.groups())
+    files = BlockFiles(folder, engines[0], block_bytes, state_bytes=state_bytes)
+    return files, WindowedLayers(window, num_tables)
 
 
 def _checksum(key: bytes, content: bytes) -> bytes:
@@ -201,10 +205,13 @@ def _checksum(key: bytes, content: bytes) -> bytes:
     return checksum.digest()
 
 
-def block_files(settings: GpuSettings, info: EngineInfo, block_bytes: int, state_bytes: int = 0) -> BlockFiles | None:
-    """Where the operator wants them. Contents depend on the engine, on its kernels, and on how long a block is."""
+def block_files(settings: GpuSettings, info: EngineInfo, runner: RunnerInfo) -> BlockFiles | None:
+    """Where the operator wants them. Contents depend on the engine, on its kernels, and on what a block holds."""
     if not settings.kv_cache_dir:
         return None
-    engine = f"{info.digest}-{info.kernels}-{f'{state_bytes}-' if state_bytes else ''}{block_bytes}"
+    layers, state_bytes, block_bytes = runner.windowed_layers, runner.state_bytes, runner.block_bytes
+    windows = (f"{layers.num_tables}x{layers.window}",) if layers.num_tables else ()
+    sizes = (*windows, *((state_bytes,) if state_bytes else ()), block_bytes)
+    engine = "-".join(map(str, (info.digest, info.kernels, *sizes)))
     max_bytes = settings.kv_cache_disk_size or DEFAULT_MAX_BYTES
     return BlockFiles(Path(settings.kv_cache_dir), engine, block_bytes, max_bytes, state_bytes=state_bytes)

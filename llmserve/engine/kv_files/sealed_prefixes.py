@@ -21,6 +21,8 @@ from llmserve.engine.base import BlockRunner, RunnerInfo
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.scheduler.blocks import ROOT_HASH, hash_block
 from llmserve.scheduler.scheduler import Scheduler
+from llmserve.scheduler.settings import WindowedLayers
+from llmserve.scheduler.windows import keys_read
 
 MAGIC = b"llmserve prefixes 1\n"
 COMMAND = "llmserve prefix"
@@ -29,8 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 class PrefixBlock(NamedTuple):
-    parent: bytes
-    token_ids: tuple[int, ...]
+    """Nothing is said of a block of layers with a window."""
+
+    parent: bytes | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +47,21 @@ class Header:
     block_bytes: int
     prefixes: tuple[tuple[int, ...], ...]  # token ids
     state_bytes: int = 0  # of each state; 0: the network has none
+    window: int = 0  # of layers whose blocks have tables of their own, as in `WindowedLayers`
+    num_tables: int = 0
 
     def blocks(self) -> dict[bytes, PrefixBlock]:
-        """The full blocks of all prefixes by their hashes, in the order of the file: a beginning before its end."""
+        """All prefixes' full blocks, and those of a window before their ends, by their keys. In the order of the file:
+        a beginning before its end."""
+        layers, size = WindowedLayers(self.window, self.num_tables), self.block_size
         found: dict[bytes, PrefixBlock] = {}
         for token_ids in self.prefixes:
-            parent = ROOT_HASH
-            for start in range(0, len(token_ids) - self.block_size + 1, self.block_size):
-                block = PrefixBlock(parent, tuple(token_ids[start : start + self.block_size]))
-                parent = hash_block(*block)
-                found[parent] = block
+            hashes = [ROOT_HASH]
+            for start in range(0, len(token_ids) - size + 1, size):
+                parent, ids = hashes[-1], tuple(token_ids[start : start + size])
+                hashes.append(hash_block(parent, ids))
+                found[hashes[-1]] = PrefixBlock(parent, ids)
+            found |= {key: PrefixBlock() for key in keys_read(layers, hashes[1:], size)}
         return found
 
     def states(self) -> list[bytes]:
@@ -61,7 +70,7 @@ class Header:
             return []
         last = []
         for token_ids in self.prefixes:
-            *_, block_hash = replace(self, prefixes=(token_ids,)).blocks()
+            *_, block_hash = replace(self, prefixes=(token_ids,), num_tables=0).blocks()
             last.append(block_hash)
         return list(dict.fromkeys(last))
 
@@ -84,7 +93,7 @@ class SealedPrefixes:
             runner.write_block(pool.adopt(block_hash, parent, token_ids), self.contents[index])
         for block_hash, content in zip(self.header.states(), self.contents[len(blocks) :], strict=True):
             if scheduler.states.slots.has_blank:
-                runner.write_state(scheduler.states.slots.adopt(block_hash, b"", ()), content)
+                runner.write_state(scheduler.states.slots.adopt(block_hash), content)
         logger.info("%d of %d KV blocks of sealed prefixes are in the cache", num_fitting, len(blocks))
 
 
@@ -119,7 +128,7 @@ def _read(directory: EngineDirectory, kernels: str, runner: RunnerInfo) -> Seale
     header = Header(**{**document, "prefixes": tuple(map(tuple, document["prefixes"]))})
     expected = Header(
         directory.manifest.engine_digest, kernels, runner.block_size, runner.block_bytes, header.prefixes,
-        runner.state_bytes,
+        runner.state_bytes, runner.windowed_layers.window, runner.windowed_layers.num_tables,
     )  # fmt: skip
     if header != expected:
         raise ValueError(f"{name} is of another engine, or its KV blocks have another format")

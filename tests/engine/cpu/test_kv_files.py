@@ -1,5 +1,5 @@
-"""A KV block that comes back from a file is what a cold prefill computes, bit for bit, in every cache format. So is a
-state."""
+"""A KV block that comes back from a file is what a cold prefill computes, bit for bit, in every cache format. So are a
+state and a block of layers with a window."""
 
 from __future__ import annotations
 
@@ -34,15 +34,19 @@ STATES = {
     "falcon-h1": BuildOptions(dtype="float16", quantization="int8"),
     "lfm2": BuildOptions(dtype="float32"),
 }
+WINDOWS = {
+    "cohere2": BuildOptions(dtype="float32"),  # two of three layers read 16 tokens
+    "gemma3": BuildOptions(dtype="float16", quantization="int8", kv_cache_dtype="int8"),
+}
 OpenEngine = Callable[[Path, EngineSettings], Engine]
 
 
-@pytest.fixture(scope="module", params=[*OPTIONS, *STATES])
+@pytest.fixture(scope="module", params=[*OPTIONS, *STATES, *WINDOWS])
 def engine_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = str(request.param)
     folder = tmp_path_factory.mktemp(name)
-    make_checkpoint(folder / "checkpoint", name if name in STATES else "llama")
-    options = replace((OPTIONS | STATES)[name], tokens_per_block=8, max_num_tokens=64, max_batch_size=4)
+    make_checkpoint(folder / "checkpoint", "llama" if name in OPTIONS else name)
+    options = replace((OPTIONS | STATES | WINDOWS)[name], tokens_per_block=8, max_num_tokens=64, max_batch_size=4)
     build_engine(folder / "checkpoint", folder / "engine", options)
     return folder / "engine"
 

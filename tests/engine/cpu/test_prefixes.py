@@ -15,7 +15,7 @@ from llmserve.builder import prefix as prefix_module
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.prefix import Prefix, seal_prefixes
-from llmserve.engine.cpu.runner import available_isas
+from llmserve.engine.cpu.runner import available_isas, read_header
 from llmserve.engine.directory.artifact import MANIFEST_FILE, EngineDirectory
 from llmserve.engine.directory.manifest import FileRecord
 from llmserve.engine.kv_files.sealed_prefixes import MAGIC
@@ -37,6 +37,7 @@ OPTIONS = {
     "float32": BuildOptions(dtype="float32"),
     "int8 cache": BuildOptions(dtype="float16", quantization="int4", kv_cache_dtype="int8"),
     "qwen3.5": BuildOptions(dtype="float32"),  # with states
+    "cohere2": BuildOptions(dtype="float32"),  # two of three layers read 16 tokens
 }
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
@@ -45,7 +46,7 @@ CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 def engine_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = str(request.param)
     folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
-    make_checkpoint(folder / "checkpoint", name if name == "qwen3.5" else "llama")
+    make_checkpoint(folder / "checkpoint", name if name in ("qwen3.5", "cohere2") else "llama")
     options = replace(OPTIONS[name], tokens_per_block=BLOCK, max_num_tokens=32, max_batch_size=4)
     build_engine(folder / "checkpoint", folder / "engine", options)
     return folder / "engine"
@@ -104,6 +105,23 @@ def test_files_of_the_cache_have_them_too(sealed: Path, tmp_path: Path) -> None:
     assert sum(more) > sum(cached) > 0  # the rest of the prompts, from files
 
 
+@pytest.mark.parametrize("engine_dir", ["cohere2"], indirect=True)
+def test_of_layers_with_a_window_the_end_is_kept(sealed: Path, engine_dir: Path) -> None:
+    """Who shares less computes it all, and leaves what the next one finds."""
+    [name] = EngineDirectory.open(sealed).manifest.prefixes
+    header = read_header(EngineDirectory.open(sealed).engine_file)
+    lengths = [len(prefix.token_ids(Preprocessor.open(sealed))) // BLOCK for prefix in PREFIXES]
+    num_blocks = sum(lengths) + len(PREFIXES) * 2 * 16 // BLOCK
+    content = (sealed / name).read_bytes().removeprefix(MAGIC).partition(b"\n")[2]
+    assert len(content) == num_blocks * header.kv_bytes_per_block // 3 < sum(lengths) * header.kv_bytes_per_block
+    ids = prompts(sealed)[0]
+    shorter = [ids[: (lengths[0] - 1) * BLOCK + 1], ids[: lengths[0] * BLOCK + 1], ids[: (lengths[0] - 1) * BLOCK + 1]]
+    cold, _ = full_answers(open_engine(engine_dir, EngineSettings(max_kv_tokens=512)), shorter)
+    found, cached = full_answers(open_engine(sealed, EngineSettings(max_kv_tokens=512)), shorter)
+    assert found == cold
+    assert cached == [0, lengths[0] * BLOCK, (lengths[0] - 1) * BLOCK]
+
+
 def record_as(path: Path, data: bytes) -> None:
     """As if the manifest said so."""
     manifest = EngineDirectory.open(path).manifest
@@ -144,6 +162,7 @@ def test_what_does_not_fit_is_a_miss_and_a_word_in_the_log(
         {"block_bytes": 1},
         {"kernels": "neon"},
         {"state_bytes": 4},
+        {"num_tables": 2},
     ):
         record_as(sealed, changed(**other))
         misses("is of another engine, or its KV blocks have another format")

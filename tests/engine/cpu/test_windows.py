@@ -216,8 +216,7 @@ def test_drafts_of_an_engine_change_nothing(
         assert (model.pool.num_blocks, model.pool.num_used) == (-(-3 * 19 * 192 // 46) // 8 + 1, 0)
 
 
-def test_what_is_in_files_keeps_all_blocks(windowed: EngineDirectory, tmp_path: Path) -> None:
-    """Else the pool has blocks for what the batch can use of windows."""
+def test_the_pool_has_blocks_for_what_the_batch_can_use(windowed: EngineDirectory, tmp_path: Path) -> None:
     header = read_header(windowed.engine_file)
     assert sorted(read_windows(windowed.engine_file, header.max_seq_len).values()) == [16, 16, 192]
     layout = cache_layout(windowed.engine_file, header)
@@ -225,12 +224,12 @@ def test_what_is_in_files_keeps_all_blocks(windowed: EngineDirectory, tmp_path: 
     assert sorted(layout.places) == [(0, 0), (1, 0), (2, 0)]
     assert cache_layout(windowed.engine_file, header, keeps_all=True) == CacheLayout(header.kv_bytes_per_block)
     of_window, of_sequence = -(-(15 + 64) // 8) + 1, 192 // 8
-    drafting = GpuSettings(draft_engine=str(windowed.path))
+    for_batch = 8 * (of_sequence + 2 * of_window) + 2 * 128 // 8
     sizes = [
-        (EngineSettings(), 8 * (of_sequence + 2 * of_window) + 2 * 128 // 8),
-        (EngineSettings(gpu=drafting), 8 * (of_sequence + 2 * of_window) + 2 * 128 // 8),
         (EngineSettings(max_kv_tokens=80), 3 * 80 // 8),
-        (EngineSettings(gpu=GpuSettings(kv_cache_dir=str(tmp_path))), 8 * of_sequence),
+        (EngineSettings(), for_batch),
+        (EngineSettings(gpu=GpuSettings(draft_engine=str(windowed.path))), for_batch),
+        (EngineSettings(gpu=GpuSettings(kv_cache_dir=str(tmp_path))), for_batch),
     ]
     for settings, num_blocks in sizes:
         with closing(open_engine(windowed.path, settings)) as engine:

@@ -6,15 +6,19 @@ import errno
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llmserve.engine.base import EngineInfo
+from llmserve.engine.fake import FAKE_RUNNER_INFO
 from llmserve.engine.kv_files.block_files import BlockFiles, block_files, state_key, written_files
 from llmserve.engine.settings import GpuSettings
 from llmserve.errors import InvalidArgument
 from llmserve.scheduler.blocks import hash_block
+from llmserve.scheduler.settings import NO_WINDOWS, WindowedLayers
+from llmserve.scheduler.windows import windowed_keys
 
 SIZE = 64
 FILE_BYTES = SIZE + 16 + 32
@@ -47,7 +51,8 @@ def test_what_is_written_is_read_by_others_too(tmp_path: Path) -> None:
 def test_a_state_has_the_hash_of_the_block_before_it(tmp_path: Path) -> None:
     settings = GpuSettings(kv_cache_dir=str(tmp_path))
     info = EngineInfo("e", "cpu", "E", "float16", "d" * 64, 83, 96, 8, 96, kernels="avx2")
-    here = block_files(settings, info, SIZE, state_bytes=24)
+    sizes = replace(FAKE_RUNNER_INFO, block_bytes=SIZE, state_bytes=24)
+    here = block_files(settings, info, sizes)
     assert here is not None
     states = [state_key(block(number)[0]) for number in range(3)]
     for number, key in enumerate(states):
@@ -57,15 +62,35 @@ def test_a_state_has_the_hash_of_the_block_before_it(tmp_path: Path) -> None:
     for place, key in enumerate((*states, *(block(number)[0] for number in range(3)))):
         os.utime(next(path for path in paths(tmp_path) if path.name == key.hex()), (place, place))
     assert here.latest(1, 2) == [states[1], states[2], block(2)[0]]
-    found = written_files(tmp_path)
-    assert found is not None
+    written = written_files(tmp_path)
+    assert written is not None
+    found, layers = written
     assert (found.block_bytes, found.state_bytes, found.read(states[2])) == (SIZE, 24, bytes([2]) * 24)
-    other = block_files(settings, info, SIZE, state_bytes=28)
-    plain = block_files(settings, info, SIZE)
+    assert layers == NO_WINDOWS
+    other = block_files(settings, info, replace(sizes, state_bytes=28))
+    plain = block_files(settings, info, replace(sizes, state_bytes=0))
     assert other is not None
     assert plain is not None
     assert not other.has(states[0])
     assert not plain.has(block(0)[0])
+
+
+@pytest.mark.parametrize("state_bytes", [0, 24])
+def test_a_block_of_a_window_has_the_number_of_its_table(tmp_path: Path, state_bytes: int) -> None:
+    settings = GpuSettings(kv_cache_dir=str(tmp_path))
+    info = EngineInfo("e", "cpu", "E", "float16", "d" * 64, 83, 96, 8, 96, kernels="avx512")
+    layers = WindowedLayers(window=128, num_tables=3)
+    sizes = replace(FAKE_RUNNER_INFO, block_bytes=SIZE, state_bytes=state_bytes, windowed_layers=layers)
+    here = block_files(settings, info, sizes)
+    assert here is not None
+    keys = windowed_keys(block(0)[0], 3)
+    assert all(here.write(key, bytes([place]) * SIZE) for place, key in enumerate(keys))
+    assert sorted(here.latest(3)) == keys
+    written = written_files(tmp_path)
+    assert written is not None
+    found, read = written
+    assert [found.read(key) for key in keys] == [bytes([place]) * SIZE for place in range(3)]
+    assert (found.block_bytes, found.state_bytes, read) == (SIZE, state_bytes, layers)
 
 
 def cut(path: Path) -> None:
