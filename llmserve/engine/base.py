@@ -40,13 +40,16 @@ class RunnerInfo:
     hidden_width: int = 0  # of a hidden row, which it reads beside each token (`StepPlan.hidden`)
     windowed_layers: WindowedLayers = NO_WINDOWS  # whose blocks have tables of their own
 
+    def num_whole(self, num_blocks: int) -> int:
+        """How many blocks with all layers take the memory of these, each of which may have a part of the layers."""
+        return num_blocks // (1 + self.windowed_layers.num_tables)
+
     @property
     def longest_fitting(self) -> int:
         """Tokens of the longest sequence that the pool has room for."""
         layers = self.windowed_layers
         num_left = self.num_blocks - layers.num_blocks_for(self.max_seq_len, self.block_size)
-        num_short = self.num_blocks // (1 + layers.num_tables)
-        return max(num_left, num_short) * self.block_size
+        return max(num_left, self.num_whole(self.num_blocks)) * self.block_size
 
     @property
     def checkpoint_blocks(self) -> int:
@@ -190,7 +193,7 @@ class EngineStats:
     num_paused_requests: int = 0  # preempted, waiting to be recomputed
     num_ctx_tokens: int = 0
     tokens_per_block: int = 0
-    max_num_blocks: int = 0
+    max_num_blocks: int = 0  # of the KV cache; each as large as its tokens are with all layers, likewise the next two
     free_num_blocks: int = 0
     used_num_blocks: int = 0
     reused_blocks: int = 0

@@ -365,6 +365,7 @@ class InflightEngine:
         context = [chunk for chunk in plan.chunks if chunk.is_context]
         num_ctx_tokens = sum(len(chunk.token_ids) for chunk in context)
         self._num_ctx_tokens += num_ctx_tokens
+        max_num_blocks, num_free = (self._limits.num_whole(count) for count in (pool.num_blocks, pool.num_free))
         return EngineStats(
             iteration=self._num_steps,
             num_waiting_requests=len(scheduler.waiting),
@@ -376,9 +377,9 @@ class InflightEngine:
             num_paused_requests=scheduler.num_paused,
             num_ctx_tokens=num_ctx_tokens,
             tokens_per_block=self._limits.block_size,
-            max_num_blocks=pool.num_blocks,
-            free_num_blocks=pool.num_free,
-            used_num_blocks=pool.num_used,
+            max_num_blocks=max_num_blocks,
+            free_num_blocks=num_free,
+            used_num_blocks=max_num_blocks - num_free,
             reused_blocks=pool.num_reused,
             missed_blocks=pool.num_missed,
             gpu_mem_usage=self._limits.gpu_bytes,

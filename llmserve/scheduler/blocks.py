@@ -99,20 +99,20 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def acquire(self, blocks: Sequence[int]) -> None:
-        """One more owner for each of `blocks`, which `match` found."""
+    def acquire(self, blocks: Sequence[int], *, counts: bool = True) -> None:
+        """One more owner for each of `blocks`, which `match` found. `counts`: as reused."""
         for block in blocks:
             self._free.pop(block, None)
             self._ref_counts[block] = self._ref_counts.get(block, 0) + 1
-        self.num_reused += len(blocks)
+        self.num_reused += len(blocks) * counts
 
-    def allocate(self, num_blocks: int) -> list[int]:
-        """Take the least recently used free blocks; their old content is forgotten."""
+    def allocate(self, num_blocks: int, *, counts: bool = True) -> list[int]:
+        """Take the least recently used free blocks; their old content is forgotten. `counts`: as missed."""
         assert num_blocks <= self.num_free, "the caller has checked num_free"
         blocks = [self._take_oldest() for _ in range(num_blocks)]
         for block in blocks:
             self._ref_counts[block] = 1
-        self.num_missed += num_blocks
+        self.num_missed += num_blocks * counts
         return blocks
 
     def adopt(self, block_hash: bytes, parent: bytes | None = None, token_ids: Sequence[int] = ()) -> int:

@@ -97,7 +97,7 @@ class WindowedBlocks:
             return
         self._num_shared += self.num_used(hashes)
         found = self._found(hashes)
-        self.pool.acquire(found)
+        self.pool.acquire(found, counts=False)
         first = self._first_read(len(hashes))
         before = array("i", [GIVEN_BACK]) * first
         sequence.windowed = tuple(before + array("i", found[table :: self._num_tables]) for table in self._tables)
@@ -123,7 +123,7 @@ class WindowedBlocks:
             return
         end = self._config.num_blocks_for(sequence.num_computed_tokens + num_tokens)
         if (num_missing := end - len(sequence.windowed[0])) > 0:
-            blocks = self.pool.allocate(num_missing * self._num_tables)
+            blocks = self.pool.allocate(num_missing * self._num_tables, counts=False)
             for number, table in enumerate(sequence.windowed):
                 table.extend(blocks[number :: self._num_tables])
             self._recount(sequence)

@@ -299,8 +299,8 @@ class SwappingRunner(FakeRunner):
 class DoublePool(BlockPool):
     """Forgets to take a block from the free list."""
 
-    def allocate(self, num_blocks: int) -> list[int]:
-        blocks = super().allocate(num_blocks)
+    def allocate(self, num_blocks: int, *, counts: bool = True) -> list[int]:
+        blocks = super().allocate(num_blocks, counts=counts)
         if blocks:
             self._free[blocks[-1]] = None
         return blocks

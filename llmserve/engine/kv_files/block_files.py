@@ -189,6 +189,11 @@ def is_state(key: bytes) -> bool:
     return key[HASH_BYTES:] == STATE
 
 
+def is_whole(key: bytes) -> bool:
+    """Whether it is of a block that is counted: no state, and none of layers with a window beside others."""
+    return len(key) == HASH_BYTES
+
+
 def written_files(folder: Path) -> tuple[BlockFiles, WindowedLayers] | None:
     """Of the one engine that has written into `folder`; None where there is none."""
     engines = [path.name for path in folder.iterdir()]

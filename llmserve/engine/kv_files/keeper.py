@@ -22,7 +22,7 @@ from itertools import takewhile
 from threading import Event
 
 from llmserve.engine.base import BlockRunner
-from llmserve.engine.kv_files.block_files import HASH_BYTES, BlockFiles, is_state, state_key
+from llmserve.engine.kv_files.block_files import HASH_BYTES, BlockFiles, is_state, is_whole, state_key
 from llmserve.engine.posted import Post
 from llmserve.errors import Unavailable
 from llmserve.scheduler.blocks import BlockPool
@@ -71,7 +71,7 @@ class KvKeeper:
     ) -> None:
         """`come_back` is called with what `fetch` has begun, in another thread. What was used last is put into the pool
         with `post`: nobody waits for it, and nothing gives way to it."""
-        self.num_stored = 0  # blocks written
+        self.num_stored = 0  # blocks written; those of windows are parts of others, here and in the next count
         self.num_restored = 0  # blocks read
         self._files = files
         self._scheduler = scheduler
@@ -123,7 +123,7 @@ class KvKeeper:
         for key, block in adopted.items():
             self._blocks.write(block, contents[key])
             self._remember(key)
-        self.num_restored += len(adopted)
+        self.num_restored += sum(map(is_whole, adopted))
         if hashes and state_key(hashes[-1]) in contents and len(fitting) == len(missing):
             self._restore_state(hashes[-1], contents[state_key(hashes[-1])])
 
@@ -192,7 +192,7 @@ class KvKeeper:
     def _write(self, key: bytes, content: bytes) -> None:
         try:
             if self._files.write(key, content):
-                self.num_stored += not is_state(key)
+                self.num_stored += is_whole(key)
             else:
                 self._known.discard(key)
         finally:
@@ -231,7 +231,7 @@ class KvKeeper:
             if kind.pool.has_blank and not kind.pool.has(name):
                 kind.write(kind.pool.adopt(name), content)
                 self._remember(key)
-                self.num_restored += kind is self._blocks
+                self.num_restored += is_whole(key)
 
     def _read(self, sequences: Seq[Sequence], hashes: Seq[bytes], here: Set[bytes]) -> None:
         contents: dict[bytes, bytes] = {}

@@ -211,7 +211,7 @@ def test_drafts_of_an_engine_change_nothing(
             stats, model = engine.stats(), engine._scheduler.speculator.model
         assert found == plain
         assert 0 < (stats.total_accepted_tokens or 0) < (stats.total_drafted_tokens or 0)
-        assert (stats.max_num_blocks, stats.used_num_blocks) == (3 * 19, 0)
+        assert (stats.max_num_blocks, stats.used_num_blocks) == (19, 0)
         assert model is not None
         assert (model.pool.num_blocks, model.pool.num_used) == (-(-3 * 19 * 192 // 46) // 8 + 1, 0)
 
@@ -224,9 +224,9 @@ def test_the_pool_has_blocks_for_what_the_batch_can_use(windowed: EngineDirector
     assert sorted(layout.places) == [(0, 0), (1, 0), (2, 0)]
     assert cache_layout(windowed.engine_file, header, keeps_all=True) == CacheLayout(header.kv_bytes_per_block)
     of_window, of_sequence = -(-(15 + 64) // 8) + 1, 192 // 8
-    for_batch = 8 * (of_sequence + 2 * of_window) + 2 * 128 // 8
+    for_batch = (8 * (of_sequence + 2 * of_window) + 2 * 128 // 8) // 3  # a block has all layers
     sizes = [
-        (EngineSettings(max_kv_tokens=80), 3 * 80 // 8),
+        (EngineSettings(max_kv_tokens=80), 80 // 8),
         (EngineSettings(), for_batch),
         (EngineSettings(gpu=GpuSettings(draft_engine=str(windowed.path))), for_batch),
         (EngineSettings(gpu=GpuSettings(kv_cache_dir=str(tmp_path))), for_batch),

@@ -21,7 +21,7 @@ from llmserve.engine.kv_files.block_files import BlockFiles, is_state, state_key
 from llmserve.engine.kv_files.keeper import KvKeeper
 from llmserve.scheduler.blocks import hash_block
 from llmserve.scheduler.scheduler import Scheduler
-from llmserve.scheduler.settings import Policy, SchedulerSettings, WindowedLayers
+from llmserve.scheduler.settings import NO_WINDOWS, Policy, SchedulerSettings, WindowedLayers
 from llmserve.scheduler.windows import windowed_keys
 from tests.engine.fake.pipelined import PipelinedFakeRunner
 
@@ -171,6 +171,27 @@ def test_a_state_that_was_given_away_and_came_back_is_kept_before_another_takes_
     keeper.close(saves=True)
     assert [files.read(state_key(one)) for one in (old, new)] == [bytes([1] * 8), None]
     runner.close()
+
+
+async def test_what_is_counted_are_blocks_with_all_layers(tmp_path: Path) -> None:
+    """So the counts are those of the same network without windows."""
+    counts = []
+    for layers in (NO_WINDOWS, WINDOWS.windowed_layers):
+        info = replace(INFO, num_blocks=32 * (1 + layers.num_tables), windowed_layers=layers)
+        engine = opened(tmp_path / str(layers.num_tables), runner=info)
+        for prompt in (LONG, (*LONG[:16], 1), (*LONG, 1)):
+            await answer(engine, prompt)
+        stats, kept = engine.stats(), engine._keeper
+        engine.close()
+        assert kept is not None
+        assert (stats.max_num_blocks, stats.free_num_blocks, stats.used_num_blocks) == (32, 32, 0)
+        counts.append((stats.reused_blocks, stats.missed_blocks, kept.num_stored))
+        again = opened(tmp_path / str(layers.num_tables), runner=info)
+        await answer(again, (*LONG, 1))
+        again.close()
+        assert 8 <= restored(again) <= kept.num_stored
+    assert counts[0] == counts[1]
+    assert counts[0][0] == 4 + 8
 
 
 async def test_what_was_used_last_is_read_before_anybody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
