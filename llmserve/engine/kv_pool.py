@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from fractions import Fraction
+from typing import NamedTuple
 
 from llmserve.engine.base import EngineInfo
 from llmserve.engine.settings import EngineSettings
@@ -10,6 +12,16 @@ from llmserve.errors import ResourceExhausted
 from llmserve.scheduler.settings import NO_WINDOWS, WindowedLayers
 
 logger = logging.getLogger(__name__)
+
+
+class PoolShape(NamedTuple):
+    """Tokens of a block, and whose blocks have tables of their own."""
+
+    block_size: int
+    layers: WindowedLayers
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size) + self.layers.num_blocks_for(num_tokens, self.block_size)
 
 
 def num_kv_blocks(
@@ -92,10 +104,12 @@ def pool_with_states(
     return num_blocks, num_running + max(num_blocks // between if between else 0, min(1, num_left))
 
 
-def most_tokens(num_blocks: int, max_seq_len: int, block_size: int, layers: WindowedLayers) -> int:
-    """That sequences may have in so many blocks, at most: of the longest ones, a block has the most."""
-    num_whole = -(-max_seq_len // block_size)
-    return -(-num_blocks * num_whole * block_size // (num_whole + layers.num_blocks_for(max_seq_len, block_size)))
+def blocks_beside(theirs: PoolShape, ours: PoolShape, max_seq_len: int) -> Fraction:
+    """Blocks that a pool of `ours` needs for each of another one, so that both have room for the same sequences: for
+    the longest ones, and for short ones."""
+    longest = Fraction(ours.num_blocks_for(max_seq_len), theirs.num_blocks_for(max_seq_len))
+    short = Fraction((1 + ours.layers.num_tables) * theirs.block_size, (1 + theirs.layers.num_tables) * ours.block_size)
+    return max(longest, short)
 
 
 def _num_wanted(info: EngineInfo, settings: EngineSettings, block_size: int, layers: WindowedLayers) -> int:

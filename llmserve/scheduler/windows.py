@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from itertools import chain
+from typing import Protocol
 
 from llmserve.scheduler.blocks import BlockPool
 from llmserve.scheduler.sequence import Sequence
@@ -39,6 +40,20 @@ def keys_read(layers: WindowedLayers, hashes: Seq[bytes], block_size: int) -> li
     return [key for block_hash in read for key in windowed_keys(block_hash, layers.num_tables)]
 
 
+class Windowed(Protocol):
+    """Of a sequence, what this module reads and writes."""
+
+    block_table: array[int]
+    windowed: tuple[array[int], ...]
+    num_given_back: int
+
+    @property
+    def num_computed_tokens(self) -> int: ...
+
+    @property
+    def max_num_cached(self) -> int: ...
+
+
 class WindowedBlocks:
     """Does nothing for a network without windows."""
 
@@ -47,7 +62,7 @@ class WindowedBlocks:
         self._config = config
         self._layers = config.windowed_layers
         self._num_tables = config.windowed_layers.num_tables
-        self._promised: dict[Sequence, int] = {}  # blocks that each running sequence may need beside those that it has
+        self._promised: dict[Windowed, int] = {}  # blocks that each running sequence may need beside those that it has
         self._num_promised = 0  # in all
         self._num_shared = 0  # owners of blocks beyond the first of each
 
@@ -57,14 +72,14 @@ class WindowedBlocks:
         there must be another one."""
         return self._num_promised + self._num_shared
 
-    def num_promised_to(self, running: Collection[Sequence]) -> int:
+    def num_promised_to(self, running: Collection[Windowed]) -> int:
         """If only these ran."""
         if not self._num_tables:
             return 0
         owners = Counter(block for sequence in running for block in self._held(sequence))
         return owners.total() - len(owners) + sum(self._promised[sequence] for sequence in running)
 
-    def num_needed(self, sequence: Sequence) -> int:
+    def num_needed(self, sequence: Windowed) -> int:
         """At a time, at most, unless blocks are left."""
         return self._config.num_windowed_blocks_for(sequence.max_num_cached) if self._num_tables else 0
 
@@ -91,7 +106,7 @@ class WindowedBlocks:
         """Blocks that a sequence which begins with these would share with a running one."""
         return sum(map(self.pool.is_used, self._found(hashes)))
 
-    def start(self, sequence: Sequence, hashes: Seq[bytes]) -> None:
+    def start(self, sequence: Windowed, hashes: Seq[bytes]) -> None:
         """It begins with these blocks, of which `longest` says that they are of use."""
         if not self._num_tables:
             return
@@ -117,23 +132,25 @@ class WindowedBlocks:
         pending = sequence.num_pending
         return max(0, self._layers.least_chunk - pending) if self._num_tables else sequence.num_draftable
 
-    def prepare(self, sequence: Sequence, num_tokens: int) -> None:
+    def prepare(self, sequence: Windowed, num_tokens: int) -> None:
         """Its next chunk has so many tokens."""
-        if not self._num_tables:
-            return
         end = self._config.num_blocks_for(sequence.num_computed_tokens + num_tokens)
-        if (num_missing := end - len(sequence.windowed[0])) > 0:
-            blocks = self.pool.allocate(num_missing * self._num_tables, counts=False)
+        if num_missing := self.num_missing(sequence, end):
+            blocks = self.pool.allocate(num_missing, counts=False)
             for number, table in enumerate(sequence.windowed):
                 table.extend(blocks[number :: self._num_tables])
             self._recount(sequence)
 
-    def register(self, sequence: Sequence, index: int, block_hash: bytes) -> None:
+    def num_missing(self, sequence: Windowed, num_blocks: int) -> int:
+        """For tables of so many entries."""
+        return max(0, num_blocks - len(sequence.windowed[0])) * self._num_tables if self._num_tables else 0
+
+    def register(self, sequence: Windowed, index: int, block_hash: bytes) -> None:
         """The blocks at this place are full and computed."""
         for table, key in zip(sequence.windowed, windowed_keys(block_hash, self._num_tables), strict=True):
             self.pool.register(table[index], key)
 
-    def advance(self, sequence: Sequence) -> None:
+    def advance(self, sequence: Windowed) -> None:
         """More has been computed: what the next token does not read is given back."""
         if not self._num_tables:
             return
@@ -146,7 +163,7 @@ class WindowedBlocks:
             sequence.num_given_back = end
             self._recount(sequence)
 
-    def shorten(self, sequence: Sequence, num_blocks: int) -> None:
+    def shorten(self, sequence: Windowed, num_blocks: int) -> None:
         """Tables keep so many entries, at most."""
         if not (sequence.windowed and len(sequence.windowed[0]) > num_blocks):
             return
@@ -155,16 +172,16 @@ class WindowedBlocks:
             del table[num_blocks:]
         self._recount(sequence)
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: Windowed) -> None:
         self._give_back(table[sequence.num_given_back :] for table in sequence.windowed)
         self._num_promised -= self._promised.pop(sequence, 0)
         sequence.windowed, sequence.num_given_back = (), 0
 
-    def owned(self, sequence: Sequence) -> list[int]:
+    def owned(self, sequence: Windowed) -> list[int]:
         """All of its blocks, in whatever table."""
         return [*sequence.block_table, *self._held(sequence)]
 
-    def check_integrity(self, running: Iterable[Sequence]) -> None:
+    def check_integrity(self, running: Iterable[Windowed]) -> None:
         if not self._num_tables:
             return
         assert self._promised.keys() == set(running), "windows of others than the running sequences"
@@ -179,10 +196,10 @@ class WindowedBlocks:
     def _tables(self) -> range:
         return range(self._num_tables)
 
-    def _held(self, sequence: Sequence) -> Iterator[int]:
+    def _held(self, sequence: Windowed) -> Iterator[int]:
         return chain.from_iterable(table[sequence.num_given_back :] for table in sequence.windowed)
 
-    def _recount(self, sequence: Sequence) -> None:
+    def _recount(self, sequence: Windowed) -> None:
         num_held = (len(sequence.windowed[0]) - sequence.num_given_back) * self._num_tables
         num_promised = max(0, self.num_needed(sequence) - num_held)
         self._num_promised += num_promised - self._promised.get(sequence, 0)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
+from fractions import Fraction
 
 import pytest
 
 from llmserve.engine.base import EngineInfo
-from llmserve.engine.kv_pool import num_kv_blocks
+from llmserve.engine.kv_pool import PoolShape, blocks_beside, num_kv_blocks
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import ResourceExhausted
+from llmserve.scheduler.settings import NO_WINDOWS, WindowedLayers
 
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 8 * 2
 INFO = EngineInfo(
@@ -106,3 +108,13 @@ def test_memory_that_belongs_to_an_engine_beside_it_is_named() -> None:
         blocks(7, reserved_bytes=100 * BLOCK_BYTES)
     with pytest.raises(ResourceExhausted, match="belong to the engine beside it"):
         blocks(20, reserved_bytes=100 * BLOCK_BYTES, max_kv_tokens=200)
+
+
+def test_a_pool_beside_another_has_room_for_the_same_sequences() -> None:
+    whole, windowed = PoolShape(32, NO_WINDOWS), PoolShape(32, WindowedLayers(1024, 5))
+    of_window = -(-(1023 + 64) // 32) + 1
+    assert windowed.num_blocks_for(8192) == 256 + 5 * of_window
+    assert blocks_beside(whole, whole, 8192) == blocks_beside(windowed, windowed, 8192) == 1
+    assert blocks_beside(whole, PoolShape(16, NO_WINDOWS), 8192) == 2
+    assert blocks_beside(windowed, whole, 8192) == Fraction(256, 256 + 5 * of_window), "for the longest ones"
+    assert blocks_beside(whole, windowed, 8192) == 6, "for short ones"

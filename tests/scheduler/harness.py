@@ -144,6 +144,7 @@ class Bench:
         for chunk in plan.chunks:
             assert len(chunk.block_table) * draft_runner.info.block_size >= chunk.end, "a draft has no block"
             assert all(map(model.pool.is_used, chunk.block_table)), "a draft's block belongs to nobody"
+            assert all(len(table) * draft_runner.info.block_size >= chunk.end for table in chunk.windowed)
         assert len({chunk.sequence_id for chunk in plan.chunks}) == len(plan.chunks), "a sequence is drafted for twice"
         if self._hands_out:
             check_known(plan, self.scheduler.running)

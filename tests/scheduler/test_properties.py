@@ -129,6 +129,7 @@ def draft_runners(draw: st.DrawFn) -> FakeRunner | None:
         max_batch_size=draw(st.integers(1, 6)),
         max_seq_len=draw(st.integers(1, 64)),
         num_states=draw(st.just(0) | st.integers(1, 9)),
+        windowed_layers=draw(st.just(WindowedLayers()) | windowed_layers),
     )
     wrong_every = draw(st.sampled_from([1, 2, 5, 1000]))
     if draw(st.booleans()):

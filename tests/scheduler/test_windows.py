@@ -15,7 +15,7 @@ from llmserve.scheduler import scheduler as scheduler_module
 from llmserve.scheduler.blocks import BlockPool
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import Policy, SchedulerConfig, WindowedLayers
-from llmserve.scheduler.windows import WindowedBlocks
+from llmserve.scheduler.windows import Windowed, WindowedBlocks
 from tests.scheduler.harness import INFO, PLAIN, Bench
 
 LAYERS = WindowedLayers(window=6, num_tables=2, least_chunk=4)
@@ -128,10 +128,10 @@ class HastyWindows(WindowedBlocks):
 class LeakingWindows(WindowedBlocks):
     """Keeps a block that nobody reads."""
 
-    def shorten(self, sequence: Sequence, num_blocks: int) -> None:
+    def shorten(self, sequence: Windowed, num_blocks: int) -> None:
         super().shorten(sequence, num_blocks + 1)
 
-    def advance(self, sequence: Sequence) -> None:
+    def advance(self, sequence: Windowed) -> None:
         sequence.num_given_back += sequence.num_given_back == 1
         super().advance(sequence)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
+from math import ceil
 from pathlib import Path
+from typing import NamedTuple
 
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import Engine, RunnerInfo
@@ -20,7 +23,7 @@ from llmserve.engine.directory.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
 from llmserve.engine.directory.selftest import SelfTest, SelfTestResult, make_adapter_selftest, run_stored_selftest
 from llmserve.engine.draft_engine import DraftEngine, check_draft_engine
-from llmserve.engine.kv_pool import most_tokens, pool_with_states
+from llmserve.engine.kv_pool import PoolShape, blocks_beside, pool_with_states
 from llmserve.engine.machine.memory import available_memory_bytes
 from llmserve.engine.native.library import available_isas, chosen_isa, load_library
 from llmserve.engine.runtime import Needs, Runtime, Tactics
@@ -30,7 +33,7 @@ from llmserve.errors import InvalidArgument, LlmserveError, Unsupported
 from llmserve.models.number_formats import FLOAT32
 from llmserve.progress import Progress
 from llmserve.scheduler.drafts.drafter import Speculation
-from llmserve.scheduler.drafts.model import NUM_STATES
+from llmserve.scheduler.drafts.model import CAUGHT_UP_AT_ONCE, NUM_STATES
 from llmserve.scheduler.drafts.pending import MAX_PENDING
 from llmserve.scheduler.settings import WindowedLayers
 
@@ -137,14 +140,27 @@ def _draft_directory(directory: EngineDirectory, settings: EngineSettings) -> En
     return draft
 
 
+class _DraftPool(NamedTuple):
+    block_bytes: int
+    for_block: Fraction  # blocks, for each of the engine that it drafts for
+    num_more: int  # for tokens that are caught up in a step, beside their window
+
+
+def _draft_pool(draft: EngineDirectory, theirs: PoolShape, max_seq_len: int) -> _DraftPool:
+    """Of an engine that drafts for one with a pool of this shape: with room for the same sequences."""
+    header = read_header(draft.engine_file)
+    layout = cache_layout(draft.engine_file, header)
+    layers = layout.windowed_layers
+    for_block = blocks_beside(theirs, PoolShape(header.block_size, layers), max_seq_len)
+    return _DraftPool(layout.block_bytes, for_block, layers.num_tables * -(-CAUGHT_UP_AT_ONCE // header.block_size))
+
+
 def _draft_runner(draft: EngineDirectory, beside: RunnerInfo, settings: EngineSettings) -> CpuRunner:
-    """With a pool for as many tokens, of however long sequences."""
-    num_tokens = most_tokens(beside.num_blocks, beside.max_seq_len, beside.block_size, beside.windowed_layers)
-    num_blocks = -(-num_tokens // read_header(draft.engine_file).block_size)
+    pool = _draft_pool(draft, PoolShape(beside.block_size, beside.windowed_layers), beside.max_seq_len)
     num_states = _num_draft_states(draft, beside.max_batch_size)
     return CpuRunner.open(
-        draft.engine_file, num_blocks=num_blocks, threads=settings.threads, num_states=num_states,
-        handed_out=draft.hidden_width,
+        draft.engine_file, num_blocks=ceil(beside.num_blocks * pool.for_block) + pool.num_more,
+        threads=settings.threads, num_states=num_states, keeps_all=False, handed_out=draft.hidden_width,
     )  # fmt: skip
 
 
@@ -161,8 +177,8 @@ def _draft_bytes(draft: EngineDirectory | None, header: EngineHeader, layers: Wi
     fixed += _num_draft_states(draft, header.max_batch_size) * own.state_bytes
     num_rows = 2 * header.max_num_tokens + header.max_batch_size * MAX_PENDING  # handed out and read; and in between
     fixed += num_rows * FLOAT32.num_bytes(own.hidden_width)
-    num_tokens = most_tokens(1, header.max_seq_len, header.block_size, layers)
-    return fixed, -(-own.kv_bytes_per_block * num_tokens // own.block_size)
+    pool = _draft_pool(draft, PoolShape(header.block_size, layers), header.max_seq_len)
+    return fixed + pool.num_more * pool.block_bytes, ceil(pool.for_block * pool.block_bytes)
 
 
 def pool_sizes(

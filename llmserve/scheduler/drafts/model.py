@@ -22,7 +22,7 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from typing import NamedTuple, TypeAlias
@@ -32,11 +32,13 @@ import numpy as np
 from llmserve.core import Matcher
 from llmserve.scheduler.blocks import ROOT_HASH, BlockPool, hash_block
 from llmserve.scheduler.drafts.acceptance import Acceptance
+from llmserve.scheduler.drafts.cached import Cached
 from llmserve.scheduler.drafts.drafter import Draftable
 from llmserve.scheduler.drafts.pending import MAX_PENDING, PendingRows
 from llmserve.scheduler.plan import Chunk, HiddenRows, SampleRequest, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
+from llmserve.scheduler.windows import WindowedBlocks
 
 NUM_STATES = 2  # of a sequence
 CAUGHT_UP_AT_ONCE = 256  # tokens, in a step
@@ -94,24 +96,6 @@ class Wish(NamedTuple):
     num_tokens: int
 
 
-@dataclass(slots=True)
-class _Cached:
-    """What the cache holds of a sequence."""
-
-    block_table: array[int] = field(default_factory=lambda: array("i"))
-    num_computed: int = 0  # known tokens
-    ahead: array[int] = field(default_factory=lambda: array("i"))  # drafts, computed behind them
-    states: tuple[int, int] = (0, 0)  # slots for the state behind known tokens, and for that behind drafts
-    hashes: list[bytes] = field(default_factory=list)  # of full blocks of known tokens
-    num_skipped: int = 0  # of the sequence's first tokens
-    rows: PendingRows | None = None  # where the model reads such
-
-    def num_known(self, sequence: Sequence) -> int:
-        """Tokens that could be computed now."""
-        num_tokens = sequence.num_tokens - self.num_skipped
-        return num_tokens if self.rows is None else min(num_tokens, self.num_computed + len(self.rows))
-
-
 class DraftModel:
     """Owns the blocks of its engine."""
 
@@ -134,9 +118,10 @@ class DraftModel:
         self._clock = clock
         self._seconds = 0.0  # of a step that drafts, of late; 0: not known yet
         self._acceptance = Acceptance(num_rejected=1.0)  # of all sequences
-        self._cached: dict[int, _Cached] = {}  # by sequence id
+        self._cached: dict[int, Cached] = {}  # by sequence id
         self._guided: dict[int, Matcher] = {}  # likewise: guides that have seen what is drafted
         self.pool = BlockPool(config.num_blocks)
+        self.windows = WindowedBlocks(config, self.pool)
         self.states = BlockPool(config.num_states)
 
     def drafter(self) -> ModelDrafter:
@@ -190,11 +175,13 @@ class DraftModel:
         """It has ended, or gives way."""
         if (cached := self._cached.pop(sequence.id, None)) is not None:
             self.pool.release(cached.block_table)
+            self.windows.release(cached)
             self.states.release(cached.states if self._config.num_states else ())
 
     def check_integrity(self, running: Collection[int]) -> None:
         assert self._cached.keys() <= set(running), "a draft cache belongs to nobody"
-        self.pool.check_integrity(cached.block_table for cached in self._cached.values())
+        self.windows.check_integrity(self._cached.values())
+        self.pool.check_integrity(map(self.windows.owned, self._cached.values()))
         self.states.check_integrity(cached.states for cached in self._cached.values() if self._config.num_states)
 
     def _fitting(self, wishes: Seq[Wish]) -> list[Wish]:
@@ -215,26 +202,29 @@ class DraftModel:
             return chunk
         return replace(chunk, sample=self._sample(wish))
 
-    def _known_chunk(self, cached: _Cached, sequence: Sequence, num_left: int, num_more: int) -> Chunk | None:
+    def _known_chunk(self, cached: Cached, sequence: Sequence, num_left: int, num_more: int) -> Chunk | None:
         """`num_more`: tokens that blocks are needed for, too."""
-        start, skipped = cached.num_computed, cached.num_skipped
+        start, skipped = cached.num_computed_tokens, cached.num_skipped
         end = min(cached.num_known(sequence), start + num_left)
         token_ids = sequence.token_ids[skipped + start : skipped + end]
         is_known = max(token_ids, default=0) < self._token_ids.num_common
         if end <= start or not is_known or not self._grow(cached, end + num_more):
             return None
         own, _ = cached.states
-        return Chunk(sequence.id, token_ids, start, cached.block_table[:], states=(own, own))
+        return Chunk(
+            sequence.id, token_ids, start, cached.block_table[:], states=(own, own), windowed=cached.copied_windowed()
+        )
 
-    def _begin_behind(self, sequence: Sequence, start: int) -> _Cached:
+    def _begin_behind(self, sequence: Sequence, start: int) -> Cached:
         """For rows from `start` on: with what others have computed of the tokens before, or without these tokens."""
         self.release(sequence)
         cached = self._begin(sequence)
         assert cached is not None, "a layer for drafts has no states"
-        if cached.num_computed < start:
-            self.pool.release(cached.block_table)
-            self._cached[sequence.id] = cached = _Cached(num_skipped=start + 1)
-        cached.rows = PendingRows(max(start, cached.num_computed))
+        if cached.num_computed_tokens < start:
+            self.release(sequence)
+            self._cached[sequence.id] = cached = Cached(sequence.max_num_cached, start + 1)
+            self.windows.start(cached, ())
+        cached.rows = PendingRows(max(start, cached.num_computed_tokens))
         return cached
 
     def _catch_up(self, sequences: list[Sequence]) -> None:
@@ -268,26 +258,29 @@ class DraftModel:
         found = [pending.first(len(chunk.token_ids)) for chunk, pending in rows if pending is not None]
         return np.concatenate(found) if found else None
 
-    def _begin(self, sequence: Sequence) -> _Cached | None:
+    def _begin(self, sequence: Sequence) -> Cached | None:
         """With what others have computed of its tokens. None: there is no state for it."""
-        cached, size = _Cached(), self._config.block_size
+        cached, size = Cached(sequence.max_num_cached, int(self._reads_hidden)), self._config.block_size
+        hashes: Seq[bytes] = ()
         if self._config.num_states:
             if self.states.num_free < NUM_STATES:
                 return None
             before, behind = self.states.allocate(NUM_STATES)
             cached.states = before, behind
         else:
-            num_known = (sequence.num_tokens - 1) // size
-            cached.block_table = array("i", self.pool.match(self._hashes(cached, sequence, num_known)))
-            cached.num_computed = len(cached.block_table) * size
-            cached.num_skipped = int(self._reads_hidden)
+            hashes = self._hashes(cached, sequence, (sequence.num_tokens - 1) // size)
+            blocks = self.pool.match(hashes)
+            hashes = hashes[: self.windows.longest(hashes[: len(blocks)])]
+            cached.block_table = array("i", blocks[: len(hashes)])
+            cached.num_computed_tokens = len(hashes) * size
             self.pool.acquire(cached.block_table)
+        self.windows.start(cached, hashes)
         self._cached[sequence.id] = cached
         return cached
 
-    def _settle(self, cached: _Cached, sequence: Sequence) -> None:
+    def _settle(self, cached: Cached, sequence: Sequence) -> None:
         """What of its cache is right, now that more is known."""
-        ahead, start, num_before = cached.ahead, cached.num_computed, sequence.num_tokens - 1
+        ahead, start, num_before = cached.ahead, cached.num_computed_tokens, sequence.num_tokens - 1
         cached.ahead = array("i")
         if cached.rows is not None:
             return
@@ -298,14 +291,17 @@ class DraftModel:
                 return
             before, behind = cached.states
             cached.states = (behind, before) if ahead else (before, behind)
-        cached.num_computed = min(start + num_right, num_before)
+        cached.num_computed_tokens = min(start + num_right, num_before)
+        self.windows.advance(cached)
 
-    def _grow(self, cached: _Cached, num_tokens: int) -> bool:
+    def _grow(self, cached: Cached, num_tokens: int) -> bool:
         """Blocks for so many tokens; False where there are not enough."""
-        num_missing = max(0, self._config.num_blocks_for(num_tokens) - len(cached.block_table))
-        if num_missing > self.pool.num_free:
+        num_blocks = self._config.num_blocks_for(num_tokens)
+        num_missing = max(0, num_blocks - len(cached.block_table))
+        if num_missing + self.windows.num_missing(cached, num_blocks) > self.pool.num_free:
             return False
         cached.block_table.extend(self.pool.allocate(num_missing))
+        self.windows.prepare(cached, num_tokens - cached.num_computed_tokens)
         return True
 
     def _following(self, wishes: Seq[Wish], tokens: Seq[int]) -> tuple[list[Chunk], list[Wish], list[int]]:
@@ -323,11 +319,11 @@ class DraftModel:
                 matcher.advance(token)
             cached = self._cached[sequence.id]
             cached.ahead.append(token)
-            place = cached.num_computed + len(cached.ahead) - 1
+            place = cached.num_computed_tokens + len(cached.ahead) - 1
             before, behind = cached.states
             chunk = Chunk(
                 sequence.id, array("i", [token]), place, cached.block_table[:], self._sample(wish),
-                states=(before if len(cached.ahead) == 1 else behind, behind),
+                states=(before if len(cached.ahead) == 1 else behind, behind), windowed=cached.copied_windowed(),
             )  # fmt: skip
             chunks.append(chunk)
             open_wishes.append(wish)
@@ -365,21 +361,25 @@ class DraftModel:
 
     def _advance(self, chunks: Seq[Chunk], of: Iterable[Sequence]) -> None:
         """They have been computed. Others may share the blocks that they fill, of sequences from their beginning."""
-        sequences, size = {sequence.id: sequence for sequence in of}, self._config.block_size
+        sequences = {sequence.id: sequence for sequence in of}
         for chunk in chunks:
             sequence, cached = sequences[chunk.sequence_id], self._cached[chunk.sequence_id]
-            cached.num_computed = chunk.end
+            cached.num_computed_tokens = chunk.end
             if cached.rows is not None:
                 cached.rows.read(len(chunk.token_ids))
-            if self._config.num_states or cached.num_skipped > self._reads_hidden:
-                continue
-            hashes = self._hashes(cached, sequence, chunk.end // size)
-            for index in range(chunk.start // size, chunk.end // size):
-                token_ids = self._block(sequence, index)
-                parent = hashes[index - 1] if index else self._root_hash(sequence)
-                self.pool.register(cached.block_table[index], hashes[index], parent, token_ids)
+            if not (self._config.num_states or cached.num_skipped > self._reads_hidden):
+                self._register(chunk, sequence, cached)
+            self.windows.advance(cached)
 
-    def _hashes(self, cached: _Cached, sequence: Sequence, num_blocks: int) -> list[bytes]:
+    def _register(self, chunk: Chunk, sequence: Sequence, cached: Cached) -> None:
+        size = self._config.block_size
+        hashes = self._hashes(cached, sequence, chunk.end // size)
+        for index in range(chunk.start // size, chunk.end // size):
+            parent = hashes[index - 1] if index else self._root_hash(sequence)
+            self.pool.register(cached.block_table[index], hashes[index], parent, self._block(sequence, index))
+            self.windows.register(cached, index, hashes[index])
+
+    def _hashes(self, cached: Cached, sequence: Sequence, num_blocks: int) -> list[bytes]:
         """Of its first blocks."""
         hashes = cached.hashes
         while len(hashes) < num_blocks:
