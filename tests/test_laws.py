@@ -40,6 +40,7 @@ LAYERS = (
     ("evaluation",),
     ("cluster",),
     ("cli",),
+    ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {("serving", "engine"), ("serving", "stages"), ("engine", "checkpoint"), ("frontends", "engine")}
