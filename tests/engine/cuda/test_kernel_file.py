@@ -6,6 +6,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from llmserve.builder.build import build_engine, build_kernels
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.cuda.compiler import Compiled
 from llmserve.builder.targets.cuda.target import CudaTarget
-from llmserve.engine.cuda.layout import Kernel
+from llmserve.engine.cuda.layout import Kernel, read_header
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, RecipeError, Unsupported
 from tests.checkpoints import make_checkpoint
 from tests.engine.cuda.engines import SMALL_TILES
@@ -71,6 +72,21 @@ def test_the_engine_is_that_of_a_machine_with_a_compiler(checkpoint: Path, kerne
 def test_one_architecture_of_several_is_enough(checkpoint: Path, kernels: Path, tmp_path: Path) -> None:
     build(checkpoint, tmp_path / "e", options(gpu="sm_80", kernels=str(kernels)))
     assert json.loads((tmp_path / "e/manifest.json").read_text())["device"]["architectures"] == ["sm_80"]
+
+
+def test_those_for_longer_steps_are_enough(checkpoint: Path, tmp_path: Path) -> None:
+    """Of products for more rows than a step has, an engine has no kernel."""
+    longer = replace(options("float16"), max_num_tokens=256)
+    build_kernels(checkpoint, tmp_path / "kernels.zip", longer, target=CudaTarget(FakeCompiler()))
+    shorter = replace(options("float16", kernels=str(tmp_path / "kernels.zip")), max_num_tokens=8)
+    build_engine(checkpoint, tmp_path / "e", shorter, target=CudaTarget(NoCompiler()))
+    header = read_header(tmp_path / "e/rank0.engine")
+    assert max(launch.least_rows for launch in header.launches) == 1
+    assert min(launch.most_rows for launch in header.launches) == 8
+    build_kernels(checkpoint, tmp_path / "few.zip", shorter, target=CudaTarget(FakeCompiler()))
+    given = replace(longer, given={"gpu": "sm_90", "kernels": str(tmp_path / "few.zip")})
+    with pytest.raises(RecipeError, match=r"lacks \d+ of \d+ kernels for sm_90 \(.*linear"):
+        build_engine(checkpoint, tmp_path / "f", given, target=CudaTarget(NoCompiler()))
 
 
 def test_without_them_the_compiler_is_missed(checkpoint: Path, tmp_path: Path) -> None:

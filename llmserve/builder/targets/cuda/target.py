@@ -181,7 +181,7 @@ class CudaTarget:
         return lower(
             program, params, quantized=quantized, dtype=options.dtype, cache_dtype=options.cache().name,
             max_seq_len=options.max_seq_len, block_size=options.tokens_per_block,
-            tiles=self._tiles_for(options),
+            tiles=self._tiles_for(options).up_to(options.max_num_tokens),
         )  # fmt: skip
 
     def _tiles_for(self, options: BuildOptions) -> Tiles:

@@ -74,6 +74,11 @@ class Tiles:
     def ranges(self, *, of_integers: bool) -> tuple[RowRange, ...]:
         return self.integers if of_integers else self.floats
 
+    def up_to(self, rows: int) -> Tiles:
+        """Those that steps of so many rows use."""
+        floats, integers = (tuple(r for r in ranges if r.rows[0] <= rows) for ranges in (self.floats, self.integers))
+        return replace(self, floats=floats, integers=integers)
+
     def segments(self, num_columns: int, num_inputs: int, *, of_integers: bool) -> int:
         """Of the sums of a weight: so many that few rows keep the device busy."""
         columns, wanted = (32, self.warps) if of_integers else (LEAST_COLUMNS, self.programs)
