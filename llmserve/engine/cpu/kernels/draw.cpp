@@ -8,11 +8,6 @@
 #include <limits>
 
 namespace llmserve {
-namespace {
-
-constexpr float kNever = -std::numeric_limits<float>::infinity();
-
-}  // namespace
 
 float cleaned(float logit) {
   return std::isnan(logit) ? kNever : std::min(logit, std::numeric_limits<float>::max());

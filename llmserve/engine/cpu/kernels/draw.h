@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "kernels.h"
 #include "step.h"
 
 namespace llmserve {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();  // a logit of what is not chosen
 
 // NaN as minus infinity, plus infinity as the largest float.
 float cleaned(float logit);

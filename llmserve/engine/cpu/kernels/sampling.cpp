@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <span>
 
 namespace llmserve {
 namespace {
-
-constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 bool is_allowed(const uint32_t* mask, size_t id) { return mask[id / kMaskBits] >> (id % kMaskBits) & 1u; }
 

@@ -3,16 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
 
 #include "draw.h"
 
 namespace llmserve {
-namespace {
-
-constexpr float kNever = -std::numeric_limits<float>::infinity();
-
-}  // namespace
 
 Scorer::Scorer(const KernelTable& kernels, size_t vocab_size)
     : kernels_(kernels),

@@ -4,14 +4,14 @@
 namespace llmserve {
 namespace {
 
-constexpr size_t kRows = 5, kFirst = 2;  // of them, in the first of two runs
+constexpr size_t kTokens = 5, kFirst = 2;  // of them, in the first of two runs
 
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
 void test_convolution(const KernelTable& k, Random& random, size_t width) {
   for (const size_t taps : {2, 4, 9}) {
-    const auto x = random.numbers(kRows * width), weight = random.numbers(width * taps), bias = random.numbers(width);
-    std::vector<float> y(kRows * width), states((taps - 1) * width), others(states.size());
+    const auto x = random.numbers(kTokens * width), weight = random.numbers(width * taps), bias = random.numbers(width);
+    std::vector<float> y(kTokens * width), states((taps - 1) * width), others(states.size());
     for (const bool silu : {false, true}) {
       const float* added = silu ? nullptr : bias.data();
       const auto run = [&](size_t first, size_t count, const float* before, float* after) {
@@ -23,9 +23,9 @@ void test_convolution(const KernelTable& k, Random& random, size_t width) {
       };
       for (const bool in_place : {true, false}) {
         run(0, kFirst, nullptr, states.data());
-        run(kFirst, kRows - kFirst, states.data(), in_place ? states.data() : others.data());
+        run(kFirst, kTokens - kFirst, states.data(), in_place ? states.data() : others.data());
         bool equal = true;
-        for (size_t r = 0; r < kRows; ++r) {
+        for (size_t r = 0; r < kTokens; ++r) {
           for (size_t c = 0; c < width; ++c) {
             double sum = added ? added[c] : 0.0f;
             for (size_t tap = 0; tap < taps; ++tap) {
@@ -35,7 +35,7 @@ void test_convolution(const KernelTable& k, Random& random, size_t width) {
           }
         }
         const float* last = (in_place ? states : others).data() + (taps - 2) * width;
-        equal = equal && std::memcmp(last, x.data() + (kRows - 1) * width, width * sizeof(float)) == 0;
+        equal = equal && std::memcmp(last, x.data() + (kTokens - 1) * width, width * sizeof(float)) == 0;
         expect(equal, k.name, "convolution", width);
       }
     }
@@ -45,9 +45,9 @@ void test_convolution(const KernelTable& k, Random& random, size_t width) {
 // Of two heads that share a key head.
 void test_delta_rule(const KernelTable& k, Random& random, size_t key_dim, size_t value_dim) {
   const size_t heads = 2, width = 2 * key_dim + heads * value_dim, out = heads * value_dim;
-  const auto x = random.numbers(kRows * width), gates = random.numbers(kRows * 2 * heads);
+  const auto x = random.numbers(kTokens * width), gates = random.numbers(kTokens * 2 * heads);
   const auto decay = random.numbers(heads), bias = random.numbers(heads);
-  std::vector<float> y(kRows * out), states(out * key_dim), others(states.size());
+  std::vector<float> y(kTokens * out), states(out * key_dim), others(states.size());
   const auto run = [&](size_t first, size_t count, const float* before, float* after) {
     const DeltaRuleArgs args = {{x.data() + first * width, width}, {gates.data() + first * 2 * heads, 2 * heads}, count,
                                 heads, 1, key_dim, value_dim, decay.data(), bias.data(), before, after,
@@ -60,11 +60,11 @@ void test_delta_rule(const KernelTable& k, Random& random, size_t key_dim, size_
   };
   for (const bool in_place : {true, false}) {
     run(0, kFirst, nullptr, states.data());
-    run(kFirst, kRows - kFirst, states.data(), in_place ? states.data() : others.data());
+    run(kFirst, kTokens - kFirst, states.data(), in_place ? states.data() : others.data());
     bool equal = true;
     for (size_t head = 0; head < heads; ++head) {
       std::vector<double> state(key_dim * value_dim), key(key_dim), query(key_dim);
-      for (size_t r = 0; r < kRows; ++r) {
+      for (size_t r = 0; r < kTokens; ++r) {
         const float *row = x.data() + r * width, *value = row + 2 * key_dim + head * value_dim;
         double of_query = 1e-6, of_key = 1e-6;
         for (size_t i = 0; i < key_dim; ++i) {
@@ -100,9 +100,9 @@ void test_delta_rule(const KernelTable& k, Random& random, size_t key_dim, size_
 // Of two heads that share what they read and write by.
 void test_selective_scan(const KernelTable& k, Random& random, size_t size, size_t head_dim) {
   const size_t heads = 2, out = heads * head_dim, width = out + 2 * size;
-  const auto x = random.numbers(kRows * width), steps = random.numbers(kRows * heads);
+  const auto x = random.numbers(kTokens * width), steps = random.numbers(kTokens * heads);
   const auto decay = random.numbers(heads), bias = random.numbers(heads), skip = random.numbers(heads);
-  std::vector<float> y(kRows * out), states(out * size), others(states.size());
+  std::vector<float> y(kTokens * out), states(out * size), others(states.size());
   const auto run = [&](size_t first, size_t count, const float* before, float* after) {
     const SelectiveScanArgs args = {{x.data() + first * width, width}, {steps.data() + first * heads, heads}, count, heads,
                                     1, size, head_dim, decay.data(), bias.data(), skip.data(), before, after,
@@ -115,11 +115,11 @@ void test_selective_scan(const KernelTable& k, Random& random, size_t size, size
   };
   for (const bool in_place : {true, false}) {
     run(0, kFirst, nullptr, states.data());
-    run(kFirst, kRows - kFirst, states.data(), in_place ? states.data() : others.data());
+    run(kFirst, kTokens - kFirst, states.data(), in_place ? states.data() : others.data());
     bool equal = true;
     for (size_t head = 0; head < heads; ++head) {
       std::vector<double> state(size * head_dim);
-      for (size_t r = 0; r < kRows; ++r) {
+      for (size_t r = 0; r < kTokens; ++r) {
         const float *row = x.data() + r * width, *value = row + head * head_dim, *b = row + out, *c = b + size;
         const double step = std::log1p(std::exp(double{steps[r * heads + head]} + bias[head]));
         const double kept = std::exp(-std::exp(double{decay[head]}) * step);
