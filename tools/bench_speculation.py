@@ -2,6 +2,9 @@
 
 Answers must be equal. Four kinds of prompt: code to repeat with a change, a text to summarize, a story, which repeats
 nothing, and facts to write as JSON by a schema.
+
+Earlier answers draft, too. So no engine is asked the same twice: each round has engines of its own. `--before` prompts,
+others of the kind, are answered first, and not timed.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import inspect
+import itertools
 import json
 import statistics
 import subprocess
@@ -34,6 +38,8 @@ from llmserve.stages.tokenizer import load_tokenizer
 from tools.benchmark.lookup.lookup_job import LookupJob
 
 ROOT = Path(__file__).resolve().parents[1]
+MOST_SUMMARIES = 100
+BATCH_BEFORE = 8  # prompts that are answered together before those that are timed
 Prompts: TypeAlias = Sequence[Sequence[int]]
 FUNCTIONS: Sequence[Callable[..., object]] = (
     textwrap.shorten, textwrap.indent, statistics.median_low, statistics.median_high, statistics.quantiles,
@@ -54,7 +60,7 @@ def edits() -> list[str]:
 
 def summaries() -> list[str]:
     lines = (ROOT / "eval/data/docstrings.jsonl").read_text().splitlines()
-    documents = sorted((json.loads(line)["document"] for line in lines), key=len, reverse=True)[: len(FUNCTIONS)]
+    documents = sorted((json.loads(line)["document"] for line in lines), key=len, reverse=True)[:MOST_SUMMARIES]
     return [f"Summarize this text, quoting its main sentences:\n\n{document}" for document in documents]
 
 
@@ -107,10 +113,14 @@ async def answers(
 
 
 def measure(
-    arguments: argparse.Namespace, groups: Sequence[Prompts], speculation: Speculation, guide: Guide | None
+    arguments: argparse.Namespace,
+    groups: Sequence[Prompts],
+    before: Sequence[Prompts],
+    speculation: Speculation,
+    guide: Guide | None,
 ) -> str:
     """A row: tokens a second without and with it, their ratio, and how many drafts were accepted. The prompts of a
-    group are answered together."""
+    group are answered together; those `before` are not timed."""
     engine_dir, num_tokens = arguments.engine, arguments.tokens
     modes = (Speculation.OFF, speculation)
     settings = {
@@ -121,23 +131,32 @@ def measure(
         )
         for mode in modes
     }
-    engines = {mode: open_engine(engine_dir, settings[mode]) for mode in modes}
     seconds: dict[Speculation, list[float]] = {mode: [] for mode in modes}
     told: dict[Speculation, list[list[int]]] = {}
-    try:
-        for _ in range(arguments.rounds):
+    drafted, accepted = 0, 0
+    for _ in range(arguments.rounds):
+        engines = {mode: open_engine(engine_dir, settings[mode]) for mode in modes}
+        try:
+            for mode, prompts in itertools.product(modes, before):
+                asyncio.run(answers(engines[mode], prompts, num_tokens, guide))
+            earlier = engines[speculation].stats()
+            told = {mode: [] for mode in modes}
+            elapsed = dict.fromkeys(modes, 0.0)
+            for group, mode in itertools.product(groups, modes):  # in turn: other work slows both down
+                found, of_group = asyncio.run(answers(engines[mode], group, num_tokens, guide))
+                told[mode] += found
+                elapsed[mode] += of_group
             for mode in modes:
-                found = [asyncio.run(answers(engines[mode], group, num_tokens, guide)) for group in groups]
-                told[mode] = [tokens for answered, _ in found for tokens in answered]
-                seconds[mode].append(sum(elapsed for _, elapsed in found))
+                seconds[mode].append(elapsed[mode])
+            stats = engines[speculation].stats()
+            drafted += (stats.total_drafted_tokens or 0) - (earlier.total_drafted_tokens or 0)
+            accepted += (stats.total_accepted_tokens or 0) - (earlier.total_accepted_tokens or 0)
+        finally:
+            for engine in engines.values():
+                engine.close()
         assert told[modes[0]] == told[modes[1]], "speculation changed an answer"
-        stats = engines[modes[1]].stats()
-    finally:
-        for engine in engines.values():
-            engine.close()
     total = sum(map(len, told[modes[0]]))
     plain, ours = (total / statistics.median(seconds[mode]) for mode in modes)
-    drafted, accepted = stats.total_drafted_tokens or 0, stats.total_accepted_tokens or 0
     return f"{plain:.1f} | {ours:.1f} | {ours / plain:.2f} | {accepted / max(1, drafted):.0%} of {drafted}"
 
 
@@ -171,6 +190,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--groups", type=int, default=4, help="most groups of prompts, one after another")
+    parser.add_argument("--before", type=int, default=0, help="most prompts that are answered before, and not timed")
     parser.add_argument("--threads", type=int, default=0, help="0: the cores")
     parser.add_argument("--draft-engine", default="", help="a smaller engine, which drafts")
     parser.add_argument(
@@ -189,8 +209,11 @@ def main() -> None:
         if arguments.speculation:
             speculation = Speculation.read(arguments.speculation)
         for batch in map(int, arguments.batches.split(",")):
-            starts = range(0, len(prompts), batch)[: arguments.groups]
-            row = measure(arguments, [prompts[start : start + batch] for start in starts], speculation, guide)
+            starts = range(0, len(FUNCTIONS), batch)[: arguments.groups]
+            others = prompts[starts[-1] + batch :][: arguments.before]
+            before = [others[start : start + BATCH_BEFORE] for start in range(0, len(others), BATCH_BEFORE)]
+            groups = [prompts[start : start + batch] for start in starts]
+            row = measure(arguments, groups, before, speculation, guide)
             print(f"| {kind} | {batch} | {row} |", flush=True)
         for peer in arguments.peer if not guide else ():
             row = measure_peer(arguments, peer, prompts[: arguments.groups])
