@@ -25,6 +25,7 @@ from llmserve.scheduler.drafts.drafter import Drafter, Speculation
 from llmserve.scheduler.drafts.grammar import GrammarDrafter
 from llmserve.scheduler.drafts.lookup import LookupDrafter
 from llmserve.scheduler.drafts.model import DraftModel, ModelDrafter, Wish
+from llmserve.scheduler.drafts.own_text import OwnText
 from llmserve.scheduler.outline import Outline
 from llmserve.scheduler.plan import Chunk, ChunkScores, HiddenRows, StepPlan
 from llmserve.scheduler.sequence import Sequence
@@ -63,7 +64,7 @@ class Speculator:
         if request.draft_ids:
             drafters.append(ClientDrafter(request.draft_ids, sequence.num_prompt))
         if Speculation.LOOKUP in self._drafters:
-            drafters.append(LookupDrafter())
+            drafters.append(LookupDrafter(OwnText().find))
         if Speculation.DRAFT in self._drafters and self.model is not None:
             drafters.append(self.model.drafter())
         sequence.drafters = tuple(drafters)

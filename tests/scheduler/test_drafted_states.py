@@ -10,7 +10,6 @@ from unittest.mock import patch
 import pytest
 
 from llmserve.core import SamplingParams
-from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Draftable, Speculation
 from llmserve.scheduler.drafts.lookup import LookupDrafter
 from llmserve.scheduler.plan import StepPlan
@@ -30,7 +29,7 @@ LONG = replace(GREEDY, max_tokens=40)
 @pytest.fixture(autouse=True)
 def _drafts_are_always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepCosts, "observe", lambda costs, num_rows, seconds: None)
-    monkeypatch.setattr(Acceptance, "num_worthwhile", lambda drafter, threshold: 8)
+    monkeypatch.setattr(LookupDrafter, "num_worthwhile", lambda drafter, threshold: 8)
 
 
 def drafting(monkeypatch: pytest.MonkeyPatch, num_right: Sequence[int], max_num: int = 8) -> None:

@@ -12,7 +12,8 @@ from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.client import ClientDrafter
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Drafter, Speculation
 from llmserve.scheduler.drafts.grammar import GrammarDrafter
-from llmserve.scheduler.drafts.lookup import GRAM, INDEXED_AT_ONCE, LookupDrafter
+from llmserve.scheduler.drafts.lookup import LookupDrafter
+from llmserve.scheduler.drafts.own_text import GRAM, INDEXED_AT_ONCE, MAX_PLACES, Found, OwnText
 from llmserve.scheduler.step_costs import CAUTION, StepCosts
 from tests.scheduler.slots import Slot, Slots
 
@@ -29,11 +30,66 @@ def drafted(drafter: Drafter, *tokens: int, matcher: Matcher | None = None) -> l
     return list(drafter.propose(Answer(array("i", tokens), matcher)))
 
 
+def looked_up(*tokens: int) -> list[int]:
+    return drafted(LookupDrafter(OwnText().find), *tokens)
+
+
 def test_what_followed_last_time_is_drafted() -> None:
-    found = drafted(LookupDrafter(), 1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 8, 1, 2, 3)
+    found = looked_up(1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 8, 1, 2, 3)
     assert found == [6, 7, 8, 1, 2, 3] * 2 + [6, 7, 8]  # the last time, not the first; then it goes on repeating itself
-    assert drafted(LookupDrafter(), 1, 2, 3, 4, 2, 3) == []
-    assert drafted(LookupDrafter(), 1, 2) == []
+    assert looked_up(1, 2, 3, 4, 2, 3) == [4, 2, 3] * 5
+    assert looked_up(1, 2) == []
+
+
+def test_what_followed_a_longer_match_is_drafted() -> None:
+    assert looked_up(9, 1, 2, 3, 4, 5, 1, 2, 3, 6, 9, 1, 2, 3)[:2] == [4, 5]  # though 6 came later
+    assert looked_up(9, 0, 3, 4, 8, 0, 3, 6, 9, 0, 3)[:1] == [4]
+    assert looked_up(1, 2, 3, 2) == []
+
+
+def test_the_same_places_vote_on_each_token() -> None:
+    assert looked_up(0, 3, 4, 5, 0, 3, 4, 6, 0, 3, 7, 0, 3)[:2] == [4, 6]  # 4 more often than 7; behind it, the newest
+
+
+def test_only_so_many_places_are_looked_at() -> None:
+    def looked_up_behind(num_places: int, *newest: int) -> int:
+        return looked_up(*newest, 4, *[5, 0, 3, 6] * num_places, *newest)[0]
+
+    assert looked_up_behind(MAX_PLACES, 9, 0, 3) == 4, "three tokens lead there"
+    assert looked_up(8, 0, 3, 4, *[5, 0, 3, 6] * MAX_PLACES, 7, 0, 3)[0] == 6
+
+
+def test_the_longest_match_of_all_sources_is_drafted() -> None:
+    def drafted_of(*lengths: int) -> int:
+        found = [Found(length, [[10 * length + number]]) for number, length in enumerate(lengths)]
+        return drafted(LookupDrafter(*(lambda token_ids, one=one: one for one in found)), 1)[0]
+
+    assert drafted_of(3, 4) == 41
+    assert drafted_of(4, 3) == 40
+    assert drafted_of(3, 3) == 30
+
+
+def test_a_longer_match_drafts_more_and_a_wrong_draft_less_of_its_length() -> None:
+    matched = 0
+
+    def num_drafted(drafter: LookupDrafter, num_matched: int) -> int:
+        nonlocal matched
+        matched = num_matched
+        drafter.propose(Answer(array("i", [1])))
+        return drafter.num_worthwhile(0.1)
+
+    drafter = LookupDrafter(lambda token_ids: Found(matched, [[1] * MAX_DRAFTED]))
+    lengths = [num_drafted(drafter, num_matched) for num_matched in (1, 3, 6, 12)]
+    assert lengths == sorted(lengths)
+    assert 0 < lengths[0] < lengths[-1]
+    for _ in range(20):
+        num_drafted(drafter, 1)
+        drafter.learn(1, 0)
+    assert num_drafted(drafter, 1) == 0
+    assert num_drafted(drafter, 12) == lengths[-1], "of it nothing has been said"
+    for _ in range(100):
+        num_drafted(drafter, 1)
+    assert num_drafted(drafter, 1) > 0, "it is tried again"
 
 
 def test_what_a_guide_forces_is_drafted() -> None:
@@ -107,16 +163,17 @@ def test_what_rows_cost_is_not_forgotten_where_all_steps_are_alike() -> None:
 
 def test_a_long_prompt_is_read_over_several_steps() -> None:
     tokens = [*range(3 * INDEXED_AT_ONCE), 0, 1, 2]
-    drafter = LookupDrafter()
-    assert drafted(drafter, *tokens)[:2] == [3, 4]
-    assert drafter._num_indexed == INDEXED_AT_ONCE + GRAM
+    text = OwnText()
+    assert drafted(LookupDrafter(text.find), *tokens)[:2] == [3, 4]
+    assert text.num_indexed == INDEXED_AT_ONCE + GRAM - 1
 
 
 def test_drafters_are_named_as_operators_write_them() -> None:
     assert Speculation.read(" Lookup,grammar") is Speculation.LOOKUP | Speculation.GRAMMAR
     assert Speculation.read("draft,lookup,grammar") is Speculation.ALL
     assert Speculation.read("off") is Speculation.OFF
-    assert [drafters.words() for drafters in (Speculation.OFF, Speculation.ALL)] == ["off", "lookup,grammar,draft"]
+    assert Speculation.OFF.words() == "off"
+    assert Speculation.ALL.words() == "lookup,grammar,draft"
     for text in ("", "on", "lookup,", "off,lookup"):
         with pytest.raises(ValueError, match=r"expected off, or names of drafters .*: lookup,grammar,draft"):
             Speculation.read(text)

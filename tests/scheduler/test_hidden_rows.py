@@ -102,6 +102,7 @@ def test_rows_are_right_under_every_load(seed: int, monkeypatch: pytest.MonkeyPa
         return [chance.randrange(7) for _ in range(chance.choice([0, 0, 3]))]
 
     monkeypatch.setattr(LookupDrafter, "propose", propose)
+    monkeypatch.setattr(LookupDrafter, "num_worthwhile", lambda drafter, threshold: chance.randrange(5))
     monkeypatch.setattr(Acceptance, "num_worthwhile", lambda drafter, threshold: chance.randrange(5))
     info = replace(INFO, num_blocks=chance.choice([24, 40, 128]), num_states=chance.choice([0, 12]), block_bytes=1)
     layer = LayerRunner(

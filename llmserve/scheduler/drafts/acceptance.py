@@ -18,6 +18,11 @@ class Acceptance:
         self.num_accepted = num_accepted
         self.num_rejected = num_rejected
 
+    @property
+    def probability(self) -> float:
+        """Of a token to be drawn."""
+        return (self.num_accepted + 0.1) / (self.num_accepted + self.num_rejected + 0.1)
+
     def num_worthwhile(self, threshold: float) -> int:
         num_tokens = self.num_likely(threshold)
         if not num_tokens:
@@ -28,7 +33,7 @@ class Acceptance:
         """Token n of a draft is drawn with the n-th power of a token's probability."""
         if not self.num_rejected:
             return MAX_DRAFTED
-        probability = (self.num_accepted + 0.1) / (self.num_accepted + self.num_rejected + 0.1)
+        probability = self.probability
         num_tokens = int(math.log(threshold) / math.log(probability)) if 0 < threshold < 1 and probability < 1 else 0
         return min(num_tokens, MAX_DRAFTED)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Draftable
-from llmserve.scheduler.drafts.lookup import GRAM
+from llmserve.scheduler.drafts.own_text import GRAM
 
 
 class ClientDrafter(Acceptance):

@@ -1,37 +1,80 @@
-"""Prompt lookup: what followed the newest tokens the last time that they stood in prompt or answer."""
+"""Prompt lookup: what followed the newest tokens where they stood before in prompt or answer.
+
+The place decides behind which the most tokens are the same; where several do, they vote on each token. The more tokens
+are the same, the likelier is the next one. How likely is counted, for each source of its own.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 
-from llmserve.scheduler.drafts.acceptance import Acceptance
+from llmserve.scheduler.drafts.acceptance import RECOVERY, Acceptance
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Draftable
+from llmserve.scheduler.drafts.own_text import MAX_MATCHED, NOTHING, Find
 
-GRAM = 3  # tokens that have to be the same before what followed them is drafted
-INDEXED_AT_ONCE = 1024  # tokens, in a step
+LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # tokens that are the same; acceptance is counted from one to the next
+PRIOR_WEIGHT = 10.0  # tokens
+PRIOR_REJECTED = 3.0  # tokens, beside as many accepted as are the same
 
 
-class LookupDrafter(Acceptance):
-    """Constant time a token; a long prompt is read over several steps, for others wait for each of them."""
+class LookupDrafter:
+    """Of one sequence. The first of its sources is preferred where others know no longer match."""
 
-    def __init__(self) -> None:
-        super().__init__(num_rejected=1.0)
-        self._follows: dict[bytes, int] = {}  # tokens -> place of the one after their last occurrence
-        self._num_indexed = GRAM
+    def __init__(self, *sources: Find) -> None:
+        self._sources = sources
+        self._acceptances = [_priors() for _ in sources]
+        self._behind: list[Acceptance] = []  # of each token that is proposed
 
     def propose(self, sequence: Draftable) -> Sequence[int]:
-        token_ids = sequence.token_ids
-        follows, end = self._follows, min(len(token_ids), self._num_indexed + INDEXED_AT_ONCE)
-        for place in range(self._num_indexed, end):  # the newest ones themselves are not among them
-            follows[token_ids[place - GRAM : place].tobytes()] = place
-        self._num_indexed = max(self._num_indexed, end)
-        place = follows.get(token_ids[-GRAM:].tobytes(), -1)
-        return () if place < 0 else _repeated(token_ids[place : place + MAX_DRAFTED].tolist())
+        found, acceptances = NOTHING, self._acceptances[0]
+        for find, of_source in zip(self._sources, self._acceptances, strict=True):
+            if (other := find(sequence.token_ids)).num_matched > found.num_matched:
+                found, acceptances = other, of_source
+        self._behind = []
+        drafted: list[int] = []
+        followed = found.followed
+        while followed and (place := len(drafted)) < MAX_DRAFTED:
+            num_same = min(MAX_MATCHED, found.num_matched + place)
+            token = followed[0][place]
+            if len(followed) > 1:
+                num_voting, (token, followed) = len(followed), _elected(followed, place)
+                num_same = 2 * num_same if len(followed) == num_voting else num_same // 2
+            drafted.append(token)
+            self._behind.append(acceptances[num_same])
+            followed = [tokens for tokens in followed if len(tokens) > place + 1]
+        return drafted
+
+    def num_worthwhile(self, threshold: float) -> int:
+        probability, count = 1.0, 0
+        for acceptance in self._behind:
+            probability *= acceptance.probability
+            if probability <= threshold:
+                break
+            count += 1
+        if not count and self._behind:
+            self._behind[0].num_rejected *= RECOVERY
+        return count
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        """The first wrong token says nothing about those behind it."""
+        for place, acceptance in enumerate(self._behind[: min(num_drafted, num_accepted + 1)]):
+            acceptance.learn(1, int(place < num_accepted))
 
 
-def _repeated(token_ids: list[int]) -> list[int]:
-    """What ends too early repeats itself."""
-    period = len(token_ids)
-    while len(token_ids) < MAX_DRAFTED:
-        token_ids.append(token_ids[-period])
-    return token_ids
+def _elected(followed: Sequence[Sequence[int]], place: int) -> tuple[int, Sequence[Sequence[int]]]:
+    """The token that most have at this place, and who has it; of equals, the newest."""
+    token = followed[0][place]
+    agreeing = [tokens for tokens in followed if tokens[place] == token]
+    if 2 * len(agreeing) < len(followed):
+        [(token, _)] = Counter(tokens[place] for tokens in followed).most_common(1)
+        agreeing = [tokens for tokens in followed if tokens[place] == token]
+    return token, agreeing
+
+
+def _priors() -> list[Acceptance]:
+    """Behind any number of tokens that are the same, as votes count them: one for each level."""
+    rejected = [PRIOR_WEIGHT * PRIOR_REJECTED / (level + PRIOR_REJECTED) for level in LEVELS]
+    of_levels = [Acceptance(num_rejected=count, num_accepted=PRIOR_WEIGHT - count) for count in rejected]
+    return [of_levels[max(0, bisect_right(LEVELS, count) - 1)] for count in range(2 * MAX_MATCHED + 1)]

@@ -26,7 +26,7 @@ from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import InvalidArgument, NotFound
 from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import Speculation
-from llmserve.scheduler.drafts.lookup import GRAM
+from llmserve.scheduler.drafts.own_text import GRAM
 from llmserve.scheduler.settings import SchedulerSettings
 from llmserve.scheduler.step_costs import StepCosts
 from llmserve.stages import guides as guides_module

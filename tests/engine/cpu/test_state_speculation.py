@@ -151,7 +151,7 @@ def test_nonsense_changes_nothing(
         return [sequence.token_ids[-7 + n % 7] if n < place % 5 else (place + 3 * n) % 12 for n in range(place % 16)]
 
     monkeypatch.setattr(LookupDrafter, "propose", propose)
-    monkeypatch.setattr(Acceptance, "num_worthwhile", lambda drafter, threshold: 15)
+    monkeypatch.setattr(LookupDrafter, "num_worthwhile", lambda drafter, threshold: 15)
     found, stats = answers(open_engine(engine_dir, settings_of(Speculation.LOOKUP)), requests_of(engine_dir))
     assert found == plain[0]
     assert (stats.total_drafted_tokens or 0) > 2 * (stats.total_accepted_tokens or 0) > 0
