@@ -12,7 +12,7 @@ from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.settings import SchedulerSettings
 
 engine_option = partial(option, panel="Engine")
-SPECULATION_HELP = "Drafters, with commas between them: lookup, grammar, draft; or off. Answers stay the same."
+SPECULATION_HELP = "Drafters, with commas between them: lookup, grammar, history, draft; or off. Answers stay the same."
 DRAFT_HELP = "Directory of a smaller engine with the same tokenizer, which drafts tokens (drafter draft)."
 
 
@@ -63,7 +63,7 @@ class EngineOptions:
         None, "Folder for KV blocks that do not fit the cache; a restart finds them."
     )
     kv_cache_disk_size: int | None = engine_option(None, "Most bytes of that folder.", min=1, show_default="10 GiB")
-    speculation: str | None = engine_option(None, SPECULATION_HELP, show_default="lookup,grammar,draft")
+    speculation: str | None = engine_option(None, SPECULATION_HELP, show_default="lookup,grammar,history,draft")
     draft_engine: Path | None = engine_option(None, DRAFT_HELP)
     adapter: list[str] | None = engine_option(
         None, "NAME=DIR: serve a LoRA adapter as a model of its own; may be repeated."

@@ -17,15 +17,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 
-from llmserve.core import TokenEvent
+from llmserve.core import FinishReason, TokenEvent
 from llmserve.scheduler.blocks import BlockPool
 from llmserve.scheduler.drafts.client import ClientDrafter
 from llmserve.scheduler.drafts.drafter import Drafter, Speculation
 from llmserve.scheduler.drafts.grammar import GrammarDrafter
+from llmserve.scheduler.drafts.history import History, owner_of
 from llmserve.scheduler.drafts.lookup import LookupDrafter
 from llmserve.scheduler.drafts.model import DraftModel, ModelDrafter, Wish
-from llmserve.scheduler.drafts.own_text import OwnText
+from llmserve.scheduler.drafts.own_text import Find, OwnText
 from llmserve.scheduler.outline import Outline
 from llmserve.scheduler.plan import Chunk, ChunkScores, HiddenRows, StepPlan
 from llmserve.scheduler.sequence import Sequence
@@ -37,6 +39,7 @@ from llmserve.scheduler.windows import WindowedBlocks
 # With a token's probability p, token n of a draft is wrong behind n - 1 that were drawn with p**(n - 1) * (1 - p). Then
 # these are computed again: on average less than 1 / e rows, for every n and p.
 ROWS_PER_DRAFT = 1 + 1 / math.e  # in a network with states
+COMPLETE = (FinishReason.END_ID, FinishReason.STOP_WORDS, FinishReason.LENGTH)
 
 
 class Speculator:
@@ -49,6 +52,8 @@ class Speculator:
         self.num_drafted = 0
         self.num_accepted = 0
         self._drafters = config.settings.speculation
+        shares_answers = Speculation.HISTORY in self._drafters and config.settings.reuses_blocks
+        self._history = History() if shares_answers else None
         self._config = config
         self._pool = pool
         self._states = states
@@ -63,8 +68,11 @@ class Speculator:
             drafters.append(GrammarDrafter())
         if request.draft_ids:
             drafters.append(ClientDrafter(request.draft_ids, sequence.num_prompt))
-        if Speculation.LOOKUP in self._drafters:
-            drafters.append(LookupDrafter(OwnText().find))
+        sources: list[Find] = [OwnText().find] if Speculation.LOOKUP in self._drafters else []
+        if self._history is not None:
+            sources.append(partial(self._history.find, owner_of(sequence)))
+        if sources:
+            drafters.append(LookupDrafter(*sources))
         if Speculation.DRAFT in self._drafters and self.model is not None:
             drafters.append(self.model.drafter())
         sequence.drafters = tuple(drafters)
@@ -138,7 +146,9 @@ class Speculator:
         self._windows.shorten(sequence, num_known)
 
     def release(self, sequence: Sequence) -> None:
-        """It does not run any more."""
+        """It does not run any more. An answer that was cancelled, timed out or not to be drafted is not remembered."""
+        if self._history is not None and sequence.drafters and sequence.finish_reason in COMPLETE:
+            self._history.add(sequence)
         if self.model is not None:
             self.model.release(sequence)
 

@@ -170,10 +170,10 @@ def test_a_long_prompt_is_read_over_several_steps() -> None:
 
 def test_drafters_are_named_as_operators_write_them() -> None:
     assert Speculation.read(" Lookup,grammar") is Speculation.LOOKUP | Speculation.GRAMMAR
-    assert Speculation.read("draft,lookup,grammar") is Speculation.ALL
+    assert Speculation.read("draft,history,lookup,grammar") is Speculation.ALL
     assert Speculation.read("off") is Speculation.OFF
     assert Speculation.OFF.words() == "off"
-    assert Speculation.ALL.words() == "lookup,grammar,draft"
+    assert Speculation.ALL.words() == "lookup,grammar,history,draft"
     for text in ("", "on", "lookup,", "off,lookup"):
-        with pytest.raises(ValueError, match=r"expected off, or names of drafters .*: lookup,grammar,draft"):
+        with pytest.raises(ValueError, match=r"expected off, or names of drafters .*: lookup,grammar,history,draft"):
             Speculation.read(text)

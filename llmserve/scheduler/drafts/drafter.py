@@ -20,8 +20,9 @@ class Speculation(Flag):
     OFF = 0
     LOOKUP = auto()  # from the sequence's own tokens
     GRAMMAR = auto()  # from its guide
+    HISTORY = auto()  # from earlier answers
     DRAFT = auto()  # from a smaller engine, where there is one
-    ALL = LOOKUP | GRAMMAR | DRAFT
+    ALL = LOOKUP | GRAMMAR | HISTORY | DRAFT
 
     @classmethod
     def read(cls, text: str) -> Speculation:

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the newest tokens where they stood before in prompt or answer.
+"""Lookup: what followed the newest tokens where they stood before, in the own text or in earlier answers.
 
 The place decides behind which the most tokens are the same; where several do, they vote on each token. The more tokens
 are the same, the likelier is the next one. How likely is counted, for each source of its own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -142,8 +143,13 @@ def answers(
     return found, stats
 
 
-@pytest.mark.parametrize("speculation", [Speculation.LOOKUP, Speculation.GRAMMAR, Speculation.ALL])
-@pytest.mark.parametrize("is_guided", [False, True], ids=["free", "guided"])
+@pytest.mark.parametrize(
+    ("speculation", "is_guided"),
+    [
+        *itertools.product((Speculation.LOOKUP, Speculation.GRAMMAR, Speculation.ALL), (False, True)),
+        (Speculation.HISTORY, False),
+    ],
+)
 def test_answers_are_those_without_it_in_fewer_steps(
     engine_dir: Path, speculation: Speculation, is_guided: bool
 ) -> None:

@@ -1,0 +1,74 @@
+"""What followed the newest tokens in answers that were finished before.
+
+Only answers of the same owner are read: of a tenant, with an adapter. So they draft for whoever could also find their
+blocks in the cache, and for no other tenant. The memory is a ring of a fixed size: the newest answers replace the
+oldest. Chains of places may lead to tokens that were replaced, so what is found there is always compared.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+from llmserve.scheduler.blocks import hash_block
+from llmserve.scheduler.drafts.drafter import MAX_DRAFTED
+from llmserve.scheduler.drafts.own_text import GRAM, MAX_MATCHED, MAX_PLACES, NOTHING, Found, best_places
+from llmserve.scheduler.sequence import Sequence
+
+NUM_TOKENS = 1 << 18  # that are remembered: 16 bytes each, and 4 for each place in the table
+MAX_OF_ANSWER = 2048  # tokens, its last: so much is read in a step
+END = -2  # behind each answer; no token, nor one that is expected
+
+
+class History:
+    """Of one engine. Deterministic: what it finds depends on the answers and their order only."""
+
+    def __init__(self, num_tokens: int = NUM_TOKENS) -> None:
+        self._text = array("i", [END]) * num_tokens
+        self._owners = array("q", [0]) * num_tokens
+        self._before = array("i", [0]) * num_tokens  # of each place: the one before it in its chain; 0: none
+        self._newest = array("i", [0]) * num_tokens  # by hash, of chains
+        self._next = 1
+
+    def add(self, sequence: Sequence) -> None:
+        """An answer that is complete."""
+        text, owner = self._text, owner_of(sequence)
+        most = min(MAX_OF_ANSWER, len(text) - 2)
+        answer = sequence.token_ids[max(sequence.num_prompt, sequence.num_tokens - most) :]
+        if self._next + len(answer) >= len(text):
+            self._next = 1
+        start, end = self._next, self._next + len(answer)
+        text[start:end], text[end] = answer, END
+        self._owners[start:end] = array("q", [owner]) * len(answer)
+        for place in range(start + GRAM, end):
+            chain = self._chain(owner, text[place - GRAM : place])
+            self._before[place], self._newest[chain] = self._newest[chain], place
+        self._next = end + 1
+
+    def find(self, owner: int, token_ids: array[int]) -> Found:
+        newest = token_ids[-MAX_MATCHED:]
+        most, best = best_places(self._text, self._places(owner, newest[-GRAM:]), newest)
+        followed = [tokens for place in best if (tokens := self._following(place))]
+        return Found(most, followed) if most >= GRAM and followed else NOTHING
+
+    def _places(self, owner: int, gram: array[int]) -> Iterator[int]:
+        place = self._newest[self._chain(owner, gram)]
+        for _ in range(MAX_PLACES):
+            if not place:
+                return
+            if self._owners[place] == owner:
+                yield place
+            place = self._before[place]
+
+    def _following(self, place: int) -> list[int]:
+        tokens = self._text[place : place + MAX_DRAFTED].tolist()
+        return tokens[: tokens.index(END)] if END in tokens else tokens
+
+    def _chain(self, owner: int, gram: array[int]) -> int:
+        return hash((owner, *gram)) % len(self._newest)
+
+
+def owner_of(sequence: Sequence) -> int:
+    """A number for tenant and adapter."""
+    digest = hash_block(sequence.cache_root, tuple(sequence.tenant.name.encode()))
+    return int.from_bytes(digest[:7])
