@@ -143,7 +143,7 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
         Factors(rounding.equalization.rows, rounding.equalization.columns).save(directory / FACTORS_FILE)
     (directory / PROGRAM_FILE).write_text(f"{build.program}\n")
     _copy_pipeline_files(checkpoint, directory, build.tokenizer_code.files)
-    progress.phase("hash the checkpoint", _checkpoint_bytes(checkpoint) + build.weight_bytes)
+    progress.phase("hash the checkpoint", _checkpoint_bytes(checkpoint) + build.hashed_bytes)
     source, tensors = hashed.result(progress)  # before the target times anything
     build.target.tune(directory, earlier, progress)
     written = _files(directory)

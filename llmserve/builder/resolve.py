@@ -29,7 +29,7 @@ from llmserve.checkpoint.reader import Checkpoint, read_config
 from llmserve.checkpoint.sentence_transformers import read_pooling
 from llmserve.errors import CheckpointError, RecipeError, Unsupported, raise_problems
 from llmserve.models.graph import OpKind, Program
-from llmserve.models.number_formats import ROUNDED
+from llmserve.models.number_formats import FLOAT32, ROUNDED
 from llmserve.models.registry import AnyArchitecture, architecture_for
 from llmserve.models.spec import DecoderSpec, HfConfig, Param, Pooling
 from llmserve.stages.tokenizer_code import TokenizerCode, find_tokenizer_code
@@ -75,6 +75,12 @@ class ResolvedBuild:
     def weight_bytes(self) -> int:
         """Of all parameters in the engine's dtype, before they are rounded to fewer bits."""
         return self.options.floats.num_bytes(sum(param.num_elements for param in self.params))
+
+    @property
+    def hashed_bytes(self) -> int:
+        """Likewise, with those in float32 that stay the checkpoint's integers."""
+        kept = sum(param.num_elements for param in self.params if param.name in self.kept)
+        return self.weight_bytes + FLOAT32.num_bytes(kept) - self.options.floats.num_bytes(kept)
 
     @property
     def passage(self) -> Ids:

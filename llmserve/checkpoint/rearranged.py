@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,13 @@ class ReorderedRows:
         return found and BlockRows(found.kind, found.blocks[places], found.row_scale[places])
 
 
+@runtime_checkable
+class HasMatrixRows(Protocol):
+    """Matrices of experts that are expanded by rows: an expert's whole would be expanded again for each piece."""
+
+    def matrix_rows(self, rows: slice, /) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class StackedRows:
     """Matrices of all experts, one below the other, of a source of the shape [experts, rows, ...]."""
@@ -53,6 +61,8 @@ class StackedRows:
     is_transposed: bool = False  # it is [experts, columns, rows]
 
     def __getitem__(self, rows: slice, /) -> Tensor:
+        if isinstance(self.source, HasMatrixRows):
+            return self.source.matrix_rows(rows)
         first, last = rows.start // self.num_rows, -(-rows.stop // self.num_rows)
         matrices = self.source[first:last]
         matrices = matrices.swapaxes(1, 2) if self.is_transposed else matrices
@@ -60,7 +70,7 @@ class StackedRows:
         return matrices.reshape(-1, *matrices.shape[2:])[rows.start - offset : rows.stop - offset]
 
     def blocks(self, rows: slice, /) -> BlockRows | None:
-        """A source that has them counts the rows of all matrices, and knows of no transposition."""
+        """A source that has them, or `matrix_rows`, counts the rows of all matrices, and knows of no transposition."""
         return blocks(self.source, rows)
 
 

@@ -23,6 +23,7 @@ from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.selftest import prompt_logits
 from llmserve.errors import CheckpointError, EngineFileError, RecipeError
 from llmserve.models.number_formats import BLOCKS, WeightFormat
+from tests.builder.test_build import RecordedProgress
 from tests.builder.test_cpu_engine import verified
 from tests.checkpoints import make_checkpoint
 from tests.engine.cpu.law import law
@@ -55,6 +56,15 @@ def test_an_engine_has_the_numbers_of_the_file(stored: str, kind: str, tmp_path:
     for cache in ("auto", "int8"):  # queries and keys are equalized for the second: their rows have factors
         build_engine(file, tmp_path / cache, replace(OPTIONS, kv_cache_dtype=cache))
         assert verified(EngineDirectory.open(tmp_path / cache)).passed
+
+
+def test_progress_counts_kept_numbers_as_they_are_hashed(tmp_path: Path) -> None:
+    """In float32, whatever the engine's dtype is."""
+    file = make_gguf(tmp_path / "m.gguf", "llama", stored="Q4_K", **WIDTHS)
+    progress = RecordedProgress()
+    build_engine(file, tmp_path / "engine", OPTIONS, progress=progress)
+    [total] = [total for name, total in progress.phases if name == "hash the checkpoint"]
+    assert progress.done["hash the checkpoint"] == total
 
 
 @pytest.mark.parametrize("kind", [*BLOCKS, "Q8_0"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,25 +38,37 @@ class JoinedRows:
             joined = np.concatenate(found, axis=1)
         return joined.swapaxes(1, 2) if self.is_transposed and joined.ndim == 3 else joined
 
+    def matrix_rows(self, rows: slice, /) -> Tensor:
+        """Of the matrices of all experts, one below the other, with outputs as rows. Nothing else is expanded."""
+        part_of_row, places = self._places(rows)
+        found = [part.rows_at(places[part_of_row == number]) for number, part in enumerate(self.parts)]
+        result: Tensor = np.empty((len(places), *found[0].shape[1:]), np.result_type(*found))
+        for number, own in enumerate(found):
+            result[part_of_row == number] = own
+        return result
+
     def blocks(self, rows: slice, /) -> BlockRows | None:
-        """Of the matrices of all experts, one below the other, with outputs as rows."""
-        if len({part.kind.name for part in self.parts}) > 1 or len(self.parts[0].shape) != 3:
+        """Likewise."""
+        kind = self.parts[0].kind
+        if len({part.kind.name for part in self.parts}) > 1 or len(self.parts[0].shape) != 3 or kind.expand is None:
             return None
-        experts, height, _ = self.parts[0].shape
+        part_of_row, places = self._places(rows)
+        stored = [part.packed_rows for part in self.parts]
+        packed = np.empty((len(places), stored[0].shape[1]), np.uint8)
+        for number, matrix in enumerate(stored):
+            own = part_of_row == number
+            packed[own] = matrix[places[own]]
+        return BlockRows(kind, packed.view(kind.layout).reshape(len(places), -1), np.ones(len(places), np.float32))
+
+    def _places(self, rows: slice) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Of each row: its part, and its row among those of all experts there."""
+        height = self.parts[0].shape[1]
         expert, row = np.divmod(np.arange(rows.start, rows.stop), height * len(self.parts))
         if self.in_turns:
             row, part_of_row = np.divmod(row, len(self.parts))
         else:
             part_of_row, row = np.divmod(row, height)
-        stored = [part.packed.reshape(experts * height, -1) for part in self.parts]
-        packed = np.empty((len(row), stored[0].shape[1]), np.uint8)
-        for number, matrix in enumerate(stored):
-            own = part_of_row == number
-            packed[own] = matrix[(expert * height + row)[own]]
-        kind = self.parts[0].kind
-        if kind.expand is None:
-            return None
-        return BlockRows(kind, packed.view(kind.layout).reshape(len(row), -1), np.ones(len(row), np.float32))
+        return part_of_row, expert * height + row
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +132,17 @@ class ExpandedRows:
             return None
         found: Tensor = self._chosen(rows).view(self.kind.layout).reshape(rows.stop - rows.start, -1)
         return BlockRows(self.kind, found, np.ones(len(found), np.float32))
+
+    def rows_at(self, places: NDArray[np.intp]) -> Tensor:
+        """Of all experts' matrices, one below the other; numbers, where each expert has a row."""
+        if len(self.shape) < 3:
+            return self[:].reshape(-1)[places]
+        return self._expand(self.packed_rows[places].reshape(-1)).reshape(-1, self.shape[-1])
+
+    @property
+    def packed_rows(self) -> NDArray[np.uint8]:
+        """Bytes of all experts' matrices, one below the other."""
+        return self.packed.reshape(math.prod(self.shape[:-1]), -1)
 
     def _chosen(self, rows: slice) -> NDArray[np.uint8]:
         """Bytes of rows of more than one element."""
