@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,35 +40,30 @@ class JoinedRows:
 
     def matrix_rows(self, rows: slice, /) -> Tensor:
         """Of the matrices of all experts, one below the other, with outputs as rows. Nothing else is expanded."""
-        part_of_row, places = self._places(rows)
-        found = [part.rows_at(places[part_of_row == number]) for number, part in enumerate(self.parts)]
-        result: Tensor = np.empty((len(places), *found[0].shape[1:]), np.result_type(*found))
-        for number, own in enumerate(found):
-            result[part_of_row == number] = own
-        return result
+        return self._merged(rows, ExpandedRows.rows_at)
 
     def blocks(self, rows: slice, /) -> BlockRows | None:
         """Likewise."""
         kind = self.parts[0].kind
         if len({part.kind.name for part in self.parts}) > 1 or len(self.parts[0].shape) != 3 or kind.expand is None:
             return None
-        part_of_row, places = self._places(rows)
-        stored = [part.packed_rows for part in self.parts]
-        packed = np.empty((len(places), stored[0].shape[1]), np.uint8)
-        for number, matrix in enumerate(stored):
-            own = part_of_row == number
-            packed[own] = matrix[places[own]]
-        return BlockRows(kind, packed.view(kind.layout).reshape(len(places), -1), np.ones(len(places), np.float32))
+        packed = self._merged(rows, lambda part, places: part.packed_rows[places])
+        return BlockRows(kind, packed.view(kind.layout).reshape(len(packed), -1), np.ones(len(packed), np.float32))
 
-    def _places(self, rows: slice) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Of each row: its part, and its row among those of all experts there."""
+    def _merged(self, rows: slice, read: Callable[[ExpandedRows, NDArray[np.intp]], Tensor]) -> Tensor:
+        """`read` returns rows of a part, by their places among those of all experts there."""
         height = self.parts[0].shape[1]
         expert, row = np.divmod(np.arange(rows.start, rows.stop), height * len(self.parts))
         if self.in_turns:
             row, part_of_row = np.divmod(row, len(self.parts))
         else:
             part_of_row, row = np.divmod(row, height)
-        return part_of_row, expert * height + row
+        places = expert * height + row
+        found = [read(part, places[part_of_row == number]) for number, part in enumerate(self.parts)]
+        merged: Tensor = np.empty((len(places), *found[0].shape[1:]), np.result_type(*found))
+        for number, own in enumerate(found):
+            merged[part_of_row == number] = own
+        return merged
 
 
 @dataclass(frozen=True, slots=True)
