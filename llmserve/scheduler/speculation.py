@@ -159,10 +159,9 @@ class Speculator:
     def _draft(self, outline: Outline, index: int, drafter: Drafter, threshold: float) -> bool:
         """Whether the sequence gets a draft of this drafter."""
         sequence = outline.sequences[index]
-        if not (proposed := drafter.propose(sequence)):
+        if not (proposed := drafter.propose(sequence, threshold)):
             return False
-        count = min(self._limit(outline, sequence), drafter.num_worthwhile(threshold))
-        if drafted := _allowed(sequence, proposed[: max(0, count)]):
+        if drafted := _allowed(sequence, proposed[: max(0, self._limit(outline, sequence))]):
             sequence.drafted_by = drafter
             self._extend_table(sequence, len(drafted))
             self._windows.prepare(sequence, sequence.num_pending + len(drafted))

@@ -29,14 +29,13 @@ LONG = replace(GREEDY, max_tokens=40)
 @pytest.fixture(autouse=True)
 def _drafts_are_always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepCosts, "observe", lambda costs, num_rows, seconds: None)
-    monkeypatch.setattr(LookupDrafter, "num_worthwhile", lambda drafter, threshold: 8)
 
 
 def drafting(monkeypatch: pytest.MonkeyPatch, num_right: Sequence[int], max_num: int = 8) -> None:
     """Drafts of which so many tokens are right, in turn."""
     turn = iter([*num_right] * 100)
 
-    def propose(drafter: LookupDrafter, sequence: Draftable) -> list[int]:
+    def propose(drafter: LookupDrafter, sequence: Draftable, threshold: float) -> list[int]:
         answer, _ = answer_alone(sequence.request, 0, STATES)  # type: ignore[attr-defined]
         right = answer[len(sequence.token_ids) - len(PROMPT) :]
         count = next(turn)
@@ -174,7 +173,7 @@ def run_random_loads() -> int:
 
 @pytest.fixture
 def _mixed_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def propose(drafter: LookupDrafter, sequence: Draftable) -> list[int]:
+    def propose(drafter: LookupDrafter, sequence: Draftable, threshold: float) -> list[int]:
         answer, _ = answer_alone(sequence.request, sequence.index, INFO)  # type: ignore[attr-defined]
         right = answer[sequence.num_output :][:8]  # type: ignore[attr-defined]
         num_right = len(sequence.token_ids) * 7 % 10

@@ -26,8 +26,8 @@ class Answer:
     matcher: Matcher | None = None
 
 
-def drafted(drafter: Drafter, *tokens: int, matcher: Matcher | None = None) -> list[int]:
-    return list(drafter.propose(Answer(array("i", tokens), matcher)))
+def drafted(drafter: Drafter, *tokens: int, matcher: Matcher | None = None, threshold: float = 0.0) -> list[int]:
+    return list(drafter.propose(Answer(array("i", tokens), matcher), threshold))
 
 
 def looked_up(*tokens: int) -> list[int]:
@@ -75,8 +75,7 @@ def test_a_longer_match_drafts_more_and_a_wrong_draft_less_of_its_length() -> No
     def num_drafted(drafter: LookupDrafter, num_matched: int) -> int:
         nonlocal matched
         matched = num_matched
-        drafter.propose(Answer(array("i", [1])))
-        return drafter.num_worthwhile(0.1)
+        return len(drafted(drafter, 1, threshold=0.1))
 
     drafter = LookupDrafter(lambda token_ids: Found(matched, [[1] * MAX_DRAFTED]))
     lengths = [num_drafted(drafter, num_matched) for num_matched in (1, 3, 6, 12)]

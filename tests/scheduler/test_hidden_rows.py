@@ -98,11 +98,10 @@ def test_rows_are_right_under_every_load(seed: int, monkeypatch: pytest.MonkeyPa
     """Prompts that begin alike, or all but the first token; too few blocks here and there; drafts of others, too."""
     chance = random.Random(seed)
 
-    def propose(drafter: LookupDrafter, sequence: Draftable) -> list[int]:
-        return [chance.randrange(7) for _ in range(chance.choice([0, 0, 3]))]
+    def propose(drafter: LookupDrafter, sequence: Draftable, threshold: float) -> list[int]:
+        return [chance.randrange(7) for _ in range(chance.choice([0, 0, 3]))][: chance.randrange(5)]
 
     monkeypatch.setattr(LookupDrafter, "propose", propose)
-    monkeypatch.setattr(LookupDrafter, "num_worthwhile", lambda drafter, threshold: chance.randrange(5))
     monkeypatch.setattr(Acceptance, "num_worthwhile", lambda drafter, threshold: chance.randrange(5))
     info = replace(INFO, num_blocks=chance.choice([24, 40, 128]), num_states=chance.choice([0, 12]), block_bytes=1)
     layer = LayerRunner(

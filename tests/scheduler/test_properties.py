@@ -153,18 +153,17 @@ def guesses() -> Iterator[None]:
     """Drafts that are right to the end, right for a while, or nonsense, as long as they may be; or what was found."""
     found = LookupDrafter.propose
 
-    def propose(self: LookupDrafter, sequence: Sequence) -> list[int]:
+    def propose(self: LookupDrafter, sequence: Sequence, threshold: float) -> list[int]:
         answer, _ = answer_alone(sequence.request, sequence.index, INFO)
         right = (answer[sequence.num_output :] + [0] * MAX_DRAFTED)[:MAX_DRAFTED]
         num_right = random.Random(fold(sequence.token_ids)).choice([0, 1, 4, MAX_DRAFTED, None])
         if num_right is None:
-            return list(found(self, sequence))
+            return list(found(self, sequence, 0.0))
         return [token if place < num_right else place % INFO.vocab_size for place, token in enumerate(right)]
 
     with (
         patch.object(LookupDrafter, "propose", propose),
         patch.object(Acceptance, "num_worthwhile", return_value=MAX_DRAFTED),
-        patch.object(LookupDrafter, "num_worthwhile", return_value=MAX_DRAFTED),
     ):
         yield
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED
 
@@ -22,6 +23,10 @@ class Acceptance:
     def probability(self) -> float:
         """Of a token to be drawn."""
         return (self.num_accepted + 0.1) / (self.num_accepted + self.num_rejected + 0.1)
+
+    def worthwhile(self, token_ids: Sequence[int], threshold: float) -> Sequence[int]:
+        """Of a draft, those that are each likelier than `threshold` to be drawn."""
+        return token_ids[: self.num_worthwhile(threshold)] if token_ids else token_ids
 
     def num_worthwhile(self, threshold: float) -> int:
         num_tokens = self.num_likely(threshold)

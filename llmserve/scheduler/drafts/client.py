@@ -21,7 +21,7 @@ class ClientDrafter(Acceptance):
         self._num_same = 0  # of the answer's first tokens
         self._follows = {self._draft[end - GRAM : end].tobytes(): end for end in range(GRAM, len(self._draft))}
 
-    def propose(self, sequence: Draftable) -> Sequence[int]:
+    def propose(self, sequence: Draftable, threshold: float) -> Sequence[int]:
         token_ids, draft = sequence.token_ids, self._draft
         num_output = len(token_ids) - self._num_prompt
         place = self._num_same
@@ -30,4 +30,4 @@ class ClientDrafter(Acceptance):
         self._num_same = place
         if place < num_output:
             place = self._follows.get(token_ids[-GRAM:].tobytes(), len(draft))
-        return draft[place : place + MAX_DRAFTED]
+        return self.worthwhile(draft[place : place + MAX_DRAFTED], threshold)

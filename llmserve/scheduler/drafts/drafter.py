@@ -47,13 +47,9 @@ class Draftable(Protocol):
 class Drafter(Protocol):
     """Of one sequence."""
 
-    def propose(self, sequence: Draftable) -> Sequence[int]:
-        """Tokens that may follow, at most `MAX_DRAFTED`; none where it has no idea. In the hot path: called for every
-        token."""
-        ...
-
-    def num_worthwhile(self, threshold: float) -> int:
-        """How many of the tokens that it has proposed are each likelier than `threshold` to be drawn."""
+    def propose(self, sequence: Draftable, threshold: float) -> Sequence[int]:
+        """Tokens that may follow, at most `MAX_DRAFTED`, each likelier than `threshold` to be drawn; none where it has
+        no idea. In the hot path: called for every token."""
         ...
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:

@@ -16,5 +16,5 @@ class GrammarDrafter(Acceptance):
     def __init__(self) -> None:
         super().__init__(num_rejected=0.0, num_accepted=PRIOR_ACCEPTED)
 
-    def propose(self, sequence: Draftable) -> Sequence[int]:
-        return () if sequence.matcher is None else sequence.matcher.likely()[:MAX_DRAFTED]
+    def propose(self, sequence: Draftable, threshold: float) -> Sequence[int]:
+        return () if sequence.matcher is None else self.worthwhile(sequence.matcher.likely()[:MAX_DRAFTED], threshold)

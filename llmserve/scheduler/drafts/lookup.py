@@ -27,35 +27,30 @@ class LookupDrafter:
         self._acceptances = [_priors() for _ in sources]
         self._behind: list[Acceptance] = []  # of each token that is proposed
 
-    def propose(self, sequence: Draftable) -> Sequence[int]:
+    def propose(self, sequence: Draftable, threshold: float) -> Sequence[int]:
         found, acceptances = NOTHING, self._acceptances[0]
         for find, of_source in zip(self._sources, self._acceptances, strict=True):
             if (other := find(sequence.token_ids)).num_matched > found.num_matched:
                 found, acceptances = other, of_source
         self._behind = []
         drafted: list[int] = []
-        followed = found.followed
+        followed, probability = found.followed, 1.0
         while followed and (place := len(drafted)) < MAX_DRAFTED:
             num_same = min(MAX_MATCHED, found.num_matched + place)
             token = followed[0][place]
             if len(followed) > 1:
                 num_voting, (token, followed) = len(followed), _elected(followed, place)
                 num_same = 2 * num_same if len(followed) == num_voting else num_same // 2
-            drafted.append(token)
-            self._behind.append(acceptances[num_same])
-            followed = [tokens for tokens in followed if len(tokens) > place + 1]
-        return drafted
-
-    def num_worthwhile(self, threshold: float) -> int:
-        probability, count = 1.0, 0
-        for acceptance in self._behind:
+            acceptance = acceptances[num_same]
             probability *= acceptance.probability
             if probability <= threshold:
+                if not drafted:
+                    acceptance.num_rejected *= RECOVERY
                 break
-            count += 1
-        if not count and self._behind:
-            self._behind[0].num_rejected *= RECOVERY
-        return count
+            drafted.append(token)
+            self._behind.append(acceptance)
+            followed = [tokens for tokens in followed if len(tokens) > place + 1]
+        return drafted
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
         """The first wrong token says nothing about those behind it."""

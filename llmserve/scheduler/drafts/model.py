@@ -79,9 +79,9 @@ class ModelDrafter(Acceptance):
         self.drafted = array("i")  # and not proposed yet
         self._others = others
 
-    def propose(self, sequence: Draftable) -> Seq[int]:
+    def propose(self, sequence: Draftable, threshold: float) -> Seq[int]:
         drafted, self.drafted = self.drafted, array("i")
-        return drafted
+        return self.worthwhile(drafted, threshold)
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
         super().learn(num_drafted, num_accepted)

@@ -183,8 +183,8 @@ def test_drafts_are_those_of_torch(folders: Build, monkeypatch: pytest.MonkeyPat
     oracle, propose = MtpOracle(folder / "checkpoint"), ModelDrafter.propose
     proposed: list[tuple[list[int], list[int]]] = []
 
-    def recorded(drafter: ModelDrafter, sequence: Draftable) -> Any:
-        drafted = propose(drafter, sequence)
+    def recorded(drafter: ModelDrafter, sequence: Draftable, threshold: float) -> Any:
+        drafted = propose(drafter, sequence, threshold)
         proposed.append((sequence.token_ids.tolist(), list(drafted)))
         return drafted
 

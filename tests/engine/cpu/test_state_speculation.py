@@ -146,12 +146,11 @@ def test_nonsense_changes_nothing(
 ) -> None:
     """Every step of every answer has drafts, right for a while at best."""
 
-    def propose(drafter: LookupDrafter, sequence: Draftable) -> list[int]:
+    def propose(drafter: LookupDrafter, sequence: Draftable, threshold: float) -> list[int]:
         place = len(sequence.token_ids)
         return [sequence.token_ids[-7 + n % 7] if n < place % 5 else (place + 3 * n) % 12 for n in range(place % 16)]
 
     monkeypatch.setattr(LookupDrafter, "propose", propose)
-    monkeypatch.setattr(LookupDrafter, "num_worthwhile", lambda drafter, threshold: 15)
     found, stats = answers(open_engine(engine_dir, settings_of(Speculation.LOOKUP)), requests_of(engine_dir))
     assert found == plain[0]
     assert (stats.total_drafted_tokens or 0) > 2 * (stats.total_accepted_tokens or 0) > 0
