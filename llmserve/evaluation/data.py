@@ -71,7 +71,7 @@ def _load_file(path: Path) -> list[Row]:
     _require_file(path)
     try:
         rows = READERS[path.suffix](path)
-    except (ValueError, RecursionError, OSError, csv.Error) as error:  # pyarrow's are ValueError and OSError
+    except (ValueError, RecursionError, OSError, csv.Error) as error:
         raise InvalidArgument(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
     columns = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in columns} for row in rows]
@@ -114,10 +114,13 @@ def _read_csv(path: Path) -> list[Row]:
 
 def _read_parquet(path: Path) -> list[Row]:
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise Unsupported("parquet files need the pyarrow package: pip install 'llmserve[eval]'") from error
-    rows: list[Row] = parquet.read_table(path).to_pylist()
+    try:
+        rows: list[Row] = parquet.read_table(path).to_pylist()
+    except ArrowException as error:  # some are other built-in errors, too: of a codec that it does not have
+        raise ValueError(error) from error
     return rows
 
 

@@ -131,6 +131,17 @@ def test_malformed_files_are_refused_by_line(tmp_path: Path, name: str, content:
         load_samples(suite, 1, count_words)
 
 
+def test_a_parquet_file_that_pyarrow_does_not_know_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(path: Path) -> pa.Table:
+        raise pa.ArrowNotImplementedError("codec LZO")
+
+    suite = load_suite(write_suite(tmp_path, data={"path": "rows.parquet"}))
+    write_rows(tmp_path, "rows.parquet")
+    monkeypatch.setattr(pq, "read_table", unknown)
+    with pytest.raises(InvalidArgument, match="cannot be read as parquet: codec LZO"):
+        load_samples(suite, 1, count_words)
+
+
 def test_texts_of_a_csv_file_stay_what_they_are(tmp_path: Path) -> None:
     """Neither a number nor a missing value, and as long as a document may be."""
     suite = load_suite(write_suite(tmp_path, data={"path": "rows.csv"}))
