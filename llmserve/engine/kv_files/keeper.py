@@ -163,6 +163,7 @@ class KvKeeper:
         self._writer.shutdown(cancel_futures=True)
 
     def _save_all(self, deadline: float) -> None:
+        self.keep()  # the last step may have given away states, and no step follows that would overwrite them
         for kind in (self._states, self._blocks):
             for block_hash, place in kind.pool.known_blocks():
                 if self._num_given - self._num_done >= MAX_UNWRITTEN:

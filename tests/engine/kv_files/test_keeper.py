@@ -159,7 +159,8 @@ async def test_without_a_state_an_earlier_one_is_found(tmp_path: Path, fault: st
         assert (found, usage.cached_tokens) == (first[:1], num_found)
 
 
-def test_a_state_that_was_given_away_and_came_back_is_kept_before_another_takes_its_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("another_comes", [True, False])
+def test_a_state_that_the_last_step_gave_away_is_kept(tmp_path: Path, another_comes: bool) -> None:
     files = BlockFiles(tmp_path, "fake", BLOCK_BYTES, state_bytes=8)
     runner = FakeRunner(STATES)
     scheduler = Scheduler(STATES.scheduler_config(SchedulerSettings()))
@@ -167,7 +168,8 @@ def test_a_state_that_was_given_away_and_came_back_is_kept_before_another_takes_
     old, new, slots = hash_block(b"", [1]), hash_block(b"", [2]), scheduler.states.slots
     runner.write_state(slots.adopt(old, b"", ()), bytes([1] * 8))
     slots.release(slots.allocate(STATES.num_states))  # as by a sequence that ends with the step that takes a slot more
-    keeper._adopt({state_key(new): bytes([2] * 8)})
+    if another_comes:
+        keeper._adopt({state_key(new): bytes([2] * 8)})
     keeper.close(saves=True)
     assert [files.read(state_key(one)) for one in (old, new)] == [bytes([1] * 8), None]
     runner.close()
