@@ -315,6 +315,14 @@ def test_llama_cpp_is_compiled_without_the_tiles_that_end_it(tmp_path: Path, mon
         assert told.count("-mno-amx") == 2 * flags
 
 
+def test_a_compiler_that_knows_tiles_compiles_the_program_that_tries_them(tmp_path: Path) -> None:
+    def compiles(source: str) -> bool:
+        command = ["cc", "-x", "c", "-", "-mamx-tile", "-o", str(tmp_path / "probe")]
+        return subprocess.run(command, input=source, text=True, capture_output=True).returncode == 0
+
+    assert compiles(environment.USES_TILES) == compiles("int main(void) { return 0; }\n")
+
+
 class TinyMoe(OlmoeShape):
     num_experts, num_chosen = 6, 2
 

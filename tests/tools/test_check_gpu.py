@@ -140,12 +140,12 @@ def test_a_program_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) 
 
 
 def test_how_a_program_ended_is_said() -> None:
-    for code, words in (
-        ("raise SystemExit('no room')", "it ended with exit code 1: no room"),
-        ("import os; print('so far', flush=True); os.abort()", "it was ended by signal 6: so far"),
-        ("import time; time.sleep(60)", "it did not end in time"),
+    for code, timeout_s, words in (
+        ("raise SystemExit('no room')", 60, "it ended with exit code 1: no room"),
+        ("import os; print('so far', flush=True); os.abort()", 60, "it was ended by signal 6: so far"),
+        ("import time; time.sleep(60)", 0.1, "it did not end in time"),
     ):
-        done = run([sys.executable, "-c", code], timeout_s=1.5)
+        done = run([sys.executable, "-c", code], timeout_s=timeout_s)
         assert str(checks.failed("it", done)) == words
 
 

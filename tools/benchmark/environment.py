@@ -45,7 +45,9 @@ int main(void) {
   _Alignas(64) unsigned char config[64] = {1};
   config[16] = 64, config[48] = 1;
   if (syscall(SYS_arch_prctl, 0x1023, 18)) return 1;
-  _tile_loadconfig(config), _tile_loadd(0, config, 64), _tile_release();
+  _tile_loadconfig(config);
+  _tile_loadd(0, config, 64);
+  _tile_release();
   return 0;
 }
 """

@@ -114,10 +114,9 @@ class KvKeeper:
         missing = [key for key in needed if not pool.has(key)]
         pool.touch(here)
         fitting = missing[: max(0, pool.num_free - len(here))]
-        place_of = {block_hash: place for place, block_hash in enumerate(hashes)}
-        adopted = {  # the end falls out first
-            key: self._adopted(key, place_of.get(key), sequence, hashes) for key in reversed(fitting)
-        }
+        places = {block_hash: place for place, block_hash in enumerate(hashes)}
+        # The end falls out first.
+        adopted = {key: self._adopted(key, places.get(key), sequence, hashes) for key in reversed(fitting)}
         pool.touch(here)
         self.keep()
         for key, block in adopted.items():

@@ -8,11 +8,10 @@ oldest. Chains of places may lead to tokens that were replaced, so what is found
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 
 from llmserve.scheduler.blocks import hash_block
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED
-from llmserve.scheduler.drafts.own_text import GRAM, MAX_MATCHED, MAX_PLACES, NOTHING, Found, best_places
+from llmserve.scheduler.drafts.own_text import GRAM, MAX_MATCHED, NOTHING, Found, best_places, chain
 from llmserve.scheduler.sequence import Sequence
 
 NUM_TOKENS = 1 << 18  # that are remembered: 16 bytes each, and 4 for each place in the table
@@ -41,30 +40,23 @@ class History:
         text[start:end], text[end] = answer, END
         self._owners[start:end] = array("q", [owner]) * len(answer)
         for place in range(start + GRAM, end):
-            chain = self._chain(owner, text[place - GRAM : place])
-            self._before[place], self._newest[chain] = self._newest[chain], place
+            key = self._key(owner, text[place - GRAM : place])
+            self._before[place], self._newest[key] = self._newest[key], place
         self._next = end + 1
 
     def find(self, owner: int, token_ids: array[int]) -> Found:
-        newest = token_ids[-MAX_MATCHED:]
-        most, best = best_places(self._text, self._places(owner, newest[-GRAM:]), newest)
+        places = chain(self._newest[self._key(owner, token_ids[-GRAM:])], self._before)
+        if not (places := [place for place in places if self._owners[place] == owner]):
+            return NOTHING
+        most, best = best_places(self._text, places, token_ids[-MAX_MATCHED:])
         followed = [tokens for place in best if (tokens := self._following(place))]
         return Found(most, followed) if most >= GRAM and followed else NOTHING
-
-    def _places(self, owner: int, gram: array[int]) -> Iterator[int]:
-        place = self._newest[self._chain(owner, gram)]
-        for _ in range(MAX_PLACES):
-            if not place:
-                return
-            if self._owners[place] == owner:
-                yield place
-            place = self._before[place]
 
     def _following(self, place: int) -> list[int]:
         tokens = self._text[place : place + MAX_DRAFTED].tolist()
         return tokens[: tokens.index(END)] if END in tokens else tokens
 
-    def _chain(self, owner: int, gram: array[int]) -> int:
+    def _key(self, owner: int, gram: array[int]) -> int:
         return hash((owner, *gram)) % len(self._newest)
 
 

@@ -4,7 +4,7 @@ the same two, the newest first."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED
@@ -40,6 +40,15 @@ def best_places(text: array[int], places: Iterable[int], newest: Sequence[int]) 
     return most, best
 
 
+def chain(newest: int, before: array[int]) -> list[int]:
+    """Places, the newest first. `before` each: the one before it in its chain, or 0."""
+    places = list[int]()
+    while newest and len(places) < MAX_PLACES:
+        places.append(newest)
+        newest = before[newest]
+    return places
+
+
 class OwnText:
     """Of one sequence. Constant time a token; a long prompt is read over several steps, for others wait for each."""
 
@@ -48,15 +57,15 @@ class OwnText:
 
     @property
     def num_indexed(self) -> int:
-        return min(index.num_read for index in self._indexes)
+        return self._indexes[-1].num_read
 
     def find(self, token_ids: array[int]) -> Found:
         end = min(len(token_ids), self.num_indexed + INDEXED_AT_ONCE)
         for index in self._indexes:
             index.read(token_ids, end)  # the place behind the newest token is not among them
         for index in self._indexes:
-            most, best = best_places(token_ids, index.places(token_ids), token_ids[-MAX_MATCHED:])
-            if best:
+            if places := index.places(token_ids):
+                most, best = best_places(token_ids, places, token_ids[-MAX_MATCHED:])
                 return Found(most, [_repeated(token_ids[place : place + MAX_DRAFTED].tolist()) for place in best])
         return NOTHING
 
@@ -80,13 +89,8 @@ class _Index:
             before.append(newest.get(key, 0))
             newest[key] = place
 
-    def places(self, token_ids: array[int]) -> Iterator[int]:
-        place = self._newest.get(token_ids[-self._gram :].tobytes(), 0)
-        for _ in range(MAX_PLACES):
-            if not place:
-                return
-            yield place
-            place = self._before[place]
+    def places(self, token_ids: array[int]) -> Sequence[int]:
+        return chain(self._newest.get(token_ids[-self._gram :].tobytes(), 0), self._before)
 
 
 def _repeated(token_ids: list[int]) -> list[int]:

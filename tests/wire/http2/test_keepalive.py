@@ -19,7 +19,7 @@ from tests.frontends.server import HOST
 from tests.frontends.stub_core import StubCore
 from tests.wire.http2.raw_client import RawClient
 
-SOON = ConnectionLimits(ping_after_s=0.1, ping_timeout_s=0.2)
+SOON = ConnectionLimits(ping_after_s=0.1, ping_timeout_s=1)
 
 
 @asynccontextmanager
