@@ -53,7 +53,7 @@ class Cell:
         return self.prompt_tokens + self.new_tokens / 2
 
 
-CELLS = (Cell("prefill", 1, 512, 1), *(Cell("decode", batch, 32, 64) for batch in (1, 4, 16, 32)))
+CELLS = (Cell("prefill", 1, 512, 1), *(Cell("decode", batch, 32, 64) for batch in (1, 4, 8, 16, 32)))
 LONG_CELLS = (
     *(Cell("prefill", 1, length, 1) for length in (2000, 8000)),
     *(Cell("decode", batch, length, 32) for length in (1900, 7900) for batch in (1, 8)),

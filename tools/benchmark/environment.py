@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ TORCH = "torch==2.13.0"
 STATUS_FILE = "installed.json"
 INSTALL_TIMEOUT_S = 3600
 REASON_LINES = 3
+SOURCES = Path(__file__).with_name("peers")  # of what is compiled with theirs
 
 Say = Callable[[str], None]
 
@@ -36,44 +36,16 @@ class Group:
         return " ".join((*self.requirements, *self.without_dependencies, *map(str, self.environment().items())))
 
 
-# Ends well where programs may use the tiles of Intel's AMX. Some virtual machines name them, and end who uses them.
-USES_TILES = """
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-int main(void) {
-  _Alignas(64) unsigned char config[64] = {1};
-  config[16] = 64, config[48] = 1;
-  if (syscall(SYS_arch_prctl, 0x1023, 18)) return 1;
-  _tile_loadconfig(config);
-  _tile_loadd(0, config, 64);
-  _tile_release();
-  return 0;
-}
-"""
-
-
-def must_not_use_tiles() -> bool:
-    """Whether the compiler knows them, and a program that uses them does not end well."""
-    with tempfile.TemporaryDirectory(prefix="llmserve-tiles-") as folder:
-        command = ["cc", "-x", "c", "-", "-mamx-tile", "-o", f"{folder}/probe"]
-        try:
-            subprocess.run(command, input=USES_TILES, text=True, check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError):  # no compiler, or one for another processor
-            return False
-        return subprocess.run([f"{folder}/probe"], check=False).returncode != 0
-
-
 def native() -> dict[str, str]:
     """llama.cpp compiled for this processor."""
-    flags = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" if must_not_use_tiles() else ""
-    languages = [f"-DCMAKE_{language}_FLAGS='{flags}'" for language in ("C", "CXX") if flags]
+    languages = [f"-DCMAKE_{language}_FLAGS='-include {SOURCES / 'tiles.h'}'" for language in ("C", "CXX")]
     return {"CMAKE_ARGS": " ".join(["-DGGML_NATIVE=ON", *languages])}
 
 
 def from_source() -> dict[str, str]:
     """ik_llama.cpp's wheel is compiled for processors without AVX-512."""
-    return native() | {"PIP_NO_BINARY": "ik-llama-cpp-python"}
+    arguments = f"{native()['CMAKE_ARGS']} -DCMAKE_PROJECT_INCLUDE={SOURCES / 'ik_llama.cmake'}"
+    return {"CMAKE_ARGS": arguments, "PIP_NO_BINARY": "ik-llama-cpp-python"}
 
 
 ALL = ("openvino_genai", "llama_cpp", "ik_llama_cpp", "torch_eager")
