@@ -60,16 +60,11 @@ class InflightEngine:
     """Owns `runner` and closes it. Every stream ends: with its last event, or with one error."""
 
     def __init__(
-        self,
-        runner: Runner,
-        info: EngineInfo,
-        settings: SchedulerSettings | None = None,
-        budgets: TokenBudgets | None = None,
-        files: BlockFiles | None = None,
-        adapter_limits: AdapterLimits | None = None,
-        draft_engine: DraftEngine | None = None,
+        self, runner: Runner, info: EngineInfo, settings: SchedulerSettings | None = None,
+        budgets: TokenBudgets | None = None, files: BlockFiles | None = None,
+        adapter_limits: AdapterLimits | None = None, draft_engine: DraftEngine | None = None,
         prefixes: SealedPrefixes | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`budgets`: shared with other engines; `files`: where its blocks outlive it; `prefixes`: that it knows."""
         limits, settings = runner.info, settings or SchedulerSettings()
         if isinstance(runner, PipelinedRunner):  # the next step begins before tokens are known

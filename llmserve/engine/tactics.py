@@ -46,11 +46,7 @@ class TacticCache:
         return cls(machine)
 
     def save(self, path: Path) -> None:
-        content = {
-            "format_version": FORMAT_VERSION,
-            "machine": asdict(self.machine),
-            "microseconds": self.microseconds,
-        }
+        content = {"format_version": FORMAT_VERSION, "machine": asdict(self.machine), "microseconds": self.microseconds}
         path.write_text(json.dumps(content, indent=1) + "\n")
 
     def timings(self, layer: str, rows: int) -> Mapping[str, float]:

@@ -18,14 +18,9 @@ MAX_WORD_TOKENS = 16384  # of all words of a list together: they are indexed, an
 
 
 def check_request(
-    request: GenerateRequest,
-    *,
-    vocab_size: int,
-    max_seq_len: int,
-    max_beam_width: int = 1,
-    pools: bool = False,
+    request: GenerateRequest, *, vocab_size: int, max_seq_len: int, max_beam_width: int = 1, pools: bool = False,
     adapters: Collection[str] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Raise `InvalidArgument` unless the request is one that an engine with these limits can answer.
 
     `pools`: it makes embeddings or scores, and no tokens. `adapters`: digests of those that it has.

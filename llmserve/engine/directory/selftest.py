@@ -122,10 +122,7 @@ def make_adapter_selftest(
 
 @contextmanager
 def _opened(
-    directory: EngineDirectory,
-    selftest: SelfTest,
-    open_runner: Callable[[int], Runner],
-    adapter: SealedAdapter | None,
+    directory: EngineDirectory, selftest: SelfTest, open_runner: Callable[[int], Runner], adapter: SealedAdapter | None
 ) -> Iterator[Runner]:
     runner = open_runner(blocks_needed(selftest, directory.manifest.options["tokens_per_block"]))
     try:

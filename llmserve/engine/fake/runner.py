@@ -268,16 +268,9 @@ def fake_engine(
 ) -> InflightEngine:
     """A real `InflightEngine` over a `FakeRunner`."""
     info = EngineInfo(
-        name="fake",
-        target="fake",
-        architecture="FakeForCausalLM",
-        dtype="int",
-        digest="0" * 64,
-        vocab_size=runner_info.vocab_size,
-        max_seq_len=runner_info.max_seq_len,
-        max_batch_size=runner_info.max_batch_size,
-        max_num_tokens=runner_info.max_num_tokens,
-        kernels=KERNELS,
-    )
+        name="fake", target="fake", architecture="FakeForCausalLM", dtype="int", digest="0" * 64, kernels=KERNELS,
+        vocab_size=runner_info.vocab_size, max_seq_len=runner_info.max_seq_len,
+        max_batch_size=runner_info.max_batch_size, max_num_tokens=runner_info.max_num_tokens,
+    )  # fmt: skip
     runner = FakeRunner(runner_info, step_delay_s=step_delay_s, fail_at_step=fail_at_step)
     return InflightEngine(runner, info, settings, files=files, adapter_limits=adapter_limits)

@@ -14,15 +14,7 @@ from numpy.typing import NDArray
 
 from llmserve.core import SamplingParams, TopTokens
 from llmserve.engine.base import StepResult
-from llmserve.engine.native.records import (
-    PACK_CHUNK,
-    PACK_DRAW,
-    PACK_PLACE,
-    PACK_SCORE,
-    PACK_WANTS,
-    SAMPLE,
-    StepRecord,
-)
+from llmserve.engine.native.records import PACK_CHUNK, PACK_DRAW, PACK_PLACE, PACK_SCORE, PACK_WANTS, SAMPLE, StepRecord
 from llmserve.scheduler.plan import Chunk, ChunkScores, SampleRequest, StepPlan
 
 LEAST_FLOAT, MOST_FLOAT = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
