@@ -20,8 +20,7 @@ from llmserve.builder.build import build_engine
 from llmserve.builder.loss import MOST_TOKENS
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.plan import plan_build
-from llmserve.engine.cpu.cache_layout import cache_layout
-from llmserve.engine.cpu.runner import CpuRunner, read_header
+from llmserve.engine.cpu.runner import CpuRunner, layout_of, read_header
 from llmserve.engine.directory.artifact import CACHE_FILE, SELFTEST_FILE, EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
 from llmserve.engine.directory.selftest import SelfTest, SelfTestResult, prompt_logits
@@ -71,7 +70,7 @@ def test_the_plan_says_that_windows_take_less(tmp_path: Path) -> None:
     build_engine(checkpoint, tmp_path / "engine", options)
     directory = EngineDirectory.open(tmp_path / "engine")
     header = read_header(directory.engine_file)
-    layout = cache_layout(directory.engine_file, header)
+    layout = layout_of(directory.engine_file, header)
     num_blocks = -(-192 // header.block_size) + layout.windowed_layers.num_blocks_for(192, header.block_size)
     assert plan.sequence_bytes == {192: num_blocks * layout.block_bytes}
     assert plan.sequence_bytes[192] < 192 * plan.kv_bytes_per_token

@@ -28,7 +28,7 @@ MOST_TOKENS = 16  # that they hold
 MOST_SEQUENCES = 3
 NUM_IDS = 8
 AMONG_IDS = tuple((token, 50.0) for token in range(NUM_IDS))  # a bias, so that penalties decide what is drawn
-INTERPRETED = ("cuda",)  # each step takes a tenth of a second; test_interpreted_runner.py has them
+INTERPRETED = ("cuda", "cuda-windows")  # each step takes a tenth of a second; test_interpreted_runner.py has them
 
 
 def open_cpu(folder: Path, dtype: str, quantization: str = "") -> Runner:
@@ -36,9 +36,20 @@ def open_cpu(folder: Path, dtype: str, quantization: str = "") -> Runner:
     return CpuRunner.open(odd_network().compile(folder / "cpu.engine", options), num_blocks=64, threads=2)
 
 
-def open_cuda(folder: Path) -> Runner:
+def open_cpu_windows(folder: Path) -> Runner:
+    path = odd_network(layers=2).compile(folder / "cpu.engine", LIMITS)
+    return with_windows(CpuRunner.open(path, num_blocks=64, threads=2, keeps_all=False))
+
+
+def open_cuda(folder: Path, *, layers: int = 1, keeps_all: bool = True) -> Runner:
     options = dataclasses.replace(LIMITS, target="cuda", given={"gpu": "sm_90"}, dtype="float16")
-    return open_interpreted(compile_engine(odd_network(alibi=True, layers=1), folder / "cuda.engine", options))
+    path = compile_engine(odd_network(alibi=True, layers=layers), folder / "cuda.engine", options)
+    return open_interpreted(path, keeps_all=keeps_all)
+
+
+def with_windows(runner: Runner) -> Runner:
+    assert runner.info.windowed_layers.num_tables == 1
+    return runner
 
 
 RUNNERS: dict[str, Callable[[Path], Runner]] = {
@@ -46,7 +57,9 @@ RUNNERS: dict[str, Callable[[Path], Runner]] = {
     "pipelined": lambda folder: PipelinedFakeRunner(FAKE_RUNNER_INFO),
     "cpu": lambda folder: open_cpu(folder, "float32"),
     "cpu-int8": lambda folder: open_cpu(folder, "float16", "int8"),
+    "cpu-windows": open_cpu_windows,
     "cuda": open_cuda,
+    "cuda-windows": lambda folder: with_windows(open_cuda(folder, layers=2, keeps_all=False)),
 }
 
 
@@ -135,19 +148,25 @@ def cases(draw: st.DrawFn, vocab_size: int) -> Case:
     return Case(ids, num_chunk, num_samples, draw(REQUESTS), num_prompt, constraints)
 
 
-def blocks_of(number: int) -> Sequence[int]:
-    return range(NUM_BLOCKS * number, NUM_BLOCKS * (number + 1))
+def chunk_of(
+    runner: Runner, sequence_id: int, ids: Sequence[int], start: int, place: int, sample: SampleRequest | None = None
+) -> Chunk:
+    """Sequences in other places share no block, nor do tables of one."""
+    num_tables = 1 + runner.info.windowed_layers.num_tables
+    begins = range(NUM_BLOCKS * num_tables * place, NUM_BLOCKS * num_tables * (place + 1), NUM_BLOCKS)
+    table, *windowed = (range(begin, begin + NUM_BLOCKS) for begin in begins)
+    return Chunk(sequence_id, ids, start, table, sample, windowed=windowed)
 
 
 def drawn_together(runner: Runner, sequences: Sequence[Case]) -> list[Drawn]:
     """The last chunks of all in one step."""
     chunks = []
     for number, case in enumerate(sequences):
-        start, blocks = len(case.ids) - case.num_chunk, blocks_of(number)
+        start = len(case.ids) - case.num_chunk
         if start:
-            runner.step(StepPlan((Chunk(number, case.ids[:start], 0, blocks),)))
+            runner.step(StepPlan((chunk_of(runner, number, case.ids[:start], 0, number),)))
         sample = case.request_at(len(case.ids), case.num_samples) if case.num_samples else None
-        chunks.append(Chunk(number, case.ids[start:], start, blocks, sample))
+        chunks.append(chunk_of(runner, number, case.ids[start:], start, number, sample))
     result = runner.step(StepPlan(tuple(chunks)))
     tokens, log_probs = list(result.tokens), list(result.log_probs)
     found = []
@@ -162,15 +181,16 @@ def drawn_together(runner: Runner, sequences: Sequence[Case]) -> list[Drawn]:
 
 def drawn_singly(runner: Runner, case: Case) -> Drawn:
     """A step for each token from the first that is sampled on, in blocks that nothing else was written to."""
-    first, blocks = len(case.ids) - case.num_samples, blocks_of(MOST_SEQUENCES)
+    first = len(case.ids) - case.num_samples
     if first:
-        runner.step(StepPlan((Chunk(0, case.ids[:first], 0, blocks),)))
+        runner.step(StepPlan((chunk_of(runner, 0, case.ids[:first], 0, MOST_SEQUENCES),)))
     tokens: list[int] = []
     log_probs: list[float] = []
     top: list[TopTokens] = []
     logits: list[bytes] = []
     for position in range(first, len(case.ids)):
-        chunk = Chunk(0, case.ids[position : position + 1], position, blocks, case.request_at(position + 1))
+        ids, request = case.ids[position : position + 1], case.request_at(position + 1)
+        chunk = chunk_of(runner, 0, ids, position, MOST_SEQUENCES, request)
         result = runner.step(StepPlan((chunk,)))
         tokens += result.tokens
         log_probs += result.log_probs
@@ -209,10 +229,10 @@ def test_a_token_that_nobody_has_seen_is_the_last_sample(runner: Runner, asks: b
     if not isinstance(runner, PipelinedRunner):
         pytest.skip("it begins no step before the last one has ended")
     greedy = SampleRequest(SamplingParams(temperature=0.0), 0, 4, log_prob=asks, num_samples=3)
-    begun = runner.launch(StepPlan((Chunk(0, [5, 1, 2, 3], 0, blocks_of(0), greedy),)))
+    begun = runner.launch(StepPlan((chunk_of(runner, 0, [5, 1, 2, 3], 0, 0, greedy),)))
     following = dataclasses.replace(greedy, position=5, num_samples=1)
-    ahead = runner.launch(StepPlan((Chunk(0, [UNSEEN], 4, blocks_of(0), following),)))
+    ahead = runner.launch(StepPlan((chunk_of(runner, 0, [UNSEEN], 4, 0, following),)))
     *_, last = begun.result().tokens
     [found] = ahead.result().tokens
-    again = runner.step(StepPlan((Chunk(0, [5, 1, 2, 3, last], 0, blocks_of(1), following),)))
+    again = runner.step(StepPlan((chunk_of(runner, 0, [5, 1, 2, 3, last], 0, 1, following),)))
     assert list(again.tokens) == [found]

@@ -72,7 +72,7 @@ def open_cuda_engine(folder: Path, text: bytes) -> None:
     """What lies outside of an allocation, or is not aligned as promised, is an AssertionError of the fake device's."""
     path = folder / ENGINE_FILE
     path.write_bytes(sealed(text))
-    CudaRunner(path, FakeDevice(total_bytes=DEVICE_BYTES), num_blocks=NUM_BLOCKS, threads=1).close()
+    CudaRunner(path, FakeDevice(total_bytes=DEVICE_BYTES), num_blocks=NUM_BLOCKS, threads=1, keeps_all=False).close()
 
 
 @st.composite

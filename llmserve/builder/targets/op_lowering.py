@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, NamedTuple
 
+from llmserve.builder.options import BuildOptions
 from llmserve.builder.targets.buffers import Buffers
+from llmserve.engine.cache_layout import cache_layout
 from llmserve.models.graph import Op, OpKind, Program
 
 
@@ -56,3 +58,13 @@ def turned_for_others(program: Program) -> set[str]:
     turned = {op.output for op in program.ops if op.kind is OpKind.ROPE}
     read = {name for op in program.ops for name in (op.inputs[2:] if op.kind is OpKind.ATTENTION else op.inputs)}
     return turned & read
+
+
+def sequence_bytes(program: Program, options: BuildOptions, num_tokens: int, token_bytes: int) -> int:
+    """Of the cache of so many tokens. Layers with a window keep what they can still read (`engine/cache_layout.py`)."""
+    reads = [op for op in program.ops if op.kind is OpKind.ATTENTION and not program.needs_whole]
+    pairs = ((int(op.number("layer")), int(op.number("window"))) for op in reads)
+    block, most = options.tokens_per_block, options.max_seq_len
+    layout = cache_layout(pairs, program.cache.num_layers, block * token_bytes, most, block)
+    num_blocks = -(-num_tokens // block) + layout.windowed_layers.num_blocks_for(num_tokens, block)
+    return num_blocks * layout.block_bytes

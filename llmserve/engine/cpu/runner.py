@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import RunnerInfo, StepResult
+from llmserve.engine.cache_layout import CacheLayout, cache_layout
 from llmserve.engine.cpu.adapters import AdapterPacker, PackedAdapter
-from llmserve.engine.cpu.cache_layout import CacheLayout, cache_layout
-from llmserve.engine.cpu.layout import EngineHeader, read_header
+from llmserve.engine.cpu.layout import EngineHeader, read_header, read_ops
+from llmserve.engine.cpu.op_codes import OpCode
 from llmserve.engine.cpu.tactics import tactic_table, this_machine
 from llmserve.engine.machine.cores import num_threads
 from llmserve.engine.machine.memory import available_memory_bytes
@@ -27,17 +29,8 @@ class CpuRunner:
     """An opened engine file with its KV pool and threads. One step at a time."""
 
     def __init__(
-        self,
-        handle: int,
-        header: EngineHeader,
-        *,
-        num_blocks: int,
-        threads: int,
-        isa: str,
-        path: Path,
-        layout: CacheLayout,
-        num_states: int = 0,
-        handed_out: int = 0,
+        self, handle: int, header: EngineHeader, *, num_blocks: int, threads: int, isa: str, path: Path,
+        layout: CacheLayout, num_states: int = 0, handed_out: int = 0,
     ) -> None:  # fmt: skip
         self._handle = handle
         self._path = path
@@ -53,21 +46,12 @@ class CpuRunner:
         self._memory = StepMemory()
         self._masks = MaskMaker(self._library)
         self._info = RunnerInfo(
-            vocab_size=header.vocab_size,
-            block_size=header.block_size,
-            num_blocks=num_blocks,
-            max_num_tokens=header.max_num_tokens,
-            max_batch_size=header.max_batch_size,
-            max_seq_len=header.max_seq_len,
-            weight_bytes=path.stat().st_size,
-            block_bytes=layout.block_bytes,
-            windowed_layers=layout.windowed_layers,
-            num_states=num_states,
-            state_bytes=header.state_bytes,
-            output_width=header.output_width,
-            needs_whole=header.needs_whole,
-            hidden_width=header.hidden_width,
-        )
+            vocab_size=header.vocab_size, block_size=header.block_size, num_blocks=num_blocks,
+            max_num_tokens=header.max_num_tokens, max_batch_size=header.max_batch_size, max_seq_len=header.max_seq_len,
+            weight_bytes=path.stat().st_size, block_bytes=layout.block_bytes, windowed_layers=layout.windowed_layers,
+            num_states=num_states, state_bytes=header.state_bytes, output_width=header.output_width,
+            needs_whole=header.needs_whole, hidden_width=header.hidden_width,
+        )  # fmt: skip
 
     @classmethod
     def open(
@@ -77,7 +61,7 @@ class CpuRunner:
         """Map the engine file `path` and allocate a pool of `num_blocks` KV blocks.
 
         num_states: of sequences, where the network has states; None: for the largest batch.
-        keeps_all: layers with a window have no block tables of their own (`cache_layout`).
+        keeps_all: layers with a window have no block tables of their own (`layout_of`).
 
         handed_out: width of the hidden rows that each step's result is to have; 0: none.
 
@@ -91,7 +75,7 @@ class CpuRunner:
         header = read_header(path)
         if num_states is None or not header.state_bytes:
             num_states = header.max_batch_size if header.state_bytes else 0
-        layout = cache_layout(path, header, keeps_all=keeps_all)
+        layout = layout_of(path, header, keeps_all=keeps_all)
         _check_memory(header, num_blocks * layout.block_bytes, num_blocks, num_states)
         isa = chosen_isa(isa)
         handle = load_library().open(
@@ -158,6 +142,17 @@ class CpuRunner:
         """Free the pool and join the threads. Idempotent."""
         self._masks.close()
         self._close()
+
+
+def layout_of(path: Path, header: EngineHeader, *, keeps_all: bool = False) -> CacheLayout:
+    """`keeps_all`: windows are no reason to give blocks back."""
+    reads = () if keeps_all or header.needs_whole else cache_reads(path)
+    return cache_layout(reads, header.num_layers, header.kv_bytes_per_block, header.max_seq_len, header.block_size)
+
+
+def cache_reads(path: Path) -> Iterator[tuple[int, int]]:
+    """Layer and window (0: none) of each operation that reads a cache."""
+    return ((op["layer"], op["window"]) for op in read_ops(path) if op["kind"] == OpCode.ATTENTION)
 
 
 def _check_memory(header: EngineHeader, block_bytes: int, num_blocks: int, num_states: int) -> None:

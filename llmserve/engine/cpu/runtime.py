@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import Engine, RunnerInfo
-from llmserve.engine.cpu.cache_layout import cache_layout
 from llmserve.engine.cpu.layout import EngineHeader
 from llmserve.engine.cpu.needs import NEEDS
 from llmserve.engine.cpu.oversize import left_beside_weights, oversize_warning
-from llmserve.engine.cpu.runner import CpuRunner, read_header
+from llmserve.engine.cpu.runner import CpuRunner, layout_of, read_header
 from llmserve.engine.cpu.tactics import choose, linear_shapes, num_timed_bytes, this_machine, time_tactics
 from llmserve.engine.directory.artifact import CACHE_FILE, EngineDirectory
 from llmserve.engine.directory.manifest import Manifest
@@ -73,7 +72,7 @@ class CpuRuntime:
         honoured = HONOURED if draft is None else (*HONOURED, "draft_engine")
         for text in settings.gpu.without_effect(honoured, AS_IT_IS):
             logger.warning("%s", text)
-        layout = cache_layout(file, header)
+        layout = layout_of(file, header)
         taken = num_blocks * layout.block_bytes + num_states * header.state_bytes + header.activation_bytes
         if taken + file.stat().st_size > (available := available_memory_bytes()):
             logger.warning("%s", oversize_warning(file, available, taken))
@@ -149,7 +148,7 @@ class _DraftPool(NamedTuple):
 def _draft_pool(draft: EngineDirectory, theirs: PoolShape, max_seq_len: int) -> _DraftPool:
     """Of an engine that drafts for one with a pool of this shape: with room for the same sequences."""
     header = read_header(draft.engine_file)
-    layout = cache_layout(draft.engine_file, header)
+    layout = layout_of(draft.engine_file, header)
     layers = layout.windowed_layers
     for_block = blocks_beside(theirs, PoolShape(header.block_size, layers), max_seq_len)
     return _DraftPool(layout.block_bytes, for_block, layers.num_tables * -(-CAUGHT_UP_AT_ONCE // header.block_size))
@@ -187,7 +186,7 @@ def pool_sizes(
     """Blocks of the KV pool, and slots for states: weights are mapped, and all memory is the machine's. A pool of
     `draft`, for as many tokens, takes part of it."""
     header, file, info = read_header(directory.engine_file), directory.engine_file, directory.info()
-    layout = cache_layout(file, header)
+    layout = layout_of(file, header)
     layers = layout.windowed_layers
     fixed, for_block = _draft_bytes(draft, header, layers)
     block_bytes = layout.block_bytes + for_block

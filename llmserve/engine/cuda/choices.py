@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.engine.cuda.inputs import arrays_behind
 from llmserve.engine.cuda.layout import EngineHeader
 from llmserve.engine.native.records import SAMPLE, num_words
 from llmserve.engine.native.step import NO_MASK, FlatStep
@@ -20,8 +21,6 @@ from llmserve.engine.native.step import NO_MASK, FlatStep
 BLOCK_TOKENS = 64  # of a vocabulary
 RANGES = ("history", "bias", "banned")  # of ids
 MOST_IDS = 1 << 20  # of a step's history, bias and banned ids
-ITEM_BYTES = 4
-ALIGNMENT = 64  # items
 NOBODY = -1
 
 Words = NDArray[np.int32]
@@ -55,11 +54,7 @@ def choice_offsets(header: EngineHeader) -> tuple[dict[str, int], int]:
         "lists": rows * blocks,
         "listed": 2 * rows,
     }
-    offsets, end = {}, 0
-    for name, size in sizes.items():
-        offsets[name] = end * ITEM_BYTES
-        end += -(-size // ALIGNMENT) * ALIGNMENT
-    return offsets, end * ITEM_BYTES
+    return arrays_behind(sizes)
 
 
 class StepChoice(NamedTuple):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmserve.engine.cache_layout import CacheLayout, cache_layout
 from llmserve.engine.directory.artifact import rebuild_command
 from llmserve.errors import EngineFileError, NotFound, raise_problems
 from llmserve.models.number_formats import CACHES, NumberFormat
@@ -230,6 +231,19 @@ class EngineHeader:
     def weight_bytes(self) -> int:
         """Of all tensors, with what lies between them."""
         return self.data_bytes - self.tensors_begin
+
+    def cache_layout(self, *, keeps_all: bool = False) -> CacheLayout:
+        """`keeps_all`: windows are no reason to give blocks back. Nor are they where layers have other heads: blocks
+        are equally large, and kernels know how large."""
+        reads = () if keeps_all or self.layer_heads else self._cache_reads()
+        return cache_layout(reads, self.num_layers, self.kv_bytes_per_block, self.max_seq_len, self.block_size)
+
+    def _cache_reads(self) -> Iterator[tuple[int, int]]:
+        """Layer and window (0: none) of each launch of attention."""
+        for launch in self.launches:
+            window = dict(self.kernels[launch.kernel].constants).get("WINDOW")
+            layers = {int(argument.name) for argument in launch.arguments if argument.room == Room.KEYS.value}
+            yield from ((layer, int(window)) for layer in layers if window is not None)
 
     def encode(self) -> bytes:
         """Everything in the file before the data."""

@@ -94,6 +94,7 @@ def _is_kernel(kernel: Kernel) -> bool:
         and all(_is_pair(pair) and isinstance(pair[1], str) and pair[1] in POINTERS for pair in kernel.types)
         and all(isinstance(name, str) for name in kernel.unaligned)
         and all(_is_pair(pair) and isinstance(pair[1], int | float | str) for pair in kernel.constants)
+        and _is_whole(dict(kernel.constants).get("WINDOW", 0), 0, MOST_COUNT)
         and _is_whole(kernel.num_warps, 1, MOST_THREADS // WARP_THREADS)
         and _is_whole(kernel.num_stages, 1, MOST_THREADS)
         and _is_whole(kernel.most_registers, 0, MOST_REGISTERS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.engine.cuda.choices import ITEM_BYTES, NOBODY, StepChoice, choice_offsets, most_ids
+from llmserve.engine.cuda.choices import NOBODY, StepChoice, choice_offsets, most_ids
 from llmserve.engine.cuda.device import Device
-from llmserve.engine.cuda.inputs import Inputs
+from llmserve.engine.cuda.inputs import ITEM_BYTES, Inputs
 from llmserve.engine.cuda.layout import EngineHeader
 from llmserve.engine.native.records import SAMPLE, num_words
 from llmserve.engine.native.step import FlatStep

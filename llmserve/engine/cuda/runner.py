@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmserve.engine.base import RunnerInfo, StepResult
+from llmserve.engine.cache_layout import CacheLayout
 from llmserve.engine.cuda.choices import NOBODY, StepChoice, choice_offsets, step_choice
 from llmserve.engine.cuda.device import Device, Function, Graph
 from llmserve.engine.cuda.inputs import FIRST_UNSEEN, Inputs, bucket_of, buckets, max_tiles
@@ -36,10 +38,12 @@ class CudaRunner:
     """An opened engine file on one device, with its KV pool. Owns the device. One step at a time."""
 
     def __init__(
-        self, path: Path, device: Device, *, num_blocks: int, threads: int = 0, num_states: int | None = None
-    ) -> None:
+        self, path: Path, device: Device, *, num_blocks: int, threads: int = 0, num_states: int | None = None,
+        keeps_all: bool = True,
+    ) -> None:  # fmt: skip
         """`num_blocks`: of the KV pool; `threads`: that choose tokens, 0: one for each core; `num_states`: slots for
-        states of sequences, where the network has states, None: for the largest batch.
+        states of sequences, where the network has states, None: for the largest batch; `keeps_all`: layers with a
+        window have no block tables of their own.
 
         Raises Unsupported (an engine without kernels for the device), EngineFileError, ResourceExhausted.
         """
@@ -51,7 +55,8 @@ class CudaRunner:
         self._num_blocks = num_blocks
         num_states = header.max_batch_size if num_states is None else num_states
         self._num_states = num_states if header.state_bytes else 0
-        self._inputs = Inputs(header)
+        self._layout = layout = header.cache_layout(keeps_all=keeps_all)
+        self._inputs = Inputs(header, layout.windowed_layers, num_blocks)
         self._choice_offsets, self._choice_bytes = choice_offsets(header)
         self._most_rows = dict.fromkeys(StepPart, header.head_rows) | {StepPart.BODY: header.max_num_tokens}
         self._unseen: Mapping[int, int] = {}  # sequence -> what stands for the token that the last step chooses for it
@@ -74,20 +79,14 @@ class CudaRunner:
             self.close()
             raise
         self._info = RunnerInfo(
-            vocab_size=header.vocab_size,
-            block_size=header.block_size,
-            num_blocks=num_blocks,
-            max_num_tokens=header.max_num_tokens,
-            max_batch_size=header.max_batch_size,
-            max_seq_len=header.max_seq_len,
-            block_bytes=header.kv_bytes_per_block,
-            num_states=self._num_states,
-            state_bytes=header.state_bytes,
-            gpu_bytes=fixed_bytes(header)
-            + header.kv_bytes_per_block * num_blocks
+            vocab_size=header.vocab_size, block_size=header.block_size, num_blocks=num_blocks,
+            max_num_tokens=header.max_num_tokens, max_batch_size=header.max_batch_size, max_seq_len=header.max_seq_len,
+            block_bytes=layout.block_bytes, windowed_layers=layout.windowed_layers,
+            num_states=self._num_states, state_bytes=header.state_bytes,
+            gpu_bytes=fixed_bytes(header, layout) + layout.block_bytes * num_blocks
             + header.state_bytes * self._num_states,
             pinned_bytes=sum(host.num_bytes for host in self._free) + self._logits.nbytes,
-        )
+        )  # fmt: skip
 
     @property
     def info(self) -> RunnerInfo:
@@ -102,8 +101,8 @@ class CudaRunner:
         assert plan.num_tokens <= self._info.max_num_tokens
         host = self._free.pop(0)
         num_rows = bucket_of(plan.num_tokens, self.header.max_num_tokens)
-        num_bytes = self._inputs.fill(host.views, plan.chunks, num_rows, self._unseen)
-        self.device.write(self._places[Room.INPUT], host.staged[:num_bytes])
+        for used in self._inputs.fill(host.views, plan.chunks, num_rows, self._unseen):
+            self.device.write(self._places[Room.INPUT] + used.start, host.staged[used])
         self.device.run(self._graphs[StepPart.BODY, num_rows])
         choice = self._choosers.begin(plan)
         step = step_choice(choice.flat, self.header)
@@ -168,9 +167,10 @@ class CudaRunner:
 
     def _allocate(self) -> None:
         header, device = self.header, self.device
-        self._planes: dict[Room, list[int]] = {  # where each layer's begins, and behind the last one
-            room: [begin * self._num_blocks for begin in accumulate(num_bytes, initial=0)]
-            for room, num_bytes in zip((Room.KEYS, Room.VALUES), zip(*header.plane_bytes, strict=True), strict=True)
+        parts, num_blocks = header.plane_bytes[: self._layout.num_parts], self._num_blocks + self._layout.num_spare
+        self._planes: dict[Room, list[int]] = {  # where each part's begins, and behind the last one
+            room: [begin * num_blocks for begin in accumulate(num_bytes, initial=0)]
+            for room, num_bytes in zip((Room.KEYS, Room.VALUES), zip(*parts, strict=True), strict=True)
         }
         wanted = {
             Room.TENSOR: header.weight_bytes,
@@ -233,43 +233,40 @@ class CudaRunner:
         binary = self.header.binaries[self.device.architecture][launch.kernel]
         num_tiles = max_tiles(self.header, num_rows)
         x, y, z = (extent.programs(num_rows, num_tiles) for extent in launch.grid)
-        arguments = [self.place(argument) for argument in launch.arguments]
+        layers = (int(argument.name) for argument in launch.arguments if argument.room == Room.KEYS.value)
+        table = next((self._layout.place(layer)[0] for layer in layers), 0)
+        arguments = [self.place(argument, table) for argument in launch.arguments]
         arguments += [0] * (binary.num_arguments - len(arguments))
         self.device.launch(self._functions[launch.kernel], (x, y, z), binary.threads, binary.shared_bytes, arguments)
 
-    def place(self, argument: Address) -> int:
-        """Where it is on the device."""
+    def place(self, argument: Address, table: int = 0) -> int:
+        """Where it is on the device. `table`: whose slots and block tables are meant."""
         room = Room(argument.room)
         if room is Room.BUFFER:
             return self._buffers[int(argument.name)] + argument.offset
         begin = {
             Room.TENSOR: lambda: self._tensors[argument.name],
-            Room.INPUT: lambda: self._inputs.offsets[argument.name],
+            Room.INPUT: lambda: self._inputs.offset(argument.name, table),
             Room.CHOICE: lambda: self._choice_offsets[argument.name],
-            Room.KEYS: lambda: self._planes[room][int(argument.name)],
-            Room.VALUES: lambda: self._planes[room][int(argument.name)],
+            **dict.fromkeys(self._planes, lambda: self._planes[room][self._layout.place(int(argument.name))[1]]),
         }.get(room, lambda: 0)()
         return self._places[room] + begin + argument.offset
 
 
-class CudaStep:
+class CudaStep(NamedTuple):
     """A step under way; see `PendingStep`."""
 
-    def __init__(
-        self, device: Device, host: Pinned, free: list[Pinned], choice: Choice, chosen: NDArray[np.int32]
-    ) -> None:
-        """`free`: takes `host` back; `chosen`: samples whose tokens the device chooses."""
-        self._device = device
-        self._host = host
-        self._free = free
-        self._choice = choice
-        self._chosen = chosen
+    device: Device
+    host: Pinned
+    free: list[Pinned]  # takes `host` back
+    choice: Choice
+    chosen: NDArray[np.int32]  # samples whose tokens the device chooses
 
     def result(self) -> StepResult:
-        self._device.wait(self._host.event)
-        self._choice.flat.put_tokens(self._chosen, self._host.tokens[self._chosen])
-        self._free.append(self._host)
-        return self._choice.result()
+        self.device.wait(self.host.event)
+        self.choice.flat.put_tokens(self.chosen, self.host.tokens[self.chosen])
+        self.free.append(self.host)
+        return self.choice.result()
 
 
 def check_architecture(header: EngineHeader, device: Device) -> None:
@@ -282,9 +279,10 @@ def check_architecture(header: EngineHeader, device: Device) -> None:
         )
 
 
-def fixed_bytes(header: EngineHeader) -> int:
+def fixed_bytes(header: EngineHeader, layout: CacheLayout) -> int:
     """Of the device's memory, besides the KV pool."""
-    steps = Inputs(header).num_bytes + choice_offsets(header)[1] + _logits_bytes(header)
+    inputs = Inputs(header, layout.windowed_layers).num_bytes
+    steps = inputs + choice_offsets(header)[1] + _logits_bytes(header) + layout.num_spare * layout.block_bytes
     return header.weight_bytes + steps + header.scratch_bytes + sum(header.buffers) * _in_tiles(header.max_num_tokens)
 
 

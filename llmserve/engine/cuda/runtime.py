@@ -89,8 +89,9 @@ class CudaRuntime:
             device.close()
             raise
         runner = CudaRunner(
-            directory.engine_file, device, num_blocks=num_blocks, threads=settings.threads, num_states=num_states
-        )
+            directory.engine_file, device, num_blocks=num_blocks, threads=settings.threads, num_states=num_states,
+            keeps_all=False,
+        )  # fmt: skip
         info = replace(directory.info(), kernels=device.architecture)
         return InflightEngine(runner, info, settings.scheduler, budgets)
 
@@ -156,8 +157,9 @@ def _pool_sizes(
     directory: EngineDirectory, header: EngineHeader, device: Device, settings: EngineSettings
 ) -> tuple[int, int]:
     """Blocks of the KV pool, and slots for states. What is promised of the host's memory is none of the device's."""
+    layout = header.cache_layout()
     return pool_with_states(
         directory.info(), replace(settings, reserved_bytes=0), block_size=header.block_size,
-        block_bytes=header.kv_bytes_per_block, state_bytes=header.state_bytes,
-        free_bytes=device.free_bytes() - fixed_bytes(header),
+        block_bytes=layout.block_bytes, state_bytes=header.state_bytes,
+        free_bytes=device.free_bytes() - fixed_bytes(header, layout), layers=layout.windowed_layers,
     )  # fmt: skip

@@ -7,6 +7,7 @@ import random
 from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from numpy.typing import NDArray
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.core import GenerateRequest, SamplingParams
-from llmserve.engine.cpu.cache_layout import CacheLayout, best_split, cache_layout, read_windows
+from llmserve.engine.cache_layout import CacheLayout, best_split, longest_windows
 from llmserve.engine.cpu.layout import read_header
-from llmserve.engine.cpu.runner import CpuRunner
+from llmserve.engine.cpu.runner import CpuRunner, cache_reads, layout_of
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.open import open_engine
@@ -29,14 +30,18 @@ from llmserve.scheduler.settings import Policy, SchedulerSettings
 from tests.checkpoints import make_checkpoint
 from tests.engine.cpu.conftest import NETWORKS, EngineFile
 from tests.engine.cpu.law import FORMATS
-from tests.engine.cpu.networks import all_logits, random_ids
+from tests.engine.cpu.networks import Stepper, all_logits, random_ids
 
 LENGTH = 90
 MANUAL = Path(__file__).resolve().parents[3] / "docs" / "models.md"
 POISON = 0  # the block that stands where nothing may be read
 
 
-def sliding_logits(runner: CpuRunner, ids: list[int], rng: random.Random, early: int = 0) -> NDArray[np.float32]:
+class Writable(Stepper, Protocol):
+    def write_block(self, block: int, content: bytes) -> None: ...
+
+
+def sliding_logits(runner: Writable, ids: list[int], rng: random.Random, early: int = 0) -> NDArray[np.float32]:
     """In chunks of chance. A block that was given back, perhaps too early, is another's from then on: it is full of
     ones."""
     info = runner.info
@@ -218,11 +223,11 @@ def test_drafts_of_an_engine_change_nothing(
 
 def test_the_pool_has_blocks_for_what_the_batch_can_use(windowed: EngineDirectory, tmp_path: Path) -> None:
     header = read_header(windowed.engine_file)
-    assert sorted(read_windows(windowed.engine_file, header.max_seq_len).values()) == [16, 16, 192]
-    layout = cache_layout(windowed.engine_file, header)
+    assert sorted(longest_windows(cache_reads(windowed.engine_file), header.max_seq_len).values()) == [16, 16, 192]
+    layout = layout_of(windowed.engine_file, header)
     assert layout.block_bytes * 3 == header.kv_bytes_per_block
     assert sorted(layout.places) == [(0, 0), (1, 0), (2, 0)]
-    assert cache_layout(windowed.engine_file, header, keeps_all=True) == CacheLayout(header.kv_bytes_per_block)
+    assert layout_of(windowed.engine_file, header, keeps_all=True) == CacheLayout(header.kv_bytes_per_block)
     of_window, of_sequence = -(-(15 + 64) // 8) + 1, 192 // 8
     for_batch = (8 * (of_sequence + 2 * of_window) + 2 * 128 // 8) // 3  # a block has all layers
     sizes = [

@@ -51,8 +51,8 @@ def compile_engine(
     return path
 
 
-def open_runner(path: Path, *, num_blocks: int = 64) -> CudaRunner:
-    return CudaRunner(path, FakeDevice(), num_blocks=num_blocks, threads=1)
+def open_runner(path: Path, *, num_blocks: int = 64, keeps_all: bool = True) -> CudaRunner:
+    return CudaRunner(path, FakeDevice(), num_blocks=num_blocks, threads=1, keeps_all=keeps_all)
 
 
 def peculiar_kernels(dtype: str) -> Sequence[Kernel]:

@@ -108,3 +108,13 @@ def test_all_problems_are_listed(tmp_path: Path) -> None:
     message = refusal(tmp_path, *launches)
     assert "(3 problems)" in message
     assert re.findall(r"launch (\d)", message) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("window", [-1, 1.5, "all", True])
+def test_a_window_is_a_number_of_positions(window: object, tmp_path: Path) -> None:
+    """For blocks are given back by it."""
+    kernels = json.loads(TEXT)["kernels"]
+    place, kernel = next((i, each) for i, each in enumerate(kernels) if "WINDOW" in dict(each["constants"]))
+    of_constant = [name for name, _ in kernel["constants"]].index("WINDOW")
+    change = changed("kernels", place, "constants", of_constant, 1, to=window)
+    assert f"kernel {place} cannot be understood" in refusal(tmp_path, change)

@@ -23,10 +23,9 @@ from llmserve.builder.targets.base import CompileJob, Network, Target, no_kernel
 from llmserve.builder.targets.cpu.large_pages import LargePages
 from llmserve.builder.targets.cpu.lowered import Lowered, activations_of
 from llmserve.builder.targets.cpu.lowering import Lowering, lower
-from llmserve.builder.targets.op_lowering import turned_for_others
+from llmserve.builder.targets.op_lowering import sequence_bytes, turned_for_others
 from llmserve.builder.targets.tensor_writer import Part, TensorWriter, write_at
 from llmserve.checkpoint.blocks import BlockRows
-from llmserve.engine.cpu.cache_layout import best_split, longest_windows
 from llmserve.engine.cpu.layout import (
     FORMAT_VERSION,
     PACKING,
@@ -99,15 +98,7 @@ class CpuTarget:
         return -(-2 * cache.num_layers * cache.num_kv_heads * block_bytes // block_size)
 
     def kv_bytes_of(self, program: Program, options: BuildOptions, num_tokens: int) -> int:
-        """Layers with a window keep what they can still read (`cache_layout.py`)."""
-        reads = [op for op in program.ops if op.kind is OpKind.ATTENTION and not program.needs_whole]
-        pairs = ((int(op.number("layer")), int(op.number("window"))) for op in reads)
-        windows, block = longest_windows(pairs, options.max_seq_len), options.tokens_per_block
-        split = best_split(sorted(windows.values()), options.max_seq_len, block)
-        if split is None:
-            return options.in_whole_blocks(num_tokens) * self.kv_bytes_per_token(program, options)
-        layer_bytes = block * self.kv_bytes_per_token(program, options) // program.cache.num_layers
-        return split.num_parts_for(num_tokens, block) * layer_bytes
+        return sequence_bytes(program, options, num_tokens, self.kv_bytes_per_token(program, options))
 
     def available_bytes(self) -> int:
         return available_memory_bytes()

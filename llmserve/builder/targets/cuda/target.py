@@ -23,14 +23,9 @@ from llmserve.builder.targets.cuda.kernel_file import StoredKernels, write_kerne
 from llmserve.builder.targets.cuda.lowering import Lowered, Lowering, lower
 from llmserve.builder.targets.cuda.options import ARCHITECTURES, CudaOptions
 from llmserve.builder.targets.cuda.tiles import Tiles, tiles_for
+from llmserve.builder.targets.op_lowering import sequence_bytes
 from llmserve.builder.targets.tensor_writer import TensorWriter, write_at
-from llmserve.engine.cuda.layout import (
-    FORMAT_VERSION,
-    Binary,
-    EngineHeader,
-    Kernel,
-    placed_tensors,
-)
+from llmserve.engine.cuda.layout import FORMAT_VERSION, Binary, EngineHeader, Kernel, placed_tensors
 from llmserve.engine.directory.artifact import ENGINE_FILE
 from llmserve.engine.machine.nvidia import visible_gpus
 from llmserve.errors import LlmserveError, RecipeError
@@ -88,7 +83,10 @@ class CudaTarget:
         return -(-sum(map(sum, planes)) // block_size)
 
     def kv_bytes_of(self, program: Program, options: BuildOptions, num_tokens: int) -> int:
-        return options.in_whole_blocks(num_tokens) * self.kv_bytes_per_token(program, options)
+        token_bytes = self.kv_bytes_per_token(program, options)
+        if len({*layer_heads(program)}) > 1:
+            return options.in_whole_blocks(num_tokens) * token_bytes
+        return sequence_bytes(program, options, num_tokens, token_bytes)
 
     def available_bytes(self) -> int:
         return 0  # the GPU may be in another machine

@@ -1,4 +1,4 @@
-"""Which layers of a CPU engine share a block, and which table of a sequence it stands in (`scheduler/windows.py`).
+"""Which layers of an engine share a block, and which table of a sequence it stands in (`scheduler/windows.py`).
 
 Blocks are equally large. Where layers have windows, a block has `num_parts` of them: those that read everything, or as
 many of those with a window, which have tables of their own. A layer with a window may stand among the first kind, too:
@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from llmserve.engine.cpu.layout import EngineHeader, read_ops
-from llmserve.engine.cpu.op_codes import OpCode
 from llmserve.scheduler.settings import NO_WINDOWS, WindowedLayers
 
 MAX_TABLES = 16  # for layers with a window: each is copied in every step
@@ -26,6 +23,15 @@ class CacheLayout:
     block_bytes: int
     places: Sequence[tuple[int, int]] = ()
     windowed_layers: WindowedLayers = NO_WINDOWS
+    num_parts: int | None = None  # of a block; None: one for each layer
+
+    @property
+    def num_spare(self) -> int:
+        """Blocks of zeros, where something has to stand for one that was given back."""
+        return int(self.windowed_layers.num_tables > 0)
+
+    def place(self, layer: int) -> tuple[int, int]:
+        return self.places[layer] if self.places else (0, layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +45,26 @@ class _Split:
         return self.num_whole * num_blocks
 
 
-def cache_layout(path: Path, header: EngineHeader, *, keeps_all: bool = False) -> CacheLayout:
-    """The one that takes least memory for the longest sequence. `keeps_all`: windows are no reason to give blocks back.
+def cache_layout(
+    reads: Iterable[tuple[int, int]], num_layers: int, block_bytes: int, max_seq_len: int, block_size: int
+) -> CacheLayout:
+    """The one that takes least memory for the longest sequence. Nothing of a network without windows depends on it.
 
-    Nothing of a network without windows depends on it.
+    reads: layer and window (0: none) of each operation that reads a cache; none: layers keep all blocks. block_bytes:
+    of all layers, which are equally large where some have windows; block_size: tokens.
     """
-    windows = {} if keeps_all or header.needs_whole else read_windows(path, header.max_seq_len)
-    split = best_split(sorted(windows.values()), header.max_seq_len, header.block_size)
+    windows = longest_windows(reads, max_seq_len)
+    split = best_split(sorted(windows.values()), max_seq_len, block_size)
     if split is None:
-        return CacheLayout(header.kv_bytes_per_block)
-    layer_bytes, found = header.kv_bytes_per_block // header.num_layers, [(0, 0)] * header.num_layers
+        return CacheLayout(block_bytes)
+    found = [(0, 0)] * num_layers
     for place, layer in enumerate(sorted(windows, key=lambda layer: (-windows[layer], layer))):
         found[layer] = divmod(place, split.num_whole)
-    return CacheLayout(split.num_whole * layer_bytes, tuple(found), split.windowed)
-
-
-def read_windows(path: Path, max_seq_len: int) -> Mapping[int, int]:
-    """Of each layer that has a cache: the positions that it reads back."""
-    reads = (op for op in read_ops(path) if op["kind"] == OpCode.ATTENTION)
-    return longest_windows(((op["layer"], op["window"]) for op in reads), max_seq_len)
+    return CacheLayout(split.num_whole * (block_bytes // num_layers), tuple(found), split.windowed, split.num_whole)
 
 
 def longest_windows(reads: Iterable[tuple[int, int]], max_seq_len: int) -> Mapping[int, int]:
-    """From layer and window (0: none) of each operation that reads a cache. Several may read one."""
+    """By layer: the positions that it reads back. Several operations may read one."""
     windows: dict[int, int] = {}
     for layer, window in reads:
         windows[int(layer)] = max(windows.get(int(layer), 0), min(int(window) or max_seq_len, max_seq_len))
