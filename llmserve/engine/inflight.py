@@ -293,6 +293,7 @@ class InflightEngine:
             self._wake.notify()
 
     def _step(self) -> None:
+        started = time.perf_counter()
         updates = self._scheduler.expire()
         step, self._ahead = self._ahead, None
         if step is None and (plan := self._scheduler.schedule()) is not None:
@@ -303,15 +304,15 @@ class InflightEngine:
             assert not self._scheduler.has_work, "sequences wait, but none can run"
         self._stats = self._snapshot(step.plan if step else StepPlan(()))
         self._publish(updates)
+        if step is not None and not self._pipelined:  # all that a draft costs, not only its rows
+            self._scheduler.speculator.observe(step.plan, time.perf_counter() - started)
 
     def _begun(self, plan: StepPlan) -> BegunStep:
         if self._pipelined:
             return BegunStep(plan, self._pipelined.launch(plan))
         if self._keeper is not None:
             self._keeper.keep()
-        started = time.perf_counter()
         result = self._runner.step(plan)
-        self._scheduler.speculator.observe(plan, time.perf_counter() - started)
         self._scheduler.speculator.keep(plan, result.hidden, self._scheduler.running)
         return BegunStep(plan, DoneStep(result))
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -194,6 +195,36 @@ async def test_a_step_makes_one_call_per_loop(monkeypatch: pytest.MonkeyPatch) -
     with opened(runner) as engine:
         await asyncio.gather(*(tokens_of(engine.submit(request(number, max_tokens=20))) for number in range(30)))
         assert 20 <= num_calls <= runner.num_steps
+
+
+async def test_the_time_of_a_step_counts_planning_and_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts cost these, too, and are worth less for it."""
+    clock = [0.0]
+    observed: list[float] = []
+
+    class Slow(FakeRunner):
+        def step(self, plan: StepPlan) -> StepResult:
+            clock[0] += 1
+            return super().step(plan)
+
+    with opened(Slow()) as engine:
+        scheduler = engine._scheduler
+        schedule, commit = scheduler.schedule, scheduler.commit
+
+        def planned() -> StepPlan | None:
+            clock[0] += 10
+            return schedule()
+
+        def committed(*arguments: Any) -> list[tuple[int, TokenEvent]]:
+            clock[0] += 100
+            return commit(*arguments)
+
+        monkeypatch.setattr(scheduler, "schedule", planned)
+        monkeypatch.setattr(scheduler, "commit", committed)
+        monkeypatch.setattr(scheduler.speculator, "observe", lambda plan, seconds: observed.append(seconds))
+        monkeypatch.setattr("llmserve.engine.inflight.time.perf_counter", lambda: clock[0])
+        assert len(await tokens_of(engine.submit(request(max_tokens=3)))) == 3
+    assert observed[:2] == [111.0, 111.0]
 
 
 async def test_a_loop_that_is_gone_takes_its_sequences_along() -> None:
