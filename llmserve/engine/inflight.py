@@ -293,10 +293,11 @@ class InflightEngine:
             self._wake.notify()
 
     def _step(self) -> None:
-        started = time.perf_counter()
         updates = self._scheduler.expire()
         step, self._ahead = self._ahead, None
-        if step is None and (plan := self._scheduler.schedule()) is not None:
+        plan = self._scheduler.schedule() if step is None else None
+        started = time.perf_counter()  # what a draft engine has taken while this was planned is counted apart
+        if plan is not None:
             step = self._begun(plan)
         if step is not None:
             updates += self._finish(step)
@@ -304,7 +305,7 @@ class InflightEngine:
             assert not self._scheduler.has_work, "sequences wait, but none can run"
         self._stats = self._snapshot(step.plan if step else StepPlan(()))
         self._publish(updates)
-        if step is not None and not self._pipelined:  # all that a draft costs, not only its rows
+        if step is not None and not self._pipelined:  # verifying a draft costs, too
             self._scheduler.speculator.observe(step.plan, time.perf_counter() - started)
 
     def _begun(self, plan: StepPlan) -> BegunStep:

@@ -197,8 +197,9 @@ async def test_a_step_makes_one_call_per_loop(monkeypatch: pytest.MonkeyPatch) -
         assert 20 <= num_calls <= runner.num_steps
 
 
-async def test_the_time_of_a_step_counts_planning_and_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts cost these, too, and are worth less for it."""
+async def test_the_time_of_a_step_counts_what_follows_it_and_not_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verifying costs, and drafts are worth less for it. A draft engine runs while a step is planned, and what it takes
+    is counted apart."""
     clock = [0.0]
     observed: list[float] = []
 
@@ -224,7 +225,7 @@ async def test_the_time_of_a_step_counts_planning_and_what_follows(monkeypatch: 
         monkeypatch.setattr(scheduler.speculator, "observe", lambda plan, seconds: observed.append(seconds))
         monkeypatch.setattr("llmserve.engine.inflight.time.perf_counter", lambda: clock[0])
         assert len(await tokens_of(engine.submit(request(max_tokens=3)))) == 3
-    assert observed[:2] == [111.0, 111.0]
+    assert observed[:2] == [101.0, 101.0]
 
 
 async def test_a_loop_that_is_gone_takes_its_sequences_along() -> None:
