@@ -91,6 +91,9 @@ class GroupedProduct {
   }
 
   template <size_t R, size_t V>
+  void fetch_outputs(size_t row, size_t column) const { fetch_tile<R, V>(args_, row, column); }
+
+  template <size_t R, size_t V>
   void store(size_t row, size_t column, const F32x16 (&sums)[R * V]) const {
     store_tile<R, V>(args_, row, column, [&](size_t v, size_t at, size_t count) {
       const F32x16 scale = load_lanes(args_.column_scale + at, count);

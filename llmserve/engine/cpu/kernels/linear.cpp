@@ -60,6 +60,9 @@ class FloatProduct {
   }
 
   template <size_t R, size_t V>
+  void fetch_outputs(size_t row, size_t column) const { fetch_tile<R, V>(args_, row, column); }
+
+  template <size_t R, size_t V>
   void store(size_t row, size_t column, const F32x16 (&sums)[R * V]) const {
     store_tile<R, V>(args_, row, column, [&](size_t v, size_t, size_t) {
       return [&, v](size_t r) { return sums[r * V + v]; };

@@ -36,7 +36,7 @@ class Prefetch {
 // Operation: what differs between number formats.
 //   Format; weights(), panel_bytes(), num_steps(), num_rows(), columns(), rows(first), row_bytes()
 //   accumulate<R, V, kFirst, kFetch>(tile input, first row, first column, sums); as `multiply`, from zero
-//   store<R, V>(first row, first column, sums)
+//   fetch_outputs<R, V>(first row, first column); store<R, V>(first row, first column, sums)
 //   BlockFormat, kExpandedStepBytes, block(): of blocked tactics; BlockFormat is void where there are none
 template <class Operation>
 class Tiles {
@@ -90,6 +90,7 @@ class Tiles {
 
   template <size_t R, size_t V, size_t kFirst, Fetch kFetch>
   static void tile(const Operation& op, const TileInput& in, size_t row, size_t column) {
+    if constexpr (!kFetch.own) op.template fetch_outputs<R, V>(row, column);
     Sums sums[R * V];
     op.template accumulate<R, V, kFirst, kFetch>(in, row, column, sums);
     op.template store<R, V>(row, column, sums);
@@ -201,6 +202,7 @@ class Tiles {
   template <size_t R>
   static void block_tile(const Operation& op, const TileInput& in, size_t row, size_t column, Partial partial) {
     constexpr size_t kCount = R * kVectorsPerPanel;
+    if (partial.last) op.template fetch_outputs<R, kVectorsPerPanel>(row, column);
     Sums sums[kCount];
     if (partial.first) {
       unroll<kCount>([&](auto i) __attribute__((always_inline)) { sums[i] = Format::zero(); });
@@ -263,6 +265,16 @@ void run_tactic(const Operation& operation, size_t tactic, size_t begin, size_t 
 inline size_t lanes_at(size_t column, size_t columns) {
   if (column >= columns) return 0;
   return columns - column < kLanes ? columns - column : kLanes;
+}
+
+// Brings the lines of a tile's outputs close before its sums are made: wide outputs of many rows fit no cache, and stores
+// that wait for memory hold up those of the sums that find no register.
+template <size_t R, size_t V, class Args>
+[[gnu::always_inline]] inline void fetch_tile(const Args& args, size_t row, size_t column) {
+  unroll<R>([&](auto r) __attribute__((always_inline)) {
+    const float* y = args.y.row(row + r) + column;
+    unroll<V>([&](auto v) __attribute__((always_inline)) { __builtin_prefetch(y + v * kLanes, 1); });
+  });
 }
 
 // y = value (+ bias) (+ residual), for a tile of R rows and V vectors. value(v, column, count) gives a function of the row,
