@@ -63,7 +63,8 @@ llmserve::Error describe_tactics(const char* variant, uint32_t weight_type, std:
   if (tactics.empty()) return llmserve::invalid("linear layers have no weights of this type");
   for (const llmserve::LinearTactic& tactic : tactics) {
     if (!text->empty()) *text += ',';
-    *text += std::to_string(tactic.max_rows) + 'x' + std::to_string(tactic.vectors) + (tactic.blocked ? " blocked" : "");
+    *text += std::to_string(tactic.max_rows) + 'x' + std::to_string(tactic.vectors);
+    *text += tactic.blocked ? " blocked" : tactic.amx ? " amx" : "";
   }
   for (uint32_t bucket = 0; bucket < llmserve::kRowBuckets; ++bucket) {
     *text += (bucket == 0 ? ';' : ',') + std::to_string(llmserve::default_tactic(tactics, bucket));

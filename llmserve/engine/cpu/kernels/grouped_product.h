@@ -5,18 +5,22 @@
 #pragma once
 
 #include "tiles.h"
+#if defined(LLMSERVE_USE_AVX512)
+#include "amx_product.h"
+#endif
 
 namespace llmserve::LLMSERVE_VARIANT {
 
 // What formats whose weights are bytes with a zero point of kZeroPoint have in common: sums begin with what it takes off.
 struct ByteProducts {
+  static constexpr uint8_t kFlip = 128;  // makes signed bytes of weights, which have no zero point
   using Input = ByteInput;
   using Sums = ByteSums;
   static Sums start(int32_t offset) { return start_bytes(offset); }
   static Input broadcast(const std::byte* p) { return broadcast_for_bytes(reinterpret_cast<const int8_t*>(p)); }
 
   struct Nothing {};  // is left of the offset
-  static Nothing offset(int32_t, F32x16) { return {}; }
+  static Nothing offset(F32x16, F32x16) { return {}; }
   struct Group {
     F32x16 scale;
     F32x16 add(I32x16 exact, Nothing, F32x16 input_scale, F32x16 local) const {
@@ -27,6 +31,7 @@ struct ByteProducts {
 
 // And those of few bits, all positive.
 struct NibbleProducts {
+  static constexpr uint8_t kFlip = 0;  // they are signed bytes; sums need an offset
   using Input = NibbleInput;
   using Sums = NibbleSums;
   static Sums start(int32_t) { return start_nibbles(); }
@@ -79,7 +84,7 @@ class GroupedProduct {
       });
       unroll<R>([&](auto r) __attribute__((always_inline)) {
         const F32x16 input_scale = broadcast(args_.x.scales.row(row + r)[g * BytesFormat::kGroup / kQuantizedGroup]);
-        const auto offset = BytesFormat::offset(offset_at(row + r, g), input_scale);
+        const auto offset = BytesFormat::offset(broadcast(static_cast<float>(offset_at(row + r, g))), input_scale);
         unroll<V>([&](auto v) __attribute__((always_inline)) {
           local[r * V + v] = of_weights[v].add(total(exact[r * V + v]), offset, input_scale, local[r * V + v]);
         });
@@ -143,5 +148,26 @@ class GroupedProduct {
   const LinearGroupedArgs& args_;
   const BytesFormat format_;
 };
+
+// Whether AMX did it: the tactic is that, and it can be.
+template <class BytesFormat>
+bool run_amx([[maybe_unused]] const LinearTactic& tactic, [[maybe_unused]] const LinearGroupedArgs& args,
+             [[maybe_unused]] size_t begin, [[maybe_unused]] size_t end, [[maybe_unused]] const BytesFormat& format) {
+#if defined(LLMSERVE_USE_AVX512)
+  if constexpr (BytesFormat::kGroup == kQuantizedGroup) {
+    if (!tactic.amx || !AmxProduct<BytesFormat>::fits(args)) return false;
+    AmxProduct<BytesFormat>(args, format).run(begin, end);
+    return true;
+  }
+#endif
+  return false;
+}
+
+// The tactic by number, out of a variant's list.
+template <const auto& kTactics, class BytesFormat>
+void run_grouped(const LinearGroupedArgs& args, size_t tactic, size_t begin, size_t end) {
+  if (run_amx(kTactics[tactic], args, begin, end, BytesFormat())) return;
+  run_tactic<kTactics>(GroupedProduct<BytesFormat>(args), kTactics[tactic].amx ? 1 : tactic, begin, end);
+}
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -2,6 +2,10 @@
 
 #if defined(LLMSERVE_X86)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(LLMSERVE_ARM) && defined(__APPLE__)
 #include <sys/sysctl.h>
 #elif defined(LLMSERVE_ARM)
@@ -95,6 +99,20 @@ constexpr Variant kVariants[] = {
 };
 
 }  // namespace
+
+bool has_amx() {
+#if defined(LLMSERVE_X86) && defined(__linux__)
+  static const bool has = [] {
+    constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kTileRegisters = 0x60000;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl: registers are large, so a process asks
+    return has_all(ask_processor(7, 0).edx, kTile | kInt8) && are_saved(kTileRegisters) &&
+           syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return has;
+#else
+  return false;
+#endif
+}
 
 std::vector<const KernelTable*> available_kernels() {
   std::vector<const KernelTable*> tables;

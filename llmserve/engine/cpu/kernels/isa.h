@@ -11,6 +11,9 @@ namespace llmserve {
 // Slowest first. Never empty: the portable kernels run everywhere.
 std::vector<const KernelTable*> available_kernels();
 
+// Whether `avx512` may use AMX's tiles of bytes: the processor has them, and the system lets this process.
+bool has_amx();
+
 // The named variant, or the fastest when `name` is empty; null when this machine does not have it.
 const KernelTable* find_kernels(std::string_view name);
 

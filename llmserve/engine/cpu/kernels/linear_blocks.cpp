@@ -42,9 +42,7 @@ struct Codes : NibbleProducts {
       return fma(offset, minimum, fma(to_f32(exact) * input_scale, scale, local));
     }
   };
-  static F32x16 offset(int32_t value, F32x16 input_scale) {
-    return LLMSERVE_VARIANT::broadcast(static_cast<float>(value)) * input_scale;
-  }
+  static F32x16 offset(F32x16 value, F32x16 input_scale) { return value * input_scale; }
   static size_t panel_group_bytes(const LinearGroupedArgs& args) { return all_blocks_bytes(args); }
   template <size_t kHalf>
   static Group group(const LinearGroupedArgs& args, const std::byte* panel, size_t g) {
@@ -119,7 +117,9 @@ void run_only(const Operation& operation, size_t panel_begin, size_t panel_end) 
 
 void linear_blocks(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end) {
   if (args.blocks == Blocks::kExponent || args.blocks == Blocks::kUneven || args.blocks == Blocks::kUnevenScales) {
-    return run_only(GroupedProduct<Numbers>(args, Numbers(args.blocks)), panel_begin, panel_end);
+    const Numbers numbers(args.blocks);
+    if (run_amx(kInt4Tactics[tactic], args, panel_begin, panel_end, numbers)) return;
+    return run_only(GroupedProduct<Numbers>(args, numbers), panel_begin, panel_end);
   }
   switch (args.code_bits) {
     case 2:
@@ -127,11 +127,11 @@ void linear_blocks(const LinearGroupedArgs& args, size_t tactic, size_t panel_be
     case 3:
       return run_only(GroupedProduct<Codes<3>>(args), panel_begin, panel_end);
     case 4:
-      return run_tactic<kInt4Tactics>(GroupedProduct<Codes<4>>(args), tactic, panel_begin, panel_end);
+      return run_grouped<kInt4Tactics, Codes<4>>(args, tactic, panel_begin, panel_end);
     case 5:
-      return run_tactic<kInt4Tactics>(GroupedProduct<Codes<5>>(args), tactic, panel_begin, panel_end);
+      return run_grouped<kInt4Tactics, Codes<5>>(args, tactic, panel_begin, panel_end);
     default:
-      return run_tactic<kInt4Tactics>(GroupedProduct<Codes<6>>(args), tactic, panel_begin, panel_end);
+      return run_grouped<kInt4Tactics, Codes<6>>(args, tactic, panel_begin, panel_end);
   }
 }
 

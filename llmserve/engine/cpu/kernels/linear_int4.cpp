@@ -15,7 +15,7 @@ struct FourBits : NibbleProducts {
     return load_nibbles<kHalf>(reinterpret_cast<const uint8_t*>(p));
   }
 
-  static F32x16 offset(int32_t value, F32x16) { return LLMSERVE_VARIANT::broadcast(static_cast<float>(value)); }
+  static F32x16 offset(F32x16 value, F32x16) { return value; }
   struct Group {
     F32x16 scale, zero;  // the zero point for offsets, which are -kZeroPoint times a sum
     F32x16 add(I32x16 exact, F32x16 offset, F32x16 input_scale, F32x16 local) const {
@@ -36,7 +36,7 @@ struct FourBits : NibbleProducts {
 }  // namespace
 
 void linear_int4(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end) {
-  run_tactic<kInt4Tactics>(GroupedProduct<FourBits>(args), tactic, panel_begin, panel_end);
+  run_grouped<kInt4Tactics, FourBits>(args, tactic, panel_begin, panel_end);
 }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -26,7 +26,7 @@ struct EightBits : ByteProducts {
 }  // namespace
 
 void linear_int8(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end) {
-  run_tactic<kInt8Tactics>(GroupedProduct<EightBits>(args), tactic, panel_begin, panel_end);
+  run_grouped<kInt8Tactics, EightBits>(args, tactic, panel_begin, panel_end);
 }
 
 }  // namespace llmserve::LLMSERVE_VARIANT

@@ -10,15 +10,15 @@ namespace llmserve::LLMSERVE_VARIANT {
 
 #if defined(LLMSERVE_FEW_SHAPES)  // of the test build, where a tile takes long to compile: every path over tiles has some
 inline constexpr LinearTactic kFloatTactics[] = {{5, 2, false}, {5, 2, true}, {3, 4, false}};
-inline constexpr LinearTactic kInt8Tactics[] = {{5, 2, false}, {3, 4, false}};
-inline constexpr LinearTactic kInt4Tactics[] = {{5, 2, false}, {3, 2, false}};
+inline constexpr LinearTactic kInt8Tactics[] = {{5, 2, false}, {3, 4, false}, {16, 1, false, true}};
+inline constexpr LinearTactic kInt4Tactics[] = {{5, 2, false}, {3, 2, false}, {16, 1, false, true}};
 inline constexpr size_t kQueryTile = 3, kPositionVectors = 2, kValueVectors = 2;
 inline constexpr size_t kByteQueryTile = 5, kByteVectors = 2;
 #else
 // The first is the default for as few rows as it takes; for more, the second when it is blocked or taller.
 inline constexpr LinearTactic kFloatTactics[] = {{12, 2, false}, {12, 2, true}, {6, 4, false}};
-inline constexpr LinearTactic kInt8Tactics[] = {{12, 2, false}, {6, 4, false}};
-inline constexpr LinearTactic kInt4Tactics[] = {{12, 2, false}, {6, 2, false}};
+inline constexpr LinearTactic kInt8Tactics[] = {{12, 2, false}, {6, 4, false}, {16, 1, false, true}};
+inline constexpr LinearTactic kInt4Tactics[] = {{12, 2, false}, {6, 2, false}, {16, 1, false, true}};
 // Attention: queries in a tile, and vectors of positions or of dimensions beside them, that fit into the registers.
 inline constexpr size_t kQueryTile = 8, kPositionVectors = 2, kValueVectors = 2;
 inline constexpr size_t kByteQueryTile = 12, kByteVectors = 2;  // the same over integers

@@ -256,8 +256,12 @@ class Tiles {
 template <const auto& kTactics, class Operation>
 void run_tactic(const Operation& operation, size_t tactic, size_t begin, size_t end) {
   const Tiles<Operation> tiles(operation);
+  const auto run = [&](auto i) {
+    constexpr LinearTactic kTactic = kTactics[i];
+    if constexpr (!kTactic.amx) tiles.template run<kTactic.max_rows, kTactic.vectors, kTactic.blocked>(begin, end);
+  };
   [&]<size_t... I>(std::index_sequence<I...>) {
-    (void)((tactic == I && (tiles.template run<kTactics[I].max_rows, kTactics[I].vectors, kTactics[I].blocked>(begin, end), true)) || ...);
+    (void)((tactic == I && (run(std::integral_constant<size_t, I>{}), true)) || ...);
   }(std::make_index_sequence<std::size(kTactics)>{});
 }
 
@@ -278,15 +282,15 @@ template <size_t R, size_t V, class Args>
 }
 
 // y = value (+ bias) (+ residual), for a tile of R rows and V vectors. value(v, column, count) gives a function of the row,
-// for a vector of which `count` columns exist.
+// for a vector of which `count` columns exist. Rows before `from` are left out.
 template <size_t R, size_t V, class Args, class Value>
-[[gnu::always_inline]] inline void store_tile(const Args& args, size_t row, size_t column, Value value) {
+[[gnu::always_inline]] inline void store_tile(const Args& args, size_t row, size_t column, Value value, size_t from = 0) {
   for (size_t v = 0; v < V; ++v, column += kLanes) {
     const size_t count = lanes_at(column, args.columns);
     if (count == 0) return;
     const F32x16 bias = args.bias ? load_lanes(args.bias + column, count) : zero();
     const auto value_of_row = value(v, column, count);
-    for (size_t r = 0; r < R; ++r) {
+    for (size_t r = from; r < R; ++r) {
       F32x16 sum = value_of_row(r);
       if (args.bias) sum = sum + bias;
       if (args.residual.data) sum = sum + load_lanes(args.residual.row(row + r) + column, count);

@@ -145,6 +145,8 @@ void test_grouped(const KernelTable& k, Random& random) {
       for (size_t rows : {1, 3, 4, 9, 26}) test_grouped_case(k, random, depth, rows, 1 + random.bits() % 200, bytes);
     }
     test_grouped_case(k, random, 1700, 30, 70, bytes);
+    test_grouped_case(k, random, 1344, 37, 290, bytes);  // stretches, panels and rows of which the last are fewer
+    test_grouped_case(k, random, 64, 275, 40, bytes);    // blocks of rows
   }
 }
 
