@@ -100,9 +100,10 @@ class AmxProduct {
           if (at.first_group == 0) {
             for (auto& half : of_tile) unroll<kRows>([&](auto r) __attribute__((always_inline)) { half[r] = zero(); });
           }
-          if (at.last) fetch_tile<kRows, 2>(args_, tile(i).first, panel * kPanelColumns);
           const Operands operands = {row_values(tile(i).first, at), weights, of_panel, at.first_group, &facts[i]};
+          if (at.last) fetch_tile<kRows, 1>(args_, tile(i).first, panel * kPanelColumns);
           add<0>(registers, operands, at.groups, of_tile[0]);
+          if (at.last) fetch_tile<kRows, 1>(args_, tile(i).first, panel * kPanelColumns + kLanes);
           add<1>(registers, operands, at.groups, of_tile[1]);
           if (at.last) store(panel, tile(i), of_tile);
         }

@@ -58,6 +58,13 @@ inline float quantize_row(const float* x, size_t width, int8_t* y) {
   return peak / 127.0f;
 }
 
+template <size_t kCount = 0>
+inline int32_t sum_of(const int8_t* values, size_t count = kCount) {
+  int32_t sum = 0;
+  for (size_t i = 0; i < (kCount ? kCount : count); ++i) sum += values[i];
+  return sum;
+}
+
 // A row with a scale for each group, filled up with zeros to a multiple of four: what fills up a quad must multiply to
 // nothing. Offsets: minus the zero point of what it is multiplied with, times the sum of a group's values.
 // Halves: the same of the first half of each, if they are wanted.
@@ -66,12 +73,12 @@ inline void quantize_groups(const float* x, size_t width, int32_t zero_point, in
   for (size_t begin = 0, group = 0; begin < width; begin += kQuantizedGroup, ++group) {
     const size_t count = width - begin < kQuantizedGroup ? width - begin : kQuantizedGroup;
     scales[group] = quantize_row(x + begin, count, y + begin);
-    int32_t sum = 0;
-    for (size_t i = 0; i < count; ++i) {
-      if (halves && i == kHalfGroup) halves[group] = -zero_point * sum;
-      sum += y[begin + i];
-    }
-    offsets[group] = -zero_point * sum;
+    const size_t half = count < kHalfGroup ? count : kHalfGroup;
+    const int32_t of_half = half == kHalfGroup ? sum_of<kHalfGroup>(y + begin) : sum_of(y + begin, half);
+    const int32_t of_rest = count == kQuantizedGroup ? sum_of<kHalfGroup>(y + begin + half)
+                                                     : sum_of(y + begin + half, count - half);
+    if (halves) halves[group] = -zero_point * of_half;
+    offsets[group] = -zero_point * (of_half + of_rest);
   }
   for (size_t i = width; i % 4 != 0; ++i) y[i] = 0;
 }
