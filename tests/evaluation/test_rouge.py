@@ -64,3 +64,15 @@ def test_chinese_is_scored_by_character() -> None:
     assert scores["rouge1"].tolist() == pytest.approx([75, 0])
     assert scores["rouge2"].tolist() == pytest.approx([100 * 2 / 3, 0])
     assert scores["rougeL"].tolist() == pytest.approx([75, 0])
+
+
+def test_a_word_is_stemmed_once() -> None:
+    stemmed = []
+
+    class Stemmer:
+        def tokenize(self, text: str) -> list[str]:
+            stemmed.append(text)
+            return [text]
+
+    assert Tokenizer(Stemmer()).tokenize("The file, the files") == ["the", "file", "the", "files"]
+    assert stemmed == ["the", "file", "files"]

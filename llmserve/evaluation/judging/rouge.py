@@ -35,12 +35,12 @@ class Tokenizer:
     """Words for ROUGE, in lower case. `ascii_tokenizer` splits and stems the words that are plain ASCII."""
 
     def __init__(self, ascii_tokenizer: _AsciiTokenizer) -> None:
-        self._ascii = ascii_tokenizer
+        self._ascii = cache(ascii_tokenizer.tokenize)  # stems, which take most of the time
 
     def tokenize(self, text: str) -> list[str]:
         # composed, so that an accent is part of its letter however the text was typed
         words = _word_pattern().findall(unicodedata.normalize("NFC", text.lower()))
-        return [token for word in words for token in (self._ascii.tokenize(word) if word.isascii() else [word])]
+        return [token for word in words for token in (self._ascii(word) if word.isascii() else [word])]
 
 
 @cache
