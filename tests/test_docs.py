@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -233,8 +234,13 @@ def test_the_chinese_readme_says_the_same() -> None:
         assert counts[0] == counts[1], mark
 
 
-def messages() -> Iterator[str]:
+@cache
+def messages() -> frozenset[str]:
     """Every text in the code, with … for what is put into it."""
+    return frozenset(_messages())
+
+
+def _messages() -> Iterator[str]:
     for path in (ROOT / "llmserve").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
@@ -264,7 +270,7 @@ def quoted(cells: list[str]) -> list[str]:
 
 def test_troubleshooting_quotes_what_the_code_says() -> None:
     seen = quoted([cell for cell in column(ROOT / "docs/troubleshooting.md", "You see") if "CMake" not in cell])
-    known = list(messages())
+    known = messages()
     assert len(seen) > 30
     assert [text for text in seen if not any(text in message for message in known)] == []
 
@@ -281,4 +287,4 @@ def test_migrating_names_flags_and_metrics_that_exist() -> None:
         assert text.removeprefix("build ").split()[0] in known, text
     families = {text for text in named if text.startswith(("nv_", "llmserve_"))}
     assert len(families) > 8
-    assert families <= set(messages())
+    assert families <= messages()
