@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -24,13 +25,7 @@ from llmserve.builder.attention import attention, attention_in_integers, soft_ca
 from llmserve.builder.delta_rule import convolution, delta_rule, selective_scan
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
 from llmserve.builder.pooling import POSITIONAL, pool
-from llmserve.builder.quantization import (
-    LINEAR_KINDS,
-    Matrix,
-    WeightPart,
-    round_in_groups,
-    round_weight,
-)
+from llmserve.builder.quantization import LINEAR_KINDS, Matrix, WeightPart, round_in_groups, round_weight
 from llmserve.builder.routing import route
 from llmserve.checkpoint.floats import to_float32
 from llmserve.engine.adapters.sealed import AdapterPart
@@ -38,6 +33,7 @@ from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.number_formats import FLOAT32, FLOATS, NumberFormat
 
 MANY_TOKENS = 2048  # of all runs together, which are better multiplied with more rows at a time
+NEAR_ROWS = 4  # of an embedding: to begin another piece takes longer than to read the rows between
 
 Load: TypeAlias = Callable[[str], Weight]
 
@@ -142,20 +138,24 @@ class ReferenceModel:
         return tokens
 
     def _embed(self, op: Op, tokens: Sequence[NDArray[np.int64]], runs: Sequence[Run]) -> list[Matrix]:
-        """Of the table only the rows in use are read."""
+        """Of the table only the rows in use are read, for all runs at once, and few between them."""
         (name,) = op.weights
         table, scale = self._load(name), np.float32(op.number("scale"))
         self._advance(name, math.prod(table.shape))
-
         num_rows = int(op.number("rows")) or table.shape[0]
+        places = [np.where(ids < num_rows, ids, 0) for ids in tokens]
+        used = np.unique(np.concatenate(places))
+        pieces = np.split(used, np.flatnonzero(np.diff(used) > NEAR_ROWS) + 1)
+        slices = [slice(int(piece[0]), int(piece[-1]) + 1) for piece in pieces]
+        numbers = np.concatenate([np.arange(found.start, found.stop) for found in slices])
 
-        def row(token: int, run: Run) -> Matrix:
-            place = token if token < num_rows else 0
-            found, parts = slice(place, place + 1), self._quantized.get(name)
-            return to_float32(table[found]) if run.exact_weights or not parts else round_weight(parts, table, found)
+        @cache
+        def rows(exact: bool) -> Matrix:
+            parts = () if exact else self._quantized.get(name, ())
+            return np.concatenate([round_weight(parts, table, s) if parts else to_float32(table[s]) for s in slices])
 
-        rows = ([row(int(token), run) for token in ids] for ids, run in zip(tokens, runs, strict=True))
-        return [np.concatenate(of_run) * scale for of_run in rows]
+        of_runs = zip(places, runs, strict=True)
+        return [rows(run.exact_weights)[np.searchsorted(numbers, ids)] * scale for ids, run in of_runs]
 
     def _small(self, name: str) -> Matrix:
         """All of what is no matrix."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmserve.builder.reference import ReferenceModel
+from llmserve.builder.reference import ReferenceModel, Run
 from llmserve.models.graph import CacheShape, Graph
 from tests.checkpoints import (
     FORMATS,
@@ -445,3 +445,28 @@ def test_parameters_are_loaded_where_they_are_used_and_released() -> None:
     logits = ReferenceModel(g.program(), load).logits([1, 2])
     assert logits.tolist() == [[4.0] * 10] * 2
     assert len(alive) == 4
+
+
+def test_an_embedding_is_read_in_few_pieces() -> None:
+    """Tokens of all runs together, with their neighbours; what is far from every token is not read."""
+    g = Graph(CacheShape(0, 1, 4), vocab_size=1000)
+    x = g.embed("embed", 4)
+    g.logits(x, "head")
+    rng = np.random.default_rng(1)
+    weights = {name: rng.standard_normal((1000, 4)).astype(np.float32) for name in ("embed", "head")}
+    found: list[slice] = []
+
+    class Rows:
+        shape = (1000, 4)
+        dtype = np.dtype(np.float32)
+
+        def __getitem__(self, rows: slice) -> Any:
+            found.append(rows)
+            return weights["embed"][rows]
+
+    model = ReferenceModel(g.program(), lambda name: Rows() if name == "embed" else weights[name])
+    runs = [[900, 3, 4, 6], [5, 3, 11, 900]]
+    made = model.logits_of([Run(ids) for ids in runs])
+    assert found == [slice(3, 7), slice(11, 12), slice(900, 901)]
+    for ids, logits in zip(runs, made, strict=True):
+        np.testing.assert_array_equal(logits, weights["embed"][ids] @ weights["head"].T)
