@@ -56,7 +56,7 @@ def time_tactics(engine_file: Path, known: TacticCache, advance: Callable[[int],
         for rows in ROW_BUCKETS:
             buckets[str(rows)] = known.timings(str(shape), rows)
             if set(buckets[str(rows)]) != set(names):
-                seconds = [library.time_tactic(isa, shape.weight_type, size, rows, i) for i in range(len(names))]
+                seconds = library.time_tactics(isa, shape.weight_type, size, rows, len(names))
                 buckets[str(rows)] = {name: round(1e6 * value, 1) for name, value in zip(names, seconds, strict=True)}
             advance(_timed_bytes(shape))
     return TacticCache(known.machine, microseconds)

@@ -23,7 +23,7 @@ from llmserve.errors import (
     Unsupported,
 )
 
-ABI_VERSION = 13
+ABI_VERSION = 14
 LIBRARY_NAME = "libllmserve_cpu.so"
 ISA_VARIABLE = "LLMSERVE_ISA"
 TEXT_BYTES = 1024
@@ -50,6 +50,11 @@ class Library:
                 f"the CPU engine's library cannot be loaded ({reason}); build it: pip install --no-build-isolation -e ."
             ) from error
         self._declare("llmserve_abi_version", ctypes.c_uint32)
+        if (version := self._library.llmserve_abi_version()) != ABI_VERSION:
+            raise Unsupported(
+                f"{path} has interface version {version}, this code needs {ABI_VERSION}; build it again: "
+                "pip install --no-build-isolation -e ."
+            )
         self._declare("llmserve_variants", None, ctypes.c_char_p, ctypes.c_size_t)
         self._declare(
             "llmserve_open", ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32,
@@ -83,16 +88,11 @@ class Library:
         texts = (ctypes.c_char_p, ctypes.c_size_t)
         self._declare("llmserve_tactics", ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, *texts)
         self._declare(
-            "llmserve_time_tactic", ctypes.c_int, ctypes.c_char_p, *trial, ctypes.POINTER(ctypes.c_double), *texts
+            "llmserve_time_tactics", ctypes.c_int, ctypes.c_char_p, *trial, ctypes.POINTER(ctypes.c_double), *texts
         )
         self._declare("llmserve_set_tactics", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, *texts)
         measured = (ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint32)
         self._declare("llmserve_measure", ctypes.c_int, *measured, ctypes.POINTER(ctypes.c_double), *texts)
-        if (version := self._library.llmserve_abi_version()) != ABI_VERSION:
-            raise Unsupported(
-                f"{path} has interface version {version}, this code needs {ABI_VERSION}; build it again: "
-                "pip install --no-build-isolation -e ."
-            )
 
     def _declare(self, name: str, result: Any, *arguments: Any) -> None:
         function = getattr(self._library, name)
@@ -182,12 +182,11 @@ class Library:
         names, _, defaults = self._call(self._library.llmserve_tactics, isa.encode(), weight_type).partition(";")
         return names.split(","), [int(index) for index in defaults.split(",")]
 
-    def time_tactic(self, isa: str, weight_type: int, shape: tuple[int, int], num_rows: int, tactic: int) -> float:
-        """Seconds that one thread needs. shape: inputs, outputs."""
-        seconds = ctypes.c_double()
-        trial = (isa.encode(), weight_type, *shape, num_rows, tactic, ctypes.byref(seconds))
-        self._call(self._library.llmserve_time_tactic, *trial)
-        return seconds.value
+    def time_tactics(self, isa: str, weight_type: int, shape: tuple[int, int], rows: int, count: int) -> list[float]:
+        """Seconds that one thread needs with each of `count` tactics. shape: inputs, outputs."""
+        seconds = (ctypes.c_double * count)()
+        self._call(self._library.llmserve_time_tactics, isa.encode(), weight_type, *shape, rows, count, seconds)
+        return list(seconds)
 
     def measure(self, limit: int, isa: str, *, threads: int, amount: int, num_passes: int) -> list[float]:
         """See `llmserve_measure`: what each pass reached per second."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import random
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -129,18 +130,30 @@ def test_impossible_tables_are_refused(engine_file: EngineFile, open_runner: Ope
 
 
 @pytest.mark.parametrize(
-    ("weight_type", "shape", "tactic"),
+    ("weight_type", "shape", "num_more"),
     [
         (0, (0, 1), 0),
         (0, (1, 1 << 20), 0),
         (0, (8, 8), 99),
+        (0, (8, 8), -1),
         (len(DType), (8, 8), 0),
         (len(DType) + 2, (8, 8), 0),
     ],
 )
-def test_impossible_trials_are_refused(weight_type: int, shape: tuple[int, int], tactic: int) -> None:
+def test_impossible_trials_are_refused(weight_type: int, shape: tuple[int, int], num_more: int) -> None:
+    num_tactics = len(names_and_defaults("portable")[0]) + num_more
     with pytest.raises(InvalidArgument, match="cannot be"):
-        load_library().time_tactic("portable", weight_type, shape, 4, tactic)
+        load_library().time_tactics("portable", weight_type, shape, 4, num_tactics)
+
+
+def test_weights_of_a_trial_are_written_once_for_all_tactics() -> None:
+    """They are 64 MiB, so that no run finds its weights in a cache."""
+    names, _ = names_and_defaults()
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    seconds = load_library().time_tactics("", DType.FLOAT16, (512, 2048), 1, len(names))
+    num_faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    assert len(seconds) == len(names)
+    assert num_faults * resource.getpagesize() < 80 * 2**20
 
 
 @pytest.mark.parametrize(

@@ -72,16 +72,16 @@ llmserve::Error describe_tactics(const char* variant, uint32_t weight_type, std:
   return {};
 }
 
-llmserve::Error time_tactic(const char* variant, const llmserve::LinearTrial& trial, double* seconds) {
+llmserve::Error time_tactics(const char* variant, const llmserve::LinearTrial& trial, std::span<double> seconds) {
   constexpr size_t kMost = 1 << 16;
   const llmserve::KernelTable* kernels = nullptr;
   if (llmserve::Error error = find_variant(variant, &kernels)) return error;
   const auto in_range = [](size_t value) { return value >= 1 && value <= kMost; };
   if (!in_range(trial.depth) || !in_range(trial.columns) || !in_range(trial.num_rows) ||
-      trial.tactic >= llmserve::tactics_for(*kernels, trial.weight_type).size()) {
+      seconds.empty() || seconds.size() != llmserve::tactics_for(*kernels, trial.weight_type).size()) {
     return llmserve::invalid("a trial of a linear layer that cannot be");
   }
-  *seconds = llmserve::time_linear(*kernels, trial);
+  llmserve::time_linear(*kernels, trial, seconds);
   return {};
 }
 
@@ -108,7 +108,7 @@ int guarded(char* text, size_t text_bytes, Body body) {
 
 extern "C" {
 
-uint32_t llmserve_abi_version(void) { return 13; }
+uint32_t llmserve_abi_version(void) { return 14; }
 
 void llmserve_variants(char* text, size_t text_bytes) { copy_text(variant_names(), text, text_bytes); }
 
@@ -190,10 +190,10 @@ int llmserve_tactics(const char* variant, uint32_t weight_type, char* text, size
   });
 }
 
-int llmserve_time_tactic(const char* variant, uint32_t weight_type, uint32_t depth, uint32_t columns,
-                         uint32_t num_rows, uint32_t tactic, double* seconds, char* text, size_t text_bytes) {
-  const llmserve::LinearTrial trial = {static_cast<llmserve::DType>(weight_type), depth, columns, num_rows, tactic};
-  return guarded(text, text_bytes, [&] { return time_tactic(variant, trial, seconds); });
+int llmserve_time_tactics(const char* variant, uint32_t weight_type, uint32_t depth, uint32_t columns,
+                          uint32_t num_rows, uint32_t num_tactics, double* seconds, char* text, size_t text_bytes) {
+  const llmserve::LinearTrial trial = {static_cast<llmserve::DType>(weight_type), depth, columns, num_rows};
+  return guarded(text, text_bytes, [&] { return time_tactics(variant, trial, {seconds, num_tactics}); });
 }
 
 int llmserve_measure(uint32_t limit, const char* variant, uint32_t num_threads, uint64_t amount, uint32_t num_passes,

@@ -75,10 +75,10 @@ LLMSERVE_EXPORT int llmserve_choose(llmserve::ChooserPool* choosers, const llmse
  * taken for each row bucket when nothing was measured, as numbers separated by commas behind a semicolon. */
 LLMSERVE_EXPORT int llmserve_tactics(const char* variant, uint32_t weight_type, char* text, size_t text_bytes);
 
-/* Seconds that one thread needs for a linear layer of this shape with a tactic. Returns a status. */
-LLMSERVE_EXPORT int llmserve_time_tactic(const char* variant, uint32_t weight_type, uint32_t depth, uint32_t columns,
-                                         uint32_t num_rows, uint32_t tactic, double* seconds, char* text,
-                                         size_t text_bytes);
+/* Seconds that one thread needs for a linear layer of this shape with each of its tactics. Returns a status. */
+LLMSERVE_EXPORT int llmserve_time_tactics(const char* variant, uint32_t weight_type, uint32_t depth, uint32_t columns,
+                                          uint32_t num_rows, uint32_t num_tactics, double* seconds, char* text,
+                                          size_t text_bytes);
 
 /* What this machine does per second with a variant's instructions, once for each of `num_passes` entries of `rates`.
  * limit 0: bytes read from memory, `amount` in a pass; 1 and 2: products of floats and of 8-bit integers added up in

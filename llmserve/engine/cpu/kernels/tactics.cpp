@@ -32,7 +32,7 @@ class Operands {
 
   size_t num_panels() const { return padded_columns() / kPanelColumns; }
 
-  void run(const KernelTable& kernels, size_t turn) {
+  void run(const KernelTable& kernels, size_t tactic, size_t turn) {
     const LinearTrial& t = trial_;
     const std::byte* weight = weights_.data() + turn % num_copies_ * weight_bytes_;
     const View<float> y = {y_.data(), t.columns};
@@ -47,11 +47,11 @@ class Operands {
       const auto kernel = t.weight_type == DType::kI8   ? kernels.linear_int8
                           : t.weight_type == DType::kI4 ? kernels.linear_int4
                                                         : kernels.linear_blocks;
-      kernel(args, t.tactic, 0, num_panels());
+      kernel(args, tactic, 0, num_panels());
     } else {
       const LinearArgs args = {{row_values_.data(), t.depth}, t.num_rows, t.depth, t.columns, weight, t.weight_type,
                                nullptr, {}, y};
-      kernels.linear(args, t.tactic, 0, num_panels());
+      kernels.linear(args, tactic, 0, num_panels());
     }
   }
 
@@ -98,18 +98,21 @@ uint32_t default_tactic(std::span<const LinearTactic> tactics, uint32_t bucket) 
   return tactics[1].blocked || tactics[1].max_rows > tactics[0].max_rows ? 1 : 0;
 }
 
-double time_linear(const KernelTable& kernels, const LinearTrial& trial) {
+void time_linear(const KernelTable& kernels, const LinearTrial& trial, std::span<double> seconds) {
   using Clock = std::chrono::steady_clock;
-  Operands operands(trial);
-  double best = 1e30, total = 0.0;
-  for (int turn = 0; turn < kMostRuns && (turn < 3 || total < kEnoughSeconds); ++turn) {
-    const auto begin = Clock::now();
-    operands.run(kernels, static_cast<size_t>(turn));
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    total += seconds;
-    if (turn > 0) best = std::min(best, seconds);  // the first run touches everything for the first time
+  Operands operands(trial);  // of all tactics: to write them takes longer than most runs
+  size_t num_runs = 0;       // each finds weights that were not read for the longest time
+  for (size_t tactic = 0; tactic < seconds.size(); ++tactic) {
+    double best = 1e30, total = 0.0;
+    for (int turn = 0; turn < kMostRuns && (turn < 3 || total < kEnoughSeconds); ++turn) {
+      const auto begin = Clock::now();
+      operands.run(kernels, tactic, num_runs++);
+      const double needed = std::chrono::duration<double>(Clock::now() - begin).count();
+      total += needed;
+      if (turn > 0) best = std::min(best, needed);  // the first run touches everything for the first time
+    }
+    seconds[tactic] = best;
   }
-  return best;
 }
 
 }  // namespace llmserve

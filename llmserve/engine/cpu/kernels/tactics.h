@@ -20,10 +20,10 @@ struct LinearTrial {
   size_t depth;
   size_t columns;
   size_t num_rows;
-  size_t tactic;
 };
 
-// Seconds of the fastest of a few runs on one thread, over weights that are not in a cache. Throws std::bad_alloc.
-double time_linear(const KernelTable& kernels, const LinearTrial& trial);
+// Seconds that each of `tactics_for` these weights needs: the fastest of a few runs on one thread, over weights that are
+// not in a cache. Throws std::bad_alloc.
+void time_linear(const KernelTable& kernels, const LinearTrial& trial, std::span<double> seconds);
 
 }  // namespace llmserve
