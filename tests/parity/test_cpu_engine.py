@@ -6,8 +6,10 @@ Baichuan's oracle is our torch implementation, which tests/models compares with 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pytest
@@ -32,6 +34,29 @@ LIKE_OTHERS = {
     "granite4-h", "internlm3", "olmo2", "olmo3", "seed-oss", "smollm3", "solar-open-moe",
 }  # fmt: skip
 PROMPTS = ((5, 17, 200, 31, 9), tuple(range(3, 60)), (250,))
+
+
+class Oracle(NamedTuple):
+    checkpoint: Path
+    model: Any
+    logits: tuple[NDArray[np.float32], ...]  # of PROMPTS
+
+
+OracleOf: TypeAlias = Callable[..., Oracle]
+
+
+@pytest.fixture(scope="module")
+def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> OracleOf:
+    """(kind, dtype): several engines are compared with one oracle."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+
+    @cache
+    def made(kind: str, dtype: str = "float32") -> Oracle:
+        checkpoint = make_checkpoint(folder / f"{kind}-{dtype}", kind, dtype=dtype)
+        model = load_oracle(checkpoint)
+        return Oracle(checkpoint, model, tuple(oracle_logits(model, prompt) for prompt in PROMPTS))
+
+    return made
 
 
 def engine_of(checkpoint: Path, path: Path, dtype: str, quantization: str = "") -> Path:
@@ -80,16 +105,15 @@ def check_greedy(oracle: Any, prompt: tuple[int, ...], tokens: list[int], margin
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_float32_logits_and_greedy_tokens(kind: str, tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path / "checkpoint", kind)
-    engine = engine_of(checkpoint, tmp_path / "engine", "float32")
-    oracle = load_oracle(checkpoint)
+def test_float32_logits_and_greedy_tokens(kind: str, oracle_of: OracleOf, tmp_path: Path) -> None:
+    oracle = oracle_of(kind)
+    engine = engine_of(oracle.checkpoint, tmp_path / "engine", "float32")
     runner = CpuRunner.open(EngineDirectory.open(engine).engine_file, num_blocks=16)
-    for prompt in PROMPTS:
-        assert relative_error(prompt_logits(runner, list(prompt), sequence_id=0), oracle_logits(oracle, prompt)) < 1e-4
+    for prompt, wanted in zip(PROMPTS, oracle.logits, strict=True):
+        assert relative_error(prompt_logits(runner, list(prompt), sequence_id=0), wanted) < 1e-4
     runner.close()
     for prompt, tokens in zip(PROMPTS, generated(engine, PROMPTS), strict=True):
-        check_greedy(oracle, prompt, tokens, margin=0.0)
+        check_greedy(oracle.model, prompt, tokens, margin=0.0)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -134,7 +158,7 @@ def test_log_probs_of_prompts_are_those_of_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("quantization", "bound"), [("int8", 0.08), ("int4", 0.6)])
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - LIKE_OTHERS))
 def test_quantized_logits_are_those_of_the_same_network(
-    kind: str, quantization: str, bound: float, tmp_path: Path
+    kind: str, quantization: str, bound: float, oracle_of: OracleOf, tmp_path: Path
 ) -> None:
     """Root mean square error relative to the oracle's logits, whose weights are not rounded.
 
@@ -146,12 +170,10 @@ def test_quantized_logits_are_those_of_the_same_network(
     has_delta_nets = kind in WITH_STATES and not kind.startswith("lfm2")
     bound = max(bound, 0.25) if kind in MIXTURES or has_delta_nets or kind == "gemma4" else bound
     bound = max(bound, 0.9) if has_delta_nets and quantization == "int4" else bound
-    checkpoint = make_checkpoint(tmp_path / "checkpoint", kind)
-    engine = engine_of(checkpoint, tmp_path / "engine", "float32", quantization)
+    oracle = oracle_of(kind)
+    engine = engine_of(oracle.checkpoint, tmp_path / "engine", "float32", quantization)
     runner = CpuRunner.open(EngineDirectory.open(engine).engine_file, num_blocks=16)
-    oracle = load_oracle(checkpoint)
-    for prompt in PROMPTS:
-        wanted = oracle_logits(oracle, prompt)
+    for prompt, wanted in zip(PROMPTS, oracle.logits, strict=True):
         error = prompt_logits(runner, list(prompt), sequence_id=0) - wanted
         assert np.sqrt(np.mean(error**2) / np.mean(wanted**2)) < bound
     runner.close()

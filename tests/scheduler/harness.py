@@ -196,15 +196,16 @@ class Bench:
 
     def _check_sharing(self) -> None:
         """A block in two tables holds the same computed tokens, after the same beginning, in both."""
-        owners: dict[int, set[tuple[int, ...]]] = defaultdict(set)
-        num_owners: dict[int, int] = defaultdict(int)
+        owners: dict[int, list[tuple[Sequence, int]]] = defaultdict(list)  # with the block's end
         for sequence in self.scheduler.running.values():
-            for index, block in enumerate(sequence.block_table):
-                owners[block].add(tuple(sequence.token_ids[: (index + 1) * self.info.block_size]))
-                num_owners[block] += 1
-                if num_owners[block] > 1:
-                    assert len(owners[block]) == 1, f"block {block} is shared by different beginnings"
-                    assert (index + 1) * self.info.block_size <= sequence.num_computed_tokens
+            for end, block in enumerate(sequence.block_table, 1):
+                owners[block].append((sequence, end * self.info.block_size))
+        for block, (first, *others) in owners.items():
+            for sequence, end in others:
+                assert (end, sequence.token_ids[:end]) == (first[1], first[0].token_ids[:end]), (
+                    f"block {block} is shared by different beginnings"
+                )
+                assert end <= sequence.num_computed_tokens
 
     def _record(self, updates: list[tuple[int, TokenEvent]]) -> None:
         for sequence_id, event in updates:
