@@ -26,11 +26,11 @@ def this_machine(isa: str = "") -> Machine:
 
 def choose(cache: TacticCache, shape: LinearShape) -> list[TacticChoice]:
     """One choice per row bucket: the fastest that was measured, or the default where it is about as good."""
-    names, defaults = load_library().tactics(cache.machine.kernels, shape.weight_type)
-    return [
-        choose_tactic(names, names[default], rows, cache.timings(str(shape), rows))
-        for rows, default in zip(ROW_BUCKETS, defaults, strict=True)
-    ]
+    choices = []
+    for rows in ROW_BUCKETS:
+        names, default = load_library().tactics(cache.machine.kernels, shape.weight_type, rows)
+        choices.append(choose_tactic(names, names[default], rows, cache.timings(str(shape), rows)))
+    return choices
 
 
 def tactic_table(engine_file: Path, machine: Machine) -> bytes:
@@ -50,10 +50,10 @@ def time_tactics(engine_file: Path, known: TacticCache, advance: Callable[[int],
     library, isa = load_library(), known.machine.kernels
     microseconds: dict[str, dict[str, Mapping[str, float]]] = {}
     for shape in linear_shapes(engine_file):
-        names, _ = library.tactics(isa, shape.weight_type)
         size = (shape.depth, min(shape.columns, TIMED_COLUMNS))
         buckets = microseconds.setdefault(str(shape), {})
         for rows in ROW_BUCKETS:
+            names, _ = library.tactics(isa, shape.weight_type, rows)
             buckets[str(rows)] = known.timings(str(shape), rows)
             if set(buckets[str(rows)]) != set(names):
                 seconds = library.time_tactics(isa, shape.weight_type, size, rows, len(names))

@@ -23,7 +23,7 @@ from llmserve.errors import (
     Unsupported,
 )
 
-ABI_VERSION = 14
+ABI_VERSION = 15
 LIBRARY_NAME = "libllmserve_cpu.so"
 ISA_VARIABLE = "LLMSERVE_ISA"
 TEXT_BYTES = 1024
@@ -86,7 +86,7 @@ class Library:
         )  # fmt: skip
         trial = (ctypes.c_uint32,) * 5
         texts = (ctypes.c_char_p, ctypes.c_size_t)
-        self._declare("llmserve_tactics", ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, *texts)
+        self._declare("llmserve_tactics", ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32, *texts)
         self._declare(
             "llmserve_time_tactics", ctypes.c_int, ctypes.c_char_p, *trial, ctypes.POINTER(ctypes.c_double), *texts
         )
@@ -177,10 +177,10 @@ class Library:
         """One per operation and row bucket, in order."""
         self._call(self._library.llmserve_set_tactics, handle, tactics, len(tactics))
 
-    def tactics(self, isa: str, weight_type: int) -> tuple[list[str], list[int]]:
-        """Names of the tactics for weights of a type, and the index of the default one of each row bucket."""
-        names, _, defaults = self._call(self._library.llmserve_tactics, isa.encode(), weight_type).partition(";")
-        return names.split(","), [int(index) for index in defaults.split(",")]
+    def tactics(self, isa: str, weight_type: int, rows: int) -> tuple[list[str], int]:
+        """Names of the tactics for weights of a type and a number of rows, and the index of the default one."""
+        names, _, default = self._call(self._library.llmserve_tactics, isa.encode(), weight_type, rows).partition(";")
+        return names.split(","), int(default)
 
     def time_tactics(self, isa: str, weight_type: int, shape: tuple[int, int], rows: int, count: int) -> list[float]:
         """Seconds that one thread needs with each of `count` tactics. shape: inputs, outputs."""

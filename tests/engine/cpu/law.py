@@ -101,16 +101,16 @@ def random_tactics(path: Path, runner: AnyRunner, rng: random.Random) -> bytes:
     num_ops, layers = read_linear_layers(path)
     table = bytearray(num_ops * len(ROW_BUCKETS))
     for index, shape in layers.items():
-        num_tactics = len(tactic_names(runner, shape.weight_type))
-        for bucket in range(len(ROW_BUCKETS)):
+        for bucket, rows in enumerate(ROW_BUCKETS):
+            num_tactics = len(tactic_names(runner, shape.weight_type, rows))
             table[index * len(ROW_BUCKETS) + bucket] = rng.randrange(num_tactics)
     return bytes(table)
 
 
-def tactic_names(runner: AnyRunner, weight_type: int) -> list[str]:
+def tactic_names(runner: AnyRunner, weight_type: int, rows: int) -> list[str]:
     if isinstance(runner, OtherRunner):
-        return runner.tactics(weight_type)
-    return load_library().tactics(runner.isa, weight_type)[0]
+        return runner.tactics(weight_type, rows)
+    return load_library().tactics(runner.isa, weight_type, rows)[0]
 
 
 def law(alone: Stepper, choose: Callable[[random.Random], Stepper]) -> None:

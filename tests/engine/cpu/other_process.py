@@ -89,8 +89,8 @@ class OtherRunner:
     def set_tactics(self, table: bytes) -> None:
         self._ask(REQUEST.pack(Kind.SET_TACTICS, *[0] * 10, len(table)) + table)
 
-    def tactics(self, weight_type: int) -> list[str]:
-        return self._ask(REQUEST.pack(Kind.TACTICS, *[0] * 10, weight_type)).partition(";")[0].split(",")
+    def tactics(self, weight_type: int, rows: int) -> list[str]:
+        return self._ask(REQUEST.pack(Kind.TACTICS, rows, *[0] * 9, weight_type)).partition(";")[0].split(",")
 
     def load_adapter(self, slot: int, packed: PackedAdapter) -> None:
         matrices = {array.ctypes.data: array.tobytes() for array in packed.arrays}

@@ -35,8 +35,8 @@ ISAS = available_isas()
 FORMATS = [("float32", ""), ("float16", ""), ("bfloat16", ""), ("float32", "int8"), ("float32", "int4")]
 
 
-def names_and_defaults(isa: str = "") -> tuple[list[str], list[int]]:
-    return load_library().tactics(isa, DType.FLOAT16)
+def tactic_names(isa: str, weight_type: DType, rows: int) -> list[str]:
+    return load_library().tactics(isa, weight_type, rows)[0]
 
 
 def cache_with(timings: dict[str, float], rows: int = 1) -> TacticCache:
@@ -44,17 +44,17 @@ def cache_with(timings: dict[str, float], rows: int = 1) -> TacticCache:
 
 
 def test_without_timings_the_defaults_are_used() -> None:
-    names, defaults = names_and_defaults()
     choices = choose(TacticCache(this_machine()), SHAPE)
     assert [choice.rows for choice in choices] == list(ROW_BUCKETS)
-    assert [choice.index for choice in choices] == defaults
     assert {choice.reason for choice in choices} == {"default, not measured here"}
-    assert all(choice.tactic == names[choice.index] for choice in choices)
+    for choice in choices:
+        names, default = load_library().tactics("", SHAPE.weight_type, choice.rows)
+        assert (choice.index, choice.tactic) == (default, names[default])
 
 
 def test_the_fastest_tactic_wins_unless_it_hardly_differs_from_the_default() -> None:
-    names, defaults = names_and_defaults()
-    default = names[defaults[0]]
+    names, index = load_library().tactics("", SHAPE.weight_type, 1)
+    default = names[index]
     other = next(name for name in names if name != default)
     assert choose(cache_with({default: 100.0, other: 90.0}), SHAPE)[0].tactic == other
     assert choose(cache_with({default: 100.0, other: 99.0}), SHAPE)[0].tactic == default
@@ -89,9 +89,8 @@ def test_every_shape_is_timed_once(dtype: str, quantization: str, isa: str, engi
     cache = time_tactics(path, TacticCache(machine), done.append)
     assert sum(done) == num_timed_bytes(path)
     for shape in linear_shapes(path):
-        names, _ = load_library().tactics(isa, shape.weight_type)
         for rows in ROW_BUCKETS:
-            assert list(cache.timings(str(shape), rows)) == names
+            assert list(cache.timings(str(shape), rows)) == tactic_names(isa, shape.weight_type, rows)
             assert all(value >= 0 for value in cache.timings(str(shape), rows).values())
     assert time_tactics(path, cache, done.append) == cache, "known timings are kept"
 
@@ -110,11 +109,25 @@ def test_no_tactic_changes_a_bit(
     for _ in range(4):
         table = bytearray(num_ops * len(ROW_BUCKETS))
         for index, shape in layers.items():
-            names, _ = load_library().tactics(isa, shape.weight_type)
-            for bucket in range(len(ROW_BUCKETS)):
-                table[index * len(ROW_BUCKETS) + bucket] = rng.randrange(len(names))
+            for bucket, rows in enumerate(ROW_BUCKETS):
+                num_tactics = len(tactic_names(isa, shape.weight_type, rows))
+                table[index * len(ROW_BUCKETS) + bucket] = rng.randrange(num_tactics)
         runner.set_tactics(bytes(table))
         np.testing.assert_array_equal(all_logits(runner, ids), wanted)
+
+
+def test_amx_is_offered_where_it_runs() -> None:
+    """For sixteen rows or more, and weights whose groups have 32 inputs."""
+    found = [flags for flags in Path("/proc/cpuinfo").read_text().splitlines() if flags.startswith("flags")]
+    here = {"amx_tile", "amx_int8"} <= set(" ".join(found).split()) and "avx512" in ISAS
+
+    def offered(weight_type: DType) -> list[int]:
+        return [rows for rows in ROW_BUCKETS if "16x1 amx" in tactic_names("", weight_type, rows)]
+
+    wanted = [rows for rows in ROW_BUCKETS if rows >= 16] if here else []
+    assert {weight_type.name: offered(weight_type) for weight_type in DType} == {
+        weight_type.name: wanted if weight_type.name in ("INT8", "INT4", "INT5") else [] for weight_type in DType
+    }
 
 
 def test_impossible_tables_are_refused(engine_file: EngineFile, open_runner: OpenRunner) -> None:
@@ -141,14 +154,14 @@ def test_impossible_tables_are_refused(engine_file: EngineFile, open_runner: Ope
     ],
 )
 def test_impossible_trials_are_refused(weight_type: int, shape: tuple[int, int], num_more: int) -> None:
-    num_tactics = len(names_and_defaults("portable")[0]) + num_more
+    num_tactics = len(tactic_names("portable", DType.FLOAT16, 4)) + num_more
     with pytest.raises(InvalidArgument, match="cannot be"):
         load_library().time_tactics("portable", weight_type, shape, 4, num_tactics)
 
 
 def test_weights_of_a_trial_are_written_once_for_all_tactics() -> None:
     """They are 64 MiB, so that no run finds its weights in a cache."""
-    names, _ = names_and_defaults()
+    names = tactic_names("", DType.FLOAT16, 1)
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
     seconds = load_library().time_tactics("", DType.FLOAT16, (512, 2048), 1, len(names))
     num_faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before

@@ -127,7 +127,7 @@ class AmxProduct {
       const size_t g = at.first_group + i;
       const F32x16 scales = {_mm512_i32gather_ps(of_scales, args_.x.scales.row(row) + g, 4)};
       LLMSERVE_VARIANT::store(facts.scales[i], scales);
-      if constexpr (BytesFormat::kFlip == 0) {
+      if constexpr (BytesFormat::kHasOffsets) {
         const I32x16 offsets = {_mm512_i32gather_epi32(of_offsets, args_.x.offsets.row(row) + g, 4)};
         LLMSERVE_VARIANT::store(facts.offsets[i], BytesFormat::offset(to_f32(offsets), scales));
       }
@@ -138,7 +138,7 @@ class AmxProduct {
   void expand(size_t panel, const Stretch& at, std::byte* to) const {
     const size_t first_step = panel * (args_.depth / 4) + at.first_group * kGroupSteps;
     const auto* from = reinterpret_cast<const std::byte*>(args_.weight) + first_step * BytesFormat::kStepBytes;
-    const __m512i flip = _mm512_set1_epi8(static_cast<char>(BytesFormat::kFlip));
+    const __m512i flip = _mm512_set1_epi8(static_cast<char>(BytesFormat::kHasOffsets ? 0 : kZeroPoint));
     const BytesFormat format = format_;
     for (size_t i = 0; i < at.groups * kGroupSteps; ++i, from += BytesFormat::kStepBytes, to += kStepBytes) {
       _mm512_store_si512(to, _mm512_xor_si512(format.template load<0>(from).v, flip));
@@ -172,7 +172,7 @@ class AmxProduct {
       unroll<kRows>([&](auto r) __attribute__((always_inline)) {
         const F32x16 scale = broadcast(facts.scales[i][r]);
         const I32x16 of_row = {_mm512_load_si512(products + r * kLanes)};
-        if constexpr (BytesFormat::kFlip == 0) {
+        if constexpr (BytesFormat::kHasOffsets) {
           local[r] = of_weights.add(of_row, broadcast(facts.offsets[i][r]), scale, local[r]);
         } else {
           local[r] = of_weights.add(of_row, {}, scale, local[r]);

@@ -56,19 +56,18 @@ llmserve::Error open_choosers(const char* variant, uint32_t vocab_size, uint32_t
   return {};
 }
 
-llmserve::Error describe_tactics(const char* variant, uint32_t weight_type, std::string* text) {
+llmserve::Error describe_tactics(const char* variant, uint32_t weight_type, uint32_t num_rows, std::string* text) {
   const llmserve::KernelTable* kernels = nullptr;
   if (llmserve::Error error = find_variant(variant, &kernels)) return error;
-  const auto tactics = llmserve::tactics_for(*kernels, static_cast<llmserve::DType>(weight_type));
+  const uint32_t bucket = llmserve::row_bucket(num_rows);
+  const auto tactics = llmserve::tactics_for(*kernels, static_cast<llmserve::DType>(weight_type), bucket);
   if (tactics.empty()) return llmserve::invalid("linear layers have no weights of this type");
   for (const llmserve::LinearTactic& tactic : tactics) {
     if (!text->empty()) *text += ',';
     *text += std::to_string(tactic.max_rows) + 'x' + std::to_string(tactic.vectors);
     *text += tactic.blocked ? " blocked" : tactic.amx ? " amx" : "";
   }
-  for (uint32_t bucket = 0; bucket < llmserve::kRowBuckets; ++bucket) {
-    *text += (bucket == 0 ? ';' : ',') + std::to_string(llmserve::default_tactic(tactics, bucket));
-  }
+  *text += ';' + std::to_string(llmserve::default_tactic(tactics, bucket));
   return {};
 }
 
@@ -76,9 +75,10 @@ llmserve::Error time_tactics(const char* variant, const llmserve::LinearTrial& t
   constexpr size_t kMost = 1 << 16;
   const llmserve::KernelTable* kernels = nullptr;
   if (llmserve::Error error = find_variant(variant, &kernels)) return error;
+  const uint32_t bucket = llmserve::row_bucket(trial.num_rows);
   const auto in_range = [](size_t value) { return value >= 1 && value <= kMost; };
   if (!in_range(trial.depth) || !in_range(trial.columns) || !in_range(trial.num_rows) ||
-      seconds.empty() || seconds.size() != llmserve::tactics_for(*kernels, trial.weight_type).size()) {
+      seconds.empty() || seconds.size() != llmserve::tactics_for(*kernels, trial.weight_type, bucket).size()) {
     return llmserve::invalid("a trial of a linear layer that cannot be");
   }
   llmserve::time_linear(*kernels, trial, seconds);
@@ -108,7 +108,7 @@ int guarded(char* text, size_t text_bytes, Body body) {
 
 extern "C" {
 
-uint32_t llmserve_abi_version(void) { return 14; }
+uint32_t llmserve_abi_version(void) { return 15; }
 
 void llmserve_variants(char* text, size_t text_bytes) { copy_text(variant_names(), text, text_bytes); }
 
@@ -181,10 +181,10 @@ int llmserve_choose(llmserve::ChooserPool* choosers, const llmserve::StepRecord*
   return guarded(text, text_bytes, [&] { return choosers->choose(*step, logits, begin, num_rows); });
 }
 
-int llmserve_tactics(const char* variant, uint32_t weight_type, char* text, size_t text_bytes) {
+int llmserve_tactics(const char* variant, uint32_t weight_type, uint32_t num_rows, char* text, size_t text_bytes) {
   return guarded(text, text_bytes, [&] {
     std::string description;
-    llmserve::Error error = describe_tactics(variant, weight_type, &description);
+    llmserve::Error error = describe_tactics(variant, weight_type, num_rows, &description);
     if (!error) copy_text(description, text, text_bytes);
     return error;
   });

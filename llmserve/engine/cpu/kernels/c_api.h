@@ -73,7 +73,8 @@ LLMSERVE_EXPORT int llmserve_choose(llmserve::ChooserPool* choosers, const llmse
 
 /* The tactics of a variant for weights of a type (format.h), as "ROWSxVECTORS", separated by commas, and the one that is
  * taken for each row bucket when nothing was measured, as numbers separated by commas behind a semicolon. */
-LLMSERVE_EXPORT int llmserve_tactics(const char* variant, uint32_t weight_type, char* text, size_t text_bytes);
+LLMSERVE_EXPORT int llmserve_tactics(const char* variant, uint32_t weight_type, uint32_t num_rows, char* text,
+                                     size_t text_bytes);
 
 /* Seconds that one thread needs for a linear layer of this shape with each of its tactics. Returns a status. */
 LLMSERVE_EXPORT int llmserve_time_tactics(const char* variant, uint32_t weight_type, uint32_t depth, uint32_t columns,

@@ -130,18 +130,18 @@ Error Engine::allocate_states() {
 }
 
 // Empty for an operation that has no tactics.
-std::span<const LinearTactic> Engine::tactics_of(const OpRecord& op) const {
+std::span<const LinearTactic> Engine::tactics_of(size_t index, uint32_t bucket) const {
+  const OpRecord& op = file_.ops()[index];
   const auto kind = static_cast<OpKind>(op.kind);
   if (kind != OpKind::kLinear && kind != OpKind::kLinearInt8 && kind != OpKind::kLinearInt4) return {};
-  return tactics_for(*kernels_, static_cast<DType>(file_.record(op.tensors[0]).dtype));
+  return tactics_for(*kernels_, static_cast<DType>(file_.record(op.tensors[0]).dtype), bucket);
 }
 
 void Engine::choose_default_tactics() {
   tactics_.assign(file_.ops().size() * kRowBuckets, 0);
   for (size_t i = 0; i < file_.ops().size(); ++i) {
-    const auto known = tactics_of(file_.ops()[i]);
-    for (uint32_t bucket = 0; !known.empty() && bucket < kRowBuckets; ++bucket) {
-      tactics_[i * kRowBuckets + bucket] = static_cast<uint8_t>(default_tactic(known, bucket));
+    for (uint32_t bucket = 0; bucket < kRowBuckets; ++bucket) {
+      tactics_[i * kRowBuckets + bucket] = static_cast<uint8_t>(default_tactic(tactics_of(i, bucket), bucket));
     }
   }
 }
@@ -152,7 +152,7 @@ Error Engine::set_tactics(std::span<const uint8_t> tactics) {
                    std::to_string(tactics.size()));
   }
   for (size_t i = 0; i < tactics.size(); ++i) {
-    const auto known = tactics_of(file_.ops()[i / kRowBuckets]);
+    const auto known = tactics_of(i / kRowBuckets, i % kRowBuckets);
     if (!known.empty() && tactics[i] >= known.size()) {
       return invalid("operation " + std::to_string(i / kRowBuckets) + " has no tactic " + std::to_string(tactics[i]));
     }

@@ -13,7 +13,7 @@ namespace llmserve::LLMSERVE_VARIANT {
 
 // What formats whose weights are bytes with a zero point of kZeroPoint have in common: sums begin with what it takes off.
 struct ByteProducts {
-  static constexpr uint8_t kFlip = 128;  // makes signed bytes of weights, which have no zero point
+  static constexpr bool kHasOffsets = false;
   using Input = ByteInput;
   using Sums = ByteSums;
   static Sums start(int32_t offset) { return start_bytes(offset); }
@@ -31,7 +31,7 @@ struct ByteProducts {
 
 // And those of few bits, all positive.
 struct NibbleProducts {
-  static constexpr uint8_t kFlip = 0;  // they are signed bytes; sums need an offset
+  static constexpr bool kHasOffsets = true;  // of sums, for the codes' zero points
   using Input = NibbleInput;
   using Sums = NibbleSums;
   static Sums start(int32_t) { return start_nibbles(); }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine_file.h"
+#include "isa.h"
 
 namespace llmserve {
 namespace {
@@ -68,13 +69,8 @@ class Operands {
   std::vector<float> y_;
 };
 
-}  // namespace
-
-uint32_t row_bucket(size_t num_rows) {
-  return std::min<uint32_t>(static_cast<uint32_t>(std::bit_width(num_rows - 1)), kRowBuckets - 1);
-}
-
-std::span<const LinearTactic> tactics_for(const KernelTable& kernels, DType weight_type) {
+// Those that AMX has are the last of their list.
+std::span<const LinearTactic> all_tactics(const KernelTable& kernels, DType weight_type) {
   switch (weight_type) {
     case DType::kF32:
     case DType::kF16:
@@ -90,6 +86,19 @@ std::span<const LinearTactic> tactics_for(const KernelTable& kernels, DType weig
       return kernels.int4_tactics;
   }
   return {};
+}
+
+}  // namespace
+
+uint32_t row_bucket(size_t num_rows) {
+  return std::min<uint32_t>(static_cast<uint32_t>(std::bit_width(num_rows - 1)), kRowBuckets - 1);
+}
+
+std::span<const LinearTactic> tactics_for(const KernelTable& kernels, DType weight_type, uint32_t bucket) {
+  const auto known = all_tactics(kernels, weight_type);
+  if (known.empty() || !known.back().amx) return known;
+  const bool runs = !in_half_groups(weight_type) && known.back().max_rows <= size_t{1} << bucket && has_amx();
+  return runs ? known : known.first(known.size() - 1);
 }
 
 // Few rows: wide tiles, for few broadcasts. More: what reads and converts a weight for more rows.

@@ -9,10 +9,10 @@ namespace llmserve {
 inline constexpr uint32_t kRowBuckets = 9;
 uint32_t row_bucket(size_t num_rows);
 
-// The tactics for weights of this type; empty for a type that linear layers do not have.
-std::span<const LinearTactic> tactics_for(const KernelTable& kernels, DType weight_type);
+// The tactics for weights of this type and so many rows that run here; empty for a type that linear layers do not have.
+std::span<const LinearTactic> tactics_for(const KernelTable& kernels, DType weight_type, uint32_t bucket);
 
-// What is taken where nothing was measured.
+// What is taken where nothing was measured, out of these.
 uint32_t default_tactic(std::span<const LinearTactic> tactics, uint32_t bucket);
 
 struct LinearTrial {

@@ -21,7 +21,7 @@ enum class Kind : uint32_t { kStep, kSetTactics, kTactics, kLoadAdapter, kUnload
 
 struct Request {
   Kind kind;
-  uint32_t num_tokens, num_chunks, num_block_ids, num_selected, num_kept;  // kStep, and the next line; parts of an adapter
+  uint32_t num_tokens, num_chunks, num_block_ids, num_selected, num_kept;  // kStep, and the next line; parts of an adapter; rows
   uint32_t num_samples, num_scores, num_sample_ids, num_top, num_mask_words;
   uint32_t value;  // kSetTactics: how many; kTactics: the weights' type; adapters: the slot
 };
@@ -109,7 +109,7 @@ void answer(Engine* engine, const char* variant, const Request& request, size_t 
   }
   if (request.kind == Kind::kStep) return step(engine, request, vocabulary);
   if (request.kind == Kind::kTactics) {
-    return reply(llmserve_tactics(variant, request.value, text, sizeof(text)), text);
+    return reply(llmserve_tactics(variant, request.value, request.num_tokens, text, sizeof(text)), text);
   }
   const auto tactics = read<uint8_t>(request.value);
   reply(llmserve_set_tactics(engine, tactics.data(), tactics.size(), text, sizeof(text)), text);
