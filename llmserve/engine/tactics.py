@@ -14,7 +14,7 @@ from typing import Any
 from llmserve import __version__
 from llmserve.engine.runtime import TacticChoice
 
-FORMAT_VERSION = 3  # goes up with kernels that are as fast no more
+FORMAT_VERSION = 4  # goes up with kernels that are as fast no more
 WORTHWHILE = 0.97  # a tactic replaces the default only when it needs less than this part of its time
 
 

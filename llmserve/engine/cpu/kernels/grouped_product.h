@@ -48,6 +48,7 @@ class GroupedProduct {
     using Sums = F32x16;
     static constexpr size_t kStepBytes = BytesFormat::kStepBytes;
   };
+  static constexpr size_t kStreamVectors = 2 * kVectorsPerPanel;
   using BlockFormat = void;  // sums that begin anew with every group have no use for blocks
 
   explicit GroupedProduct(const LinearGroupedArgs& args, BytesFormat format = {}) : args_(args), format_(format) {}
@@ -72,22 +73,11 @@ class GroupedProduct {
       const size_t left = in.num_steps - g * kGroupSteps;
       group.num_steps = left < kGroupSteps ? left : kGroupSteps;
       group.prefetch = prefetch_at<kFetch>(in, g * kGroupSteps);
-      Exact exact[R * V];
-      unroll<R>([&](auto r) __attribute__((always_inline)) {
-        const Exact start = BytesFormat::start(offset_at(row + r, g));
-        unroll<V>([&](auto v) __attribute__((always_inline)) { exact[r * V + v] = start; });
-      });
-      add_group<R, V, kFirst, kFetch>(group, exact);
-      typename BytesFormat::Group of_weights[V];
-      unroll<V>([&](auto v) __attribute__((always_inline)) {
-        of_weights[v] = BytesFormat::template group<(kFirst + v) % 2>(args_, groups + (kFirst + v) / 2 * bytes_per_panel, g);
-      });
-      unroll<R>([&](auto r) __attribute__((always_inline)) {
-        const F32x16 input_scale = broadcast(args_.x.scales.row(row + r)[g * BytesFormat::kGroup / kQuantizedGroup]);
-        const auto offset = BytesFormat::offset(broadcast(static_cast<float>(offset_at(row + r, g))), input_scale);
-        unroll<V>([&](auto v) __attribute__((always_inline)) {
-          local[r * V + v] = of_weights[v].add(total(exact[r * V + v]), offset, input_scale, local[r * V + v]);
-        });
+      // Vectors whose exact sums find registers together: of a tile that fetches its own panels, one by one
+      constexpr bool kCut = kFetch.own && R * V > kMostSums && V > kVectorsPerPanel;
+      constexpr size_t kCount = kCut ? kVectorsPerPanel : V;
+      unroll<V / kCount>([&](auto part) __attribute__((always_inline)) {
+        add_part<R, V, part * kCount, kCount, kFirst, kFetch>(group, groups, row, g, local);
       });
       group.rows += BytesFormat::kGroup;
       group.weights += kGroupSteps * Format::kStepBytes;
@@ -109,6 +99,36 @@ class GroupedProduct {
  private:
   using Exact = typename BytesFormat::Sums;
   static constexpr size_t kGroupSteps = BytesFormat::kGroup / 4;
+
+  // A group of inputs, for a tile's vectors [kBegin, kBegin + kCount).
+  template <size_t R, size_t V, size_t kBegin, size_t kCount, size_t kFirst, Fetch kFetch>
+  [[gnu::always_inline]] void add_part(TileInput group, const std::byte* groups, size_t row, size_t g,
+                                       F32x16 (&local)[R * V]) const {
+    constexpr size_t kPanel = kBegin / kVectorsPerPanel;
+    constexpr Fetch kOfPart = {kCount == V ? kFetch.streams : 1, kFetch.lines, kFetch.own};
+    const size_t bytes_per_panel = BytesFormat::panel_group_bytes(args_);
+    group.weights += kPanel * group.panel_bytes;
+    group.prefetch += kPanel * group.panel_bytes;
+    groups += kPanel * bytes_per_panel;
+    Exact exact[R * kCount];
+    unroll<R>([&](auto r) __attribute__((always_inline)) {
+      const Exact start = BytesFormat::start(offset_at(row + r, g));
+      unroll<kCount>([&](auto v) __attribute__((always_inline)) { exact[r * kCount + v] = start; });
+    });
+    add_group<R, kCount, kFirst, kOfPart>(group, exact);
+    typename BytesFormat::Group of_weights[kCount];
+    unroll<kCount>([&](auto v) __attribute__((always_inline)) {
+      of_weights[v] = BytesFormat::template group<(kFirst + v) % 2>(args_, groups + (kFirst + v) / 2 * bytes_per_panel, g);
+    });
+    unroll<R>([&](auto r) __attribute__((always_inline)) {
+      const F32x16 input_scale = broadcast(args_.x.scales.row(row + r)[g * BytesFormat::kGroup / kQuantizedGroup]);
+      const auto offset = BytesFormat::offset(broadcast(static_cast<float>(offset_at(row + r, g))), input_scale);
+      unroll<kCount>([&](auto v) __attribute__((always_inline)) {
+        F32x16& sum = local[r * V + kBegin + v];
+        sum = of_weights[v].add(total(exact[r * kCount + v]), offset, input_scale, sum);
+      });
+    });
+  }
 
   int32_t offset_at(size_t row, size_t group) const {
     if constexpr (BytesFormat::kGroup == kQuantizedGroup) return args_.x.offsets.row(row)[group];

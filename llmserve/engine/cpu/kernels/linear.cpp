@@ -30,6 +30,7 @@ template <class W>
 class FloatProduct {
  public:
   using Format = FloatFormat<W>;
+  static constexpr size_t kStreamVectors = kVectorsPerPanel;
   using BlockFormat = FloatFormat<float>;  // narrower weights are converted once for all rows of a block
   static constexpr size_t kExpandedStepBytes = std::is_same_v<W, float> ? 0 : BlockFormat::kStepBytes;
 

@@ -37,6 +37,7 @@ class Prefetch {
 //   Format; weights(), panel_bytes(), num_steps(), num_rows(), columns(), rows(first), row_bytes()
 //   accumulate<R, V, kFirst, kFetch>(tile input, first row, first column, sums); as `multiply`, from zero
 //   fetch_outputs<R, V>(first row, first column); store<R, V>(first row, first column, sums)
+//   kStreamVectors: at least so many are read at once where one tile has all rows
 //   BlockFormat, kExpandedStepBytes, block(): of blocked tactics; BlockFormat is void where there are none
 template <class Operation>
 class Tiles {
@@ -114,9 +115,9 @@ class Tiles {
     (void)((op_.num_rows() == I + 1 && (stream<I + 1, stream_vectors(I + 1)>(begin, end), true)) || ...);
   }
 
-  // Of as many panels as their sums find registers.
+  // Of as many panels as their sums find registers, and as many as the operation reads at least.
   static constexpr size_t stream_vectors(size_t rows) {
-    size_t vectors = kVectorsPerPanel;
+    size_t vectors = Operation::kStreamVectors;
     while (rows * vectors * 2 <= kMostSums && vectors < kMostVectors) vectors *= 2;
     return vectors;
   }
