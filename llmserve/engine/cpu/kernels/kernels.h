@@ -76,7 +76,7 @@ struct LinearTactic {
   size_t max_rows;  // of a tile
   size_t vectors;   // of sixteen columns
   bool blocked;     // many tiles in turn take a stretch of the depth that fits the nearest cache; with two vectors
-  bool amx = false;  // tiles of sixteen rows (amx_product.h); for fewer rows, and odd depths, as the second tactic
+  bool amx = false;  // tiles of sixteen rows; where these do not fit (amx_product.h), as the second tactic
 };
 
 // What a step adds to one layer's cache. Row r goes to slots[r] = block * block_size + position within the block.
