@@ -149,6 +149,7 @@ class ScheduledInstance:
     def _end(self, batch: RunningBatch, execution: Execution | None) -> None:
         given_ns = batch.start_ns + batch.input_ns
         began_ns, ended_ns = execution or (given_ns, time.monotonic_ns())
+        given_ns = min(given_ns, began_ns)  # its thread may begin before this one is told that it has them
         self._statistics.batch_executed(batch.size, input_ns=batch.input_ns, infer_ns=ended_ns - began_ns)
         for queued in batch.queued_requests:  # what they have waited in the instance's queue is not the model's time
             queued.timing.queue_ns += began_ns - given_ns
