@@ -43,12 +43,6 @@ MOST_SUMMARIES = 100
 BATCH_BEFORE = 8  # prompts that are answered together before those that are timed
 Prompts: TypeAlias = Sequence[Sequence[int]]
 
-
-class Speed(NamedTuple):
-    tokens: int
-    seconds: float
-
-
 FUNCTIONS: Sequence[Callable[..., object]] = (
     textwrap.shorten, textwrap.indent, statistics.median_low, statistics.median_high, statistics.quantiles,
     statistics.fmean, inspect.unwrap, inspect.getmodulename, inspect.indentsize, inspect.cleandoc,
@@ -99,6 +93,11 @@ SCHEMA = {
 }
 
 
+class Speed(NamedTuple):
+    tokens: int
+    seconds: float
+
+
 async def answers(
     engine: Engine, prompts: Prompts, num_tokens: int, guide: Guide | None
 ) -> tuple[list[list[int]], Speed]:
@@ -123,6 +122,7 @@ async def answers(
 
     found = await asyncio.gather(*(answer(str(number), prompt) for number, prompt in enumerate(prompts)))
     start, end = max(firsts), min(ends)
+    assert start < end, "an answer was complete before all had begun: give more --tokens, or smaller --batches"
     return found, Speed(sum(count for when, count in told if start < when <= end), end - start)
 
 
@@ -161,8 +161,9 @@ def measure(
                 found, speed = asyncio.run(answers(engines[mode], group, num_tokens, guide))
                 told[mode] += found
                 speeds[mode].append(speed)
-            for mode, (tokens, seconds) in ((mode, map(sum, zip(*speeds[mode], strict=True))) for mode in modes):
-                rates[mode].append(tokens / seconds)
+            for mode, found_speeds in speeds.items():
+                seconds = sum(speed.seconds for speed in found_speeds)
+                rates[mode].append(sum(speed.tokens for speed in found_speeds) / seconds)
             stats = engines[speculation].stats()
             drafted += (stats.total_drafted_tokens or 0) - (earlier.total_drafted_tokens or 0)
             accepted += (stats.total_accepted_tokens or 0) - (earlier.total_accepted_tokens or 0)

@@ -102,6 +102,17 @@ async def test_time_in_the_line_of_an_instance_is_queue_time() -> None:
     assert a.infer_ns > b.infer_ns > 19_000_000
 
 
+async def test_a_thread_that_begins_before_the_batch_counts_as_given_has_not_kept_it_waiting() -> None:
+    instance, statistics = QueueingOne(), ModelStatistics("m", "1")
+    client = Client(scheduler(instance, statistics=statistics))
+    await client.send("a")
+    instance.finish(Execution(0, 1))
+    instance.gate.set()
+    await client.wait()
+    assert client.timings["a"].queue_ns >= 0
+    statistics.message()
+
+
 async def test_cancelled_in_the_queue_never_runs() -> None:
     instance = Instance()
     client = Client(scheduler(instance))

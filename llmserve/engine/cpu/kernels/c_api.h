@@ -71,8 +71,8 @@ LLMSERVE_EXPORT void llmserve_close_choosers(llmserve::ChooserPool* choosers);
 LLMSERVE_EXPORT int llmserve_choose(llmserve::ChooserPool* choosers, const llmserve::StepRecord* step, const float* logits,
                                     uint32_t begin, uint32_t num_rows, char* text, size_t text_bytes);
 
-/* The tactics of a variant for weights of a type (format.h), as "ROWSxVECTORS", separated by commas, and the one that is
- * taken for each row bucket when nothing was measured, as numbers separated by commas behind a semicolon. */
+/* The tactics of a variant for weights of a type (format.h) and so many rows, as "ROWSxVECTORS", separated by commas, and
+ * behind a semicolon the number of the one that is taken when nothing was measured. */
 LLMSERVE_EXPORT int llmserve_tactics(const char* variant, uint32_t weight_type, uint32_t num_rows, char* text,
                                      size_t text_bytes);
 

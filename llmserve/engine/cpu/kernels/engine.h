@@ -79,7 +79,7 @@ class Engine {
   Error check_state(uint32_t state, size_t num_bytes) const;
   Error check_hidden(const StepRecord& step) const;
   void choose_default_tactics();
-  std::span<const LinearTactic> tactics_of(size_t op, uint32_t bucket) const;
+  std::span<const LinearTactic> tactics_of(size_t index, uint32_t bucket) const;
   void prepare(const StepRecord& step);
 
   // One per op before the head; in each piece of the selected rows one per op from there on, and one for what wants its
