@@ -26,10 +26,18 @@ BACKENDS: Mapping[str, Backend] = {
 
 
 def write_model(repository: Path, name: str, config: str, code: str | None = None, version: int = 1) -> Path:
-    """`<repository>/<name>/config.pbtxt` and, for a Python model, `<version>/model.py`."""
+    """`<repository>/<name>/config.pbtxt` and, for a Python model, `<version>/model.py`.
+
+    A server that polls sees a new version and its config at once, never half of them.
+    """
     directory = repository / name
-    (directory / str(version)).mkdir(parents=True, exist_ok=True)
-    (directory / "config.pbtxt").write_text(config)
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "config.pbtxt"
+    if not file.exists() or file.read_text() != config:
+        beside = repository.with_name(f"{repository.name}-{name}.new")
+        beside.write_text(config)
+        beside.replace(file)
+    (directory / str(version)).mkdir(exist_ok=True)
     if code is not None:
         (directory / str(version) / "model.py").write_text("import triton_python_backend_utils as pb_utils\n" + code)
     return directory
