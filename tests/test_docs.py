@@ -136,7 +136,6 @@ def demo_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return engine
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_of_a_page_work(
     page: Path,

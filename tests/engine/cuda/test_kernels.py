@@ -30,7 +30,6 @@ from tools.cuda_kernels import (
     summary,
 )
 
-pytestmark = pytest.mark.timeout(900)  # the compiler takes minutes on a busy machine, where nothing is in its cache
 FUNCTIONS = {
     "choosing.count_history", "choosing.penalize", "choosing.add_bias", "choosing.ban", "choosing.find_peaks",
     "choosing.choose_best", "drawing.weigh", "drawing.list_blocks", "drawing.draw_filtered", "drawing.draw",

@@ -272,15 +272,15 @@ async def test_delayed_requests_run_after_the_others() -> None:
 async def test_what_a_late_request_has_held_back_goes_when_its_time_is_over(action: str) -> None:
     instance = Instance()
     instance.gate.set()
-    policy = f"timeout_action: {action} default_timeout_microseconds: 50000 allow_timeout_override: true"
+    policy = f"timeout_action: {action} default_timeout_microseconds: 600000000 allow_timeout_override: true"
     batching = (
-        f"preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 5000000 default_queue_policy {{ {policy} }}"
+        f"preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 900000000 default_queue_policy {{ {policy} }}"
     )
     client = Client(scheduler(instance, config=f"max_batch_size: 8 dynamic_batching {{ {batching} }}"))
-    await client.send("late", timeout_us=10_000)
+    await client.send("late", timeout_us=300_000)
     await client.send("a", "b", rows=2)
     assert client.ended == []
-    await asyncio.sleep(0.03)  # until it is late, and the others are not
+    await asyncio.wait_for(asyncio.gather(client.tasks["a"], client.tasks["b"]), 30)
     assert client.ended == ["a", "b"]
 
 
