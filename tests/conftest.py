@@ -10,6 +10,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gc
+import random
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -73,6 +74,7 @@ for phase in ("connect", "read", "write", "pool"):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tiers", default="", help="of the tests, by comma: those of tests/tiers.py, first, rest")
+    parser.addoption("--shuffle", type=int, help="a seed: files, and the tests of each, in random order")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -114,8 +116,14 @@ class Tiers:
             terminalreporter.write_line(f"left out: {', '.join(left_out)} (make test-all runs every tier)")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # pytest itself brings together what shares a fixture
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files that take minutes come first: begun near the end, one would keep its worker while the other waits."""
+    if (seed := config.getoption("--shuffle")) is not None:
+        random.Random(seed).shuffle(items)
+        files = {item.path: random.Random(f"{seed} {item.path.name}").random() for item in items}
+        items.sort(key=lambda item: files[item.path])
+        return
     place = {name: number for number, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
