@@ -130,6 +130,14 @@ def test_amx_is_offered_where_it_runs() -> None:
     }
 
 
+@pytest.mark.parametrize("weight_type", [DType.INT8, DType.INT4, DType.INT5])
+def test_amx_is_the_default_for_33_rows_and_more(weight_type: DType) -> None:
+    """An engine that comes from another machine, or from before an update, has no times that count."""
+    chosen = choose(TacticCache(this_machine()), LinearShape(weight_type, 64, 96))
+    wanted = {rows for rows in ROW_BUCKETS if rows > 32 and "16x1 amx" in tactic_names("", weight_type, rows)}
+    assert {choice.rows for choice in chosen if choice.tactic == "16x1 amx"} == wanted
+
+
 def test_impossible_tables_are_refused(engine_file: EngineFile, open_runner: OpenRunner) -> None:
     path = engine_file("rope", "float32", "")
     runner = open_runner(path)

@@ -15,6 +15,7 @@ constexpr size_t kColdBytes = size_t{64} << 20;  // more than most caches hold
 constexpr size_t kSmallBytes = size_t{1} << 20;  // such weights stay in a cache from step to step
 constexpr int kMostRuns = 8;
 constexpr double kEnoughSeconds = 0.02;
+constexpr uint32_t kAmxBucket = 6;  // of 33 to 64 rows
 
 // Operands of a trial. Their values do not matter, as long as they are ordinary numbers: 0x11 in every byte is one in
 // every format.
@@ -101,8 +102,10 @@ std::span<const LinearTactic> tactics_for(const KernelTable& kernels, DType weig
   return runs ? known : known.first(known.size() - 1);
 }
 
-// Few rows: wide tiles, for few broadcasts. More: what reads and converts a weight for more rows.
+// Few rows: wide tiles, for few broadcasts. More: what reads and converts a weight for more rows. From 33 on AMX took
+// 0.5 to 1.0 of the others' time, for every shape and format that was timed.
 uint32_t default_tactic(std::span<const LinearTactic> tactics, uint32_t bucket) {
+  if (!tactics.empty() && tactics.back().amx && bucket >= kAmxBucket) return static_cast<uint32_t>(tactics.size() - 1);
   if (tactics.size() < 2 || (size_t{1} << bucket) <= tactics[0].max_rows) return 0;
   return tactics[1].blocked || tactics[1].max_rows > tactics[0].max_rows ? 1 : 0;
 }
