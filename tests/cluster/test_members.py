@@ -72,7 +72,7 @@ def info() -> EngineInfo:
 
 
 async def until(client: FakeClient, members: Members, holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():
             members.look(client)
             await asyncio.sleep(0.005)

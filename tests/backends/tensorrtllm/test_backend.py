@@ -329,7 +329,7 @@ async def test_stop_reaches_every_request_of_an_id_that_is_used_twice(slow_engin
     finished = await responses(instance, request([3], "same", request_output_len=1, streaming=True))
     assert finished[-1].final  # the end of one of them does not unregister the others
     await responses(instance, request(PROMPT, "same", stop=True))
-    for parts in await asyncio.wait_for(asyncio.gather(*running), 2):
+    for parts in await asyncio.wait_for(asyncio.gather(*running), 60):
         assert value(parts[-1], "finish_reason") == "cancelled"
     await wait_until_idle(slow_engine)
 

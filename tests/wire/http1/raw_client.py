@@ -101,6 +101,6 @@ Connect = Callable[[HttpServer], Awaitable[Client]]
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - of the server's side
             await asyncio.sleep(0.005)

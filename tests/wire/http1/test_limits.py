@@ -64,7 +64,7 @@ async def send_until_closed(client: Client, pieces: Iterator[bytes], *, most: in
     sending = asyncio.create_task(send())
     received = b""
     with suppress(ConnectionError):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while data := await client.reader.read(65536):
                 received += data
     sending.cancel()
