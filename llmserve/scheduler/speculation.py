@@ -15,6 +15,7 @@ once; its tokens have to be worth its own steps, too.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -33,7 +34,7 @@ from llmserve.scheduler.plan import Chunk, ChunkScores, HiddenRows, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
 from llmserve.scheduler.states import StatePool
-from llmserve.scheduler.step_costs import StepCosts
+from llmserve.scheduler.step_costs import CAUTION, LookBalance, StepCosts
 from llmserve.scheduler.windows import WindowedBlocks
 
 # With a token's probability p, token n of a draft is wrong behind n - 1 that were drawn with p**(n - 1) * (1 - p). Then
@@ -48,9 +49,12 @@ class Speculator:
     def __init__(self, config: SchedulerConfig, pool: BlockPool, states: StatePool, windows: WindowedBlocks) -> None:
         self.model: DraftModel | None = None  # of a smaller engine
         self._costs = StepCosts(ROWS_PER_DRAFT if config.num_states else 1.0)
+        self._balance = LookBalance()
+        self._look_seconds = 0.0  # in the step that was planned last; 0: drafts were not looked for
         self.num_generated = 0  # tokens, in chunks with drafts
         self.num_drafted = 0
         self.num_accepted = 0
+        self._num_seen = 0  # of the accepted ones, when a step was observed last
         self._drafters = config.settings.speculation
         shares_answers = Speculation.HISTORY in self._drafters and config.settings.reuses_blocks
         self._history = History() if shares_answers else None
@@ -79,10 +83,17 @@ class Speculator:
 
     def extend(self, outline: Outline) -> None:
         """Where every sequence decodes: beside a prompt, rows are not cheap. Nobody gives way to a draft."""
+        self._look_seconds = 0.0
         if not self._drafters or any(
             chunk.sample is None or len(chunk.token_ids) > 1 + chunk.num_again for chunk in outline.chunks
         ):
             return
+        if self._balance.is_due():
+            began = time.perf_counter()
+            self._look(outline)
+            self._look_seconds = time.perf_counter() - began
+
+    def _look(self, outline: Outline) -> None:
         threshold = self._costs.threshold(len(outline.chunks))
         left = [
             index
@@ -95,10 +106,15 @@ class Speculator:
                     drafter.learn(1, 0)  # a guide forbids it, or there is no room
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """What a step took. Those with a prompt in them say nothing about rows."""
+        """What a step took, when it has been committed. Those with a prompt in them say nothing about rows."""
+        num_accepted, self._num_seen = self.num_accepted - self._num_seen, self.num_accepted
         num_rows = plan.num_tokens
         if self._drafters and sum(max(1, chunk.num_again + chunk.num_samples) for chunk in plan.chunks) == num_rows:
             self._costs.observe(num_rows, seconds)
+        if self._look_seconds:
+            num_drafted, num_chunks = sum(len(chunk.drafted) for chunk in plan.chunks), len(plan.chunks)
+            spent = self._look_seconds / seconds + self._costs.share(num_drafted, num_chunks)
+            self._balance.add(num_accepted / num_chunks - CAUTION * spent)
 
     def keep(self, plan: StepPlan, hidden: HiddenRows | None, running: Mapping[int, Sequence]) -> None:
         """The rows that a step has handed out, for a model that drafts with them. Before it is committed."""

@@ -1,4 +1,4 @@
-"""What a row more costs a step: it decides how likely a drafted token has to be."""
+"""What a row more costs a step: it decides how likely a drafted token has to be. And whether looking for one pays."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ LEAST_BASE = 0.01  # of the mean step: what a step of no rows takes at least
 MAX_OUTLIER = 3.0  # times what the line says: a step that took longer was interrupted
 CAUTION = 1.3  # times the measured cost: what is worth nothing on average is not tried
 RELAXATION = 0.002  # of the way back, in each step
+LOST = -0.1  # steps, lost by looking: then drafts are looked for in one step of LOOKS_EVERY only
+LEAST_BALANCE, MOST_BALANCE = -0.12, 0.5  # steps: a token or two are enough to begin again
+LOOKS_EVERY = 8
 
 
 class StepCosts:
@@ -45,9 +48,37 @@ class StepCosts:
         """Seconds of a step of no rows; 0: not known yet."""
         return self._base
 
+    @property
+    def _row_cost(self) -> float:
+        return self._slope / self._base if self._base else PRIOR_ROW_COST
+
+    def share(self, num_drafted: int, num_rows: int) -> float:
+        """What so many rows more than `num_rows` take, as a part of a step without them."""
+        return num_drafted * self._row_cost / (1 + num_rows * self._row_cost)
+
     def threshold(self, num_rows: int, drafting: float = 0.0) -> float:
         """The probability above which a row more in a step of `num_rows` sequences brings more than it costs.
         `drafting`: what it costs to draft its token, as a part of a step of no rows."""
-        row_cost = self._slope / self._base if self._base else PRIOR_ROW_COST
-        cost = CAUTION * (row_cost * self._rows_per_draft + drafting) * num_rows
+        cost = CAUTION * (self._row_cost * self._rows_per_draft + drafting) * num_rows
         return cost / (1 + cost)
+
+
+class LookBalance:
+    """What looking for drafts has been worth of late, in steps: those that accepted tokens saved, less what rows and
+    looking itself took. Beside many answers that repeat nothing, looking takes a hundredth of each step."""
+
+    def __init__(self) -> None:
+        self._balance = 0.0
+        self._num_left_out = 0
+
+    def is_due(self) -> bool:
+        """Whether to look in this step."""
+        self._num_left_out += 1
+        if self._balance < LOST and self._num_left_out < LOOKS_EVERY:
+            return False
+        self._num_left_out = 0
+        return True
+
+    def add(self, saved: float) -> None:
+        """Of a step in which drafts were looked for."""
+        self._balance = min(max(LEAST_BALANCE, self._balance + saved), MOST_BALANCE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmserve.stages.guide_vocabulary import Vocabulary, library_tokenizer, name_of
@@ -20,6 +21,8 @@ MAX_BYTES = 96  # of a guess
 MAX_S = 0.005  # of work for a guess: steps wait for it
 MAX_PLACES = 256  # that are remembered
 MOST_SIGNS = 32  # that may stand between the tokens of JSON; within a text there are more
+MAX_TEXT = 32  # bytes, before a text is looked at again
+QUOTE = ord('"')
 SPACES = b" \t\n\r"
 OPENING, CLOSING = b"{[", b"}]"
 SIGNS = b"{}[],:"
@@ -76,7 +79,7 @@ class ByteVocabulary:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.written = vocabulary.known
-        self.spelled = vocabulary.spellings
+        self.spelled = lru_cache(maxsize=1024)(vocabulary.spellings)  # what a schema forces comes in every answer
         self.special_ids = [token for token, written in enumerate(vocabulary.known) if not written]
         self.bytes_ids = {token: 256 + index for index, token in enumerate(self.special_ids)}
         self.eos_token_id = 256 + len(self.special_ids)
@@ -91,30 +94,60 @@ class ByteVocabulary:
 
 
 class _Cursor:
-    """A place in an answer."""
+    """A place in an answer. The matcher is told of bytes when it is asked."""
 
     def __init__(self, matcher: LLMatcher) -> None:
-        self.matcher = matcher
         self.run = b""  # of white space that ends here
+        self._matcher = matcher
+        self._untold: list[int] = []
         self._before = 0  # the byte before it
         self._level = 0
         self._is_between = False  # where the run stands: between tokens of JSON, or what is like them
+        self._num_text = 0  # bytes that are taken for text, after one that was: until a quote at most
+        self._allowed: int | None = None  # not looked at yet
+
+    @property
+    def matcher(self) -> LLMatcher:
+        if self._untold:
+            self._matcher.consume_tokens(self._untold)
+            self._untold = []
+        return self._matcher
+
+    @property
+    def is_in_text(self) -> bool:
+        return self._num_text > 0
 
     def copy(self) -> _Cursor:
         copy = _Cursor(self.matcher.deep_copy())
         copy.run, copy._before, copy._level, copy._is_between = self.run, self._before, self._level, self._is_between
+        copy._num_text, copy._allowed = self._num_text, self._allowed
         return copy
 
     def allowed(self) -> int:
         """A bit for each byte, special token, and the end."""
-        return int.from_bytes(self.matcher.compute_bitmask(), "little")
+        if self._allowed is None:
+            self._allowed = int.from_bytes(self.matcher.compute_bitmask(), "little")
+        return self._allowed
 
-    def take(self, byte: int) -> tuple[Place, bytes] | None:
-        """Returns the white space before it and its place, where some may stand."""
+    def is_between(self) -> bool:
+        """Whether few bytes may stand here. Where many may, they may stand behind the next ones, too."""
+        found = (self.allowed() & ALL_BYTES & ~SPACE_BITS).bit_count() <= MOST_SIGNS
+        self._num_text = 0 if found else MAX_TEXT
+        return found
+
+    def consume(self, code: int) -> None:
+        """A byte, or a special token."""
+        self._untold.append(code)
+        self._allowed = None
+
+    def take(self, byte: int, *, is_between: bool = False) -> tuple[Place, bytes] | None:
+        """Returns the white space before it and its place, where some may stand. `is_between`: it is known to be."""
         is_sign = byte in SIGNS or self._before in b"{[,:"
         if not self.run:
-            self._is_between = (byte in SPACES or is_sign) and is_between(self.allowed())
-        self.matcher.consume_token(byte)
+            may_be = (byte in SPACES or is_sign) and not self._num_text
+            self._is_between = may_be and (is_between or self.is_between())
+        self._num_text = 0 if byte == QUOTE else max(0, self._num_text - 1)
+        self.consume(byte)
         if byte in SPACES:
             self.run += bytes((byte,))
             return None
@@ -135,46 +168,65 @@ class _Cursor:
 
 
 class LikelyText:
-    """Of one answer. It follows the answer itself, and none of the ways in which it might go on."""
+    """Of one answer. It follows the answer itself, and one way in which it might go on: that it guessed last."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: ByteVocabulary, spaces: WhiteSpaces) -> None:
         self._cursor = _Cursor(matcher)
         self._vocabulary = vocabulary
         self._spaces = spaces
+        self._guess: list[int] = []  # tokens that the answer may have behind the cursor
+        self._behind: _Cursor | None = None  # the guess, where these tokens write all of it
+        self._learned: list[tuple[Place, bytes]] = []  # from the guess, if it comes true
+        self._new: list[int] = []  # tokens that have come behind the cursor
 
     def after(self, token_ids: Iterable[int]) -> Sequence[int] | None:
         """What is likely behind these tokens, which go on from those before. None: it takes too long to say."""
         deadline = time.thread_time() + MAX_S
-        self._take(token_ids)
-        likely = self._next_tokens(deadline)
-        return likely if time.thread_time() < deadline else None
+        new, guess = self._new, self._guess
+        new += token_ids
+        if len(new) < len(guess) and guess[: len(new)] == new:
+            return guess[len(new) :]
+        self._take()
+        self._guess_on(deadline)
+        return self._guess if time.thread_time() < deadline else None
 
-    def _take(self, token_ids: Iterable[int]) -> None:
-        for token in token_ids:
+    def _take(self) -> None:
+        new, guess = self._new, self._guess
+        if self._behind is not None and new[: len(guess)] == guess:
+            self._cursor, new = self._behind, new[len(guess) :]
+            for place, spaces in self._learned:
+                self._spaces.learn(place, spaces)
+        for token in new:
             if not (written := self._vocabulary.written[token]):
-                self._cursor.matcher.consume_token(self._vocabulary.bytes_ids[token])
+                self._cursor.consume(self._vocabulary.bytes_ids[token])
             for byte in written or b"":
                 if (learned := self._cursor.take(byte)) is not None:
                     self._spaces.learn(*learned)
+        self._new = []
 
-    def _next_tokens(self, deadline: float) -> Sequence[int]:
-        cursor, ids, text = self._cursor.copy(), [], b""
-        while len(text) < MAX_BYTES and time.thread_time() < deadline and (found := self._next(cursor)):
+    def _guess_on(self, deadline: float) -> None:
+        ids, text, num_bytes, learned = list[int](), b"", 0, list[tuple[Place, bytes]]()
+        cursor, written = self._cursor, self._vocabulary.written
+        while len(text) < MAX_BYTES and (found := self._next(cursor)) and time.thread_time() < deadline:
+            if cursor is self._cursor:
+                cursor = cursor.copy()
             if isinstance(found, bytes):
-                text += found
+                text, num_bytes = text + found, num_bytes + len(found)
+                taken = (cursor.take(byte, is_between=True) for byte in found)  # what is forced, is
+                learned += [space for space in taken if space is not None]
                 continue
-            cursor.matcher.consume_token(found)
+            cursor.consume(found)
             ids += [*self._vocabulary.spelled(text), self._vocabulary.special_ids[found - 256]]
             text = b""
-        return ids + self._vocabulary.spelled(text)
+        ids += self._vocabulary.spelled(text) if text else []
+        is_whole = cursor is not self._cursor and sum(len(written[token] or b"") for token in ids) == num_bytes
+        self._guess, self._learned, self._behind = ids, learned, cursor if is_whole else None
 
     def _next(self, cursor: _Cursor) -> bytes | int | None:
-        """Text, which the cursor has taken, or a special token, which it has not."""
-        forced = cursor.matcher.compute_ff_bytes().partition(NOT_A_BYTE)[0] or self._chosen(cursor)
-        if isinstance(forced, bytes):
-            for byte in forced:
-                cursor.take(byte)
-        return forced
+        """Text, or a special token."""
+        if cursor.is_in_text:
+            return None
+        return cursor.matcher.compute_ff_bytes().partition(NOT_A_BYTE)[0] or self._chosen(cursor)
 
     def _chosen(self, cursor: _Cursor) -> bytes | int | None:
         """White space, and behind it what has to follow."""
@@ -183,7 +235,7 @@ class LikelyText:
         code = signs.bit_length() - 1
         if signs == allowed:
             return code if _is_single(signs) and 256 <= code < self._vocabulary.eos_token_id else None
-        if not is_between(allowed) or not 0 <= code < 256:
+        if not cursor.is_between() or not 0 <= code < 256:
             return None
         usual = b"" if code in b",:" else self._spaces.guess(cursor.place(code))
         spaces = usual[len(cursor.run) :] if usual.startswith(cursor.run) else b""
@@ -192,10 +244,6 @@ class LikelyText:
             return text if cursor.matcher.validate_tokens(list(text)) == len(text) else None
         joined = (spaces[-1:] + bytes((byte,)) for byte in range(256) if signs >> byte & 1)
         return None if any(pair in self._vocabulary.joined for pair in joined) else spaces
-
-
-def is_between(allowed: int) -> bool:
-    return (allowed & ALL_BYTES & ~SPACE_BITS).bit_count() <= MOST_SIGNS
 
 
 def _is_single(bits: int) -> bool:

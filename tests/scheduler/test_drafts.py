@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from llmserve.core import Matcher
 from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.client import ClientDrafter
-from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Drafter, Speculation
+from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Draftable, Drafter, Speculation
 from llmserve.scheduler.drafts.grammar import GrammarDrafter
 from llmserve.scheduler.drafts.lookup import LookupDrafter
 from llmserve.scheduler.drafts.own_text import GRAM, INDEXED_AT_ONCE, MAX_PLACES, Found, OwnText
-from llmserve.scheduler.step_costs import CAUTION, StepCosts
+from llmserve.scheduler.settings import SchedulerSettings
+from llmserve.scheduler.step_costs import CAUTION, LOOKS_EVERY, LookBalance, StepCosts
+from tests.scheduler.harness import GREEDY, Bench
 from tests.scheduler.slots import Slot, Slots
 
 
@@ -158,6 +160,54 @@ def test_what_rows_cost_is_not_forgotten_where_all_steps_are_alike() -> None:
     for _ in range(4000):
         costs.observe(16, 9.0)
     assert costs.threshold(16) < 0.5  # and tried again in the end
+
+
+def test_looking_that_saves_nothing_becomes_rare() -> None:
+    balance = LookBalance()
+
+    def looks(saved: float, num_steps: int = 10 * LOOKS_EVERY) -> int:
+        """In how many of the next steps."""
+        count = 0
+        for _ in range(num_steps):
+            if balance.is_due():
+                count += 1
+                balance.add(saved)
+        return count
+
+    assert looks(-0.001, 50) == 50, "at first it is cheap enough to go on"
+    assert looks(-0.02, 6) < 6
+    assert looks(-0.02) == 10
+    assert looks(1 / 16 - 0.02) > 10 * LOOKS_EVERY - LOOKS_EVERY, "a token or two, and it is worth it again"
+    assert looks(-0.02, 10) == 10, "what was gained lately is not forgotten at once"
+
+
+@pytest.mark.parametrize(("seconds", "num_looks"), [(1e-9, 5), (1e6, 40)])
+def test_drafts_are_looked_for_less_where_looking_takes_longer_than_it_saves(
+    seconds: float, num_looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing repeats itself here."""
+    looks: list[float] = []
+
+    def propose(drafter: LookupDrafter, sequence: Draftable, threshold: float) -> list[int]:
+        looks.append(threshold)
+        return []
+
+    monkeypatch.setattr(LookupDrafter, "propose", propose)
+    bench = Bench(settings=SchedulerSettings(speculation=Speculation.LOOKUP))
+    bench.add((1, 2, 3), replace(GREEDY, max_tokens=42))
+    for _ in range(41):
+        plan = bench.step()
+        assert plan is not None
+        bench.scheduler.speculator.observe(plan, seconds)
+    assert len(looks) == num_looks
+
+
+def test_rows_of_drafts_count_as_a_part_of_a_step() -> None:
+    costs = StepCosts()
+    for num_rows in (1, 8, 16) * 20:
+        costs.observe(num_rows, 1.0 + 0.5 * num_rows)
+    assert costs.share(4, 16) == pytest.approx(4 * 0.5 / (1.0 + 0.5 * 16))
+    assert costs.share(0, 16) == 0.0
 
 
 def test_a_long_prompt_is_read_over_several_steps() -> None:

@@ -95,6 +95,36 @@ def test_a_draft_follows_the_fork_that_goes_on(tokenizer: Tokenizer, guide: Guid
     assert tokenizer.decode(list(matcher.likely())) == '"colour": "'
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_guess_in_steps_is_the_one_made_at_once(tokenizer: Tokenizer, guide: Guide, indent: int | None) -> None:
+    """Also where it came true as a whole, in parts, or not at all."""
+    written = tokenizer.encode(json.dumps(VALUE, indent=indent))
+    for stride in (1, 2, 5):
+        answer = guide.start()
+        for place in range(0, len(written) - stride, stride):
+            fresh = guide.start()
+            for matcher, begin in ((answer, place), (fresh, 0)):
+                for token in written[begin : place + stride]:
+                    matcher.mask(())
+                    matcher.advance(token)
+            found, at_once = list(answer.likely()), list(fresh.likely())
+            assert found == at_once[: len(found)]
+            assert bool(found) == bool(at_once)
+
+
+def test_a_guess_is_not_made_again_while_it_comes_true(
+    tokenizer: Tokenizer, guide: Guide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = guide.start()
+    assert behind(tokenizer, answer, '{"text": "x"') == ', "colour": "'
+    guess = list(answer.likely())
+    monkeypatch.setattr(WhiteSpaces, "guess", None)  # raises
+    for place, token in enumerate(guess[:-1], 1):
+        answer.mask(())
+        answer.advance(token)
+        assert list(answer.likely()) == guess[place:]
+
+
 def test_special_tokens_are_guessed_where_they_are_forced(tokenizer: Tokenizer, compiler: GuideCompiler) -> None:
     lark = 'start: <|im_start|> "call " /[0-9]/ ";" <|im_end|>'
     matcher = compiler.compile(GuideText(GuideKind.EBNF_GRAMMAR, lark)).start()

@@ -29,7 +29,7 @@ from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.drafts.own_text import GRAM
 from llmserve.scheduler.settings import SchedulerSettings
-from llmserve.scheduler.step_costs import StepCosts
+from llmserve.scheduler.speculation import Speculator
 from llmserve.stages import guides as guides_module
 from llmserve.stages.guides import GuideCompiler, GuideKind, GuideText
 from llmserve.stages.tokenizer import load_tokenizer
@@ -60,7 +60,7 @@ Drafts = tuple[int, int]  # drafted, accepted
 @pytest.fixture(autouse=True)
 def _steps_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a row may cost so much that next to nothing is drafted."""
-    monkeypatch.setattr(StepCosts, "observe", lambda costs, num_rows, seconds: None)
+    monkeypatch.setattr(Speculator, "observe", lambda speculator, plan, seconds: None)
 
 
 @pytest.fixture(scope="module", params=["float32", "int8"])

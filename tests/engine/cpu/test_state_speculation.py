@@ -24,7 +24,7 @@ from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import Draftable, Speculation
 from llmserve.scheduler.drafts.lookup import LookupDrafter
 from llmserve.scheduler.settings import Policy, SchedulerSettings
-from llmserve.scheduler.step_costs import StepCosts
+from llmserve.scheduler.speculation import Speculator
 from llmserve.stages import guides as guides_module
 from llmserve.stages.guides import GuideCompiler, GuideKind, GuideText
 from llmserve.stages.tokenizer import load_tokenizer
@@ -52,7 +52,7 @@ Answers = Mapping[str, list[tuple[object, ...]]]
 
 @pytest.fixture(autouse=True)
 def _steps_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepCosts, "observe", lambda costs, num_rows, seconds: None)
+    monkeypatch.setattr(Speculator, "observe", lambda speculator, plan, seconds: None)
 
 
 @pytest.fixture(scope="module")

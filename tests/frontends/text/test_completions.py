@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from llmserve.engine.fake import fake_log_prob
-from llmserve.scheduler.step_costs import StepCosts
+from llmserve.scheduler.speculation import Speculator
 from llmserve.stages.tokenizer import Tokenizer
 from tests.frontends.server import RunningServer
 from tests.frontends.text.conftest import VOCAB_SIZE, expected_ids, expected_text, serving
@@ -183,7 +183,7 @@ def test_drafted_tokens_are_counted_unless_the_request_has_none(
     text_dir: Path, tokenizer: Tokenizer, speculation: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine of its own, that does not measure: how far it drafts would depend on what else the machine does."""
-    monkeypatch.setattr(StepCosts, "observe", lambda costs, num_rows, seconds: None)
+    monkeypatch.setattr(Speculator, "observe", lambda speculator, plan, seconds: None)
     asked: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
     asked |= {"logit_bias": {"7": 100}, "extra_body": {"speculation": speculation}}
     with serving(text_dir) as served, openai.OpenAI(base_url=f"{served.http_url}/v1", api_key="none") as client:
@@ -236,6 +236,7 @@ def test_the_metrics_page_counts_answers(served: RunningServer, client: openai.O
 @pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"logprobs": 0, "n": 2}, {"logprobs": 1, "max_tokens": 0}])
 def test_a_streamed_echo_is_the_one_that_is_not(client: openai.OpenAI, prompt: Any, more: dict[str, Any]) -> None:
     asked: Any = {"model": MODEL, "prompt": prompt, "max_tokens": 5, "temperature": 0, "echo": True, **more}
+    asked |= {"extra_body": {"speculation": False}}  # the second answer may draft from the first, and count it
     whole = client.completions.create(**asked)
     chunks = [*client.completions.create(**asked, stream=True, stream_options={"include_usage": True})]
     assert chunks[-1].usage == whole.usage
