@@ -34,7 +34,7 @@ from llmserve.scheduler.plan import Chunk, ChunkScores, HiddenRows, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
 from llmserve.scheduler.states import StatePool
-from llmserve.scheduler.step_costs import CAUTION, LookBalance, StepCosts
+from llmserve.scheduler.step_costs import LookBalance, StepCosts
 from llmserve.scheduler.windows import WindowedBlocks
 
 # With a token's probability p, token n of a draft is wrong behind n - 1 that were drawn with p**(n - 1) * (1 - p). Then
@@ -112,9 +112,7 @@ class Speculator:
         if self._drafters and sum(max(1, chunk.num_again + chunk.num_samples) for chunk in plan.chunks) == num_rows:
             self._costs.observe(num_rows, seconds)
         if self._look_seconds:
-            num_drafted, num_chunks = sum(len(chunk.drafted) for chunk in plan.chunks), len(plan.chunks)
-            spent = self._look_seconds / seconds + self._costs.share(num_drafted, num_chunks)
-            self._balance.add(num_accepted / num_chunks - CAUTION * spent)
+            self._balance.add(num_accepted / len(plan.chunks) - self._look_seconds / seconds)
 
     def keep(self, plan: StepPlan, hidden: HiddenRows | None, running: Mapping[int, Sequence]) -> None:
         """The rows that a step has handed out, for a model that drafts with them. Before it is committed."""

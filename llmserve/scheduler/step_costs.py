@@ -9,8 +9,8 @@ LEAST_BASE = 0.01  # of the mean step: what a step of no rows takes at least
 MAX_OUTLIER = 3.0  # times what the line says: a step that took longer was interrupted
 CAUTION = 1.3  # times the measured cost: what is worth nothing on average is not tried
 RELAXATION = 0.002  # of the way back, in each step
-LOST = -0.1  # steps, lost by looking: then drafts are looked for in one step of LOOKS_EVERY only
-LEAST_BALANCE, MOST_BALANCE = -0.12, 0.5  # steps: a token or two are enough to begin again
+LOST = -0.5  # steps, lost by looking: then drafts are looked for in one step of LOOKS_EVERY only
+LEAST_BALANCE, MOST_BALANCE = -0.52, 2.0  # steps: a token or two are enough to begin again
 LOOKS_EVERY = 8
 
 
@@ -48,24 +48,18 @@ class StepCosts:
         """Seconds of a step of no rows; 0: not known yet."""
         return self._base
 
-    @property
-    def _row_cost(self) -> float:
-        return self._slope / self._base if self._base else PRIOR_ROW_COST
-
-    def share(self, num_drafted: int, num_rows: int) -> float:
-        """What so many rows more than `num_rows` take, as a part of a step without them."""
-        return num_drafted * self._row_cost / (1 + num_rows * self._row_cost)
-
     def threshold(self, num_rows: int, drafting: float = 0.0) -> float:
         """The probability above which a row more in a step of `num_rows` sequences brings more than it costs.
         `drafting`: what it costs to draft its token, as a part of a step of no rows."""
-        cost = CAUTION * (self._row_cost * self._rows_per_draft + drafting) * num_rows
+        row_cost = self._slope / self._base if self._base else PRIOR_ROW_COST
+        cost = CAUTION * (row_cost * self._rows_per_draft + drafting) * num_rows
         return cost / (1 + cost)
 
 
 class LookBalance:
-    """What looking for drafts has been worth of late, in steps: those that accepted tokens saved, less what rows and
-    looking itself took. Beside many answers that repeat nothing, looking takes a hundredth of each step."""
+    """What looking for drafts has been worth of late, in steps: those that accepted tokens saved, less the time that
+    looking took. Beside many answers that repeat nothing, that is a hundredth of each step. What rows take is not
+    counted: whoever drafts has weighed it, and one wrong draft would say more than many looks."""
 
     def __init__(self) -> None:
         self._balance = 0.0
