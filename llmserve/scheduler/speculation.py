@@ -72,6 +72,8 @@ class Speculator:
             drafters.append(GrammarDrafter())
         if request.draft_ids:
             drafters.append(ClientDrafter(request.draft_ids, sequence.num_prompt))
+        if drafters:
+            self._balance.begin_again()
         sources: list[Find] = [OwnText().find] if Speculation.LOOKUP in self._drafters else []
         if self._history is not None:
             sources.append(partial(self._history.find, owner_of(sequence)))

@@ -65,6 +65,10 @@ class LookBalance:
         self._balance = 0.0
         self._num_left_out = 0
 
+    def begin_again(self) -> None:
+        """For an answer with a guide or a prediction of its own: what others were worth says nothing of it."""
+        self._balance = max(0.0, self._balance)
+
     def is_due(self) -> bool:
         """Whether to look in this step."""
         self._num_left_out += 1

@@ -203,6 +203,21 @@ def test_drafts_are_looked_for_less_where_looking_takes_longer_than_it_saves(
     assert len(looks) == num_looks
 
 
+def test_what_a_client_predicts_is_looked_at_whatever_looking_was_worth_before() -> None:
+    bench = Bench(settings=SchedulerSettings(speculation=Speculation.LOOKUP))
+    bench.add((1, 2, 3), replace(GREEDY, max_tokens=42))
+    for _ in range(20):
+        plan = bench.step()
+        assert plan is not None
+        bench.scheduler.speculator.observe(plan, 1e-9)
+    bench.add((4, 5), GREEDY, draft_ids=(0, 7, 8))  # it begins with 0
+    bench.step()  # its prompt
+    plan = bench.step()
+    assert plan is not None
+    assert len(plan.chunks) == 2
+    assert plan.chunks[1].drafted
+
+
 def test_drafts_that_come_true_are_looked_for_though_looking_takes_half_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
     monkeypatch.setattr("llmserve.scheduler.speculation.time.perf_counter", lambda: float(next(clock)))
