@@ -74,8 +74,9 @@ class BlockPool:
         return self._block_of.keys() - self._unheard
 
     def known_blocks(self) -> list[tuple[bytes, int]]:
-        """Hash and block of each that can be found."""
-        return list(self._block_of.items())
+        """Hash and block of each that can be found, in the order in which they are given away; used ones last."""
+        found = ((self._hash_of.get(block), block) for block in (*self._free, *self._ref_counts))
+        return [(block_hash, block) for block_hash, block in found if block_hash is not None]
 
     def watch_evicted(self) -> list[tuple[int, bytes]]:
         """Blocks that are given away from now on, and what they held; whoever reads the list empties it."""

@@ -14,7 +14,8 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    used_ns: int  # when it was last written or read
+    used_ns: int  # when it was last of use
     num_bytes: int
     path: Path
 
@@ -90,9 +91,14 @@ class BlockFiles:
             with suppress(OSError):
                 path.unlink()
             return None
-        with suppress(OSError):  # of a folder that is only readable
-            os.utime(path)
         return content
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """They were used now, the last of them last."""
+        now = time.time_ns()  # clocks of file systems are coarse
+        for place, key in enumerate(keys):
+            with suppress(OSError):  # not here, or in a folder that is only readable
+                os.utime(self._path(key), ns=(now + place, now + place))
 
     def latest(self, num_blocks: int, num_states: int = 0) -> list[bytes]:
         """Keys of this engine's most recently used blocks and states, the least recently used of them first."""

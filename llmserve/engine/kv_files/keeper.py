@@ -2,8 +2,9 @@
 
 When a block falls out of the pool, its content is copied before the next step overwrites it, and a thread writes it.
 When the engine is closed, the blocks that are left follow. An engine that was started again reads those used last,
-while the pool has room. A request whose prompt goes on where the pool ends waits until another thread has read what
-there is; then its blocks are in the pool, as if they had never left it.
+while the pool has room: for START_S before it is ready, the others beside its steps. A request whose prompt goes on
+where the pool ends waits until another thread has read what there is; then its blocks are in the pool, as if they had
+never left it.
 
 Blocks of layers with a window and states are kept likewise. A prompt's blocks are of use up to the last place where all
 that a sequence reads there is in the pool or in files: those of a window before it, and a state.
@@ -19,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from threading import Event
+from threading import Event, Lock
 
 from llmserve.engine.base import BlockRunner
 from llmserve.engine.kv_files.block_files import HASH_BYTES, BlockFiles, is_state, is_whole, state_key
@@ -33,6 +34,9 @@ from llmserve.scheduler.windows import windowed_keys
 MAX_UNWRITTEN = 256 * 2**20  # bytes that wait to be written; what falls out of the pool meanwhile is lost
 MAX_FETCHED = 2**30  # bytes of a prompt
 PUT_AT_ONCE = 8 * 2**20  # bytes that are put into the pool between two steps when the engine has begun
+TOUCHED_AT_ONCE = 1024  # blocks
+START_S = 1.0  # that the engine may read before it is ready
+NUM_READERS = 4  # a file's checksum takes as long as its reading
 MAX_KNOWN = 2**18  # hashes that are remembered
 END_S = 10.0  # that blocks may take to be written when the engine is closed
 
@@ -70,7 +74,7 @@ class KvKeeper:
         post: Post,
     ) -> None:
         """`come_back` is called with what `fetch` has begun, in another thread. What was used last is put into the pool
-        with `post`: nobody waits for it, and nothing gives way to it."""
+        here, as far as there is time, and then with `post`: nothing gives way to it."""
         self.num_stored = 0  # blocks written; those of windows are parts of others, here and in the next count
         self.num_restored = 0  # blocks read
         self._files = files
@@ -86,10 +90,13 @@ class KvKeeper:
         self._is_closing = Event()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="llmserve-kv-reader")
         self._first_reader = ThreadPoolExecutor(1, thread_name_prefix="llmserve-kv-first-reader")
+        self._file_readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="llmserve-kv-file-reader")
+        self._turn = Lock()  # requests do not share the disk with what nobody has asked for
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="llmserve-kv-writer")
         # A listener would hear of tokens, and files do not say them.
-        if not pool.has_listener and (keys := files.latest(pool.num_blocks, slots.num_blocks)):
-            self._first_reader.submit(self._begin, keys, post)
+        last_first = [] if pool.has_listener else files.latest(pool.num_blocks, slots.num_blocks)[::-1]
+        if (num_looked_at := self._start(last_first)) < len(last_first):
+            self._first_reader.submit(self._go_on, last_first, num_looked_at, post)
 
     def fetch(self, sequences: Seq[Sequence]) -> bool:
         """Whether files are looked through for the prompt of these, a request's: they come back."""
@@ -154,6 +161,7 @@ class KvKeeper:
         self._is_closing.set()
         self._reader.shutdown(cancel_futures=True)
         self._first_reader.shutdown(cancel_futures=True)
+        self._file_readers.shutdown(cancel_futures=True)
         try:
             if saves:
                 self._save_all(time.monotonic() + END_S)
@@ -169,6 +177,8 @@ class KvKeeper:
                     self._wait_for_writer(deadline)
                 self._save(kind, place, block_hash)
         self._wait_for_writer(deadline)
+        for kind in (self._states, self._blocks):
+            self._files.touch(kind.key(block_hash) for block_hash, _ in kind.pool.known_blocks())
 
     def _wait_for_writer(self, deadline: float) -> None:
         """Raises `TimeoutError`."""
@@ -199,44 +209,61 @@ class KvKeeper:
             self._unwritten.pop(key, None)
             self._num_done += len(content)
 
-    def _begin(self, keys: Seq[bytes], post: Post) -> None:
+    def _start(self, last_first: Seq[bytes]) -> int:
+        """Read what START_S suffices for, and put it into the pool. Returns how many of the keys that are."""
+        deadline, num_looked_at = time.monotonic() + START_S, 0
+        for contents in self._in_portions(last_first):
+            self._adopt(contents)
+            num_looked_at += len(contents)
+            if time.monotonic() > deadline:
+                break
+        self._touch(last_first[:num_looked_at])
+        return num_looked_at
+
+    def _go_on(self, last_first: Seq[bytes], num_looked_at: int, post: Post) -> None:
         try:
-            for contents in self._in_portions(keys):
+            for contents in self._in_portions(last_first[num_looked_at:]):
                 post(partial(self._adopt, contents)).result()
+            for end in range(len(last_first), 0, -TOUCHED_AT_ONCE):
+                post(partial(self._touch, last_first[max(0, end - TOUCHED_AT_ONCE) : end])).result()
         except Unavailable:  # the engine has been closed
             return
         except Exception:  # the border: without these blocks, prompts are computed
             logger.exception("the KV cache does not begin with its folder's blocks")
 
-    def _in_portions(self, keys: Seq[bytes]) -> Iterator[Mapping[bytes, bytes]]:
-        """What is there, until the engine is closed."""
-        contents: dict[bytes, bytes] = {}
-        num_bytes = 0
-        for key in keys:
+    def _in_portions(self, keys: Seq[bytes]) -> Iterator[Mapping[bytes, bytes | None]]:
+        """What their files hold, until the engine is closed. None: nothing."""
+        size = max(NUM_READERS, PUT_AT_ONCE // self._files.block_bytes)
+        for start in range(0, len(keys), size):
             if self._is_closing.is_set():
                 return
-            if (content := self._files.read(key)) is not None:
-                contents[key] = content
-                num_bytes += len(content)
-            if num_bytes >= PUT_AT_ONCE:
-                yield contents
-                contents, num_bytes = {}, 0
-        if contents:
+            with self._turn:
+                contents = self._contents(keys[start : start + size])
             yield contents
 
-    def _adopt(self, contents: Mapping[bytes, bytes]) -> None:
+    def _contents(self, keys: Seq[bytes]) -> dict[bytes, bytes | None]:
+        return dict(zip(keys, self._file_readers.map(self._files.read, keys), strict=True))
+
+    def _adopt(self, contents: Mapping[bytes, bytes | None]) -> None:
         self.keep()  # of what the last step has given away, a place may be free again
         for key, content in contents.items():
             kind, name = self._place(key)
-            if kind.pool.has_blank and not kind.pool.has(name):
+            if content is not None and kind.pool.has_blank and not kind.pool.has(name):
                 kind.write(kind.pool.adopt(name), content)
                 self._remember(key)
                 self.num_restored += is_whole(key)
 
+    def _touch(self, last_first: Seq[bytes]) -> None:
+        """They leave the pool after all others, the first of them last."""
+        for key in reversed(last_first):
+            kind, name = self._place(key)
+            kind.pool.touch(kind.pool.match([name]))
+
     def _read(self, sequences: Seq[Sequence], hashes: Seq[bytes], here: Set[bytes]) -> None:
         contents: dict[bytes, bytes] = {}
         try:
-            self._read_into(contents, hashes, here)
+            with self._turn:
+                self._read_into(contents, hashes, here)
         finally:
             self._come_back(Fetched(sequences, contents))
 
@@ -254,13 +281,12 @@ class KvKeeper:
             needed += map(state_key, longest[-1:]) if self._has_states else ()
             missing = [key for key in needed if key not in here and key not in contents]
             if not missing:
+                self._files.touch(reversed(contents))  # an end without its beginning is of no use
                 return
-            for key in missing:
-                content = self._unwritten.get(key) or self._files.read(key)
-                if content is None:
-                    lost.add(key)
-                else:
-                    contents[key] = content
+            found = {key: self._unwritten.get(key) for key in missing}
+            found |= self._contents([key for key, content in found.items() if content is None])
+            lost |= {key for key, content in found.items() if content is None}
+            contents |= {key: content for key, content in found.items() if content is not None}
 
     def _longest(self, hashes: Seq[bytes], is_there: Callable[[bytes], bool]) -> int:
         """The most of these blocks that a sequence may begin with."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -31,6 +32,11 @@ STATES = replace(INFO, num_states=5, state_bytes=8, block_bytes=4)  # one behind
 WINDOWS = replace(INFO, num_blocks=24, windowed_layers=WindowedLayers(window=10, num_tables=2, least_chunk=8))
 BOTH = replace(STATES, num_blocks=24, windowed_layers=WINDOWS.windowed_layers)
 LONG = tuple(range(32))
+
+
+def nothing(*_: object) -> list[bytes]:
+    """Instead of `latest`: all is read on demand."""
+    return []
 
 
 def opened(
@@ -99,8 +105,13 @@ def state_files(folder: Path) -> list[Path]:
     return [path for path in oldest_first(folder) if is_state(bytes.fromhex(path.name))]
 
 
+@pytest.mark.parametrize("on_demand", [True, False])
 @pytest.mark.parametrize("runner", [STATES, WINDOWS, BOTH], ids=["states", "windows", "both"])
-async def test_states_and_windows_outlive_the_pool_and_the_process(tmp_path: Path, runner: RunnerInfo) -> None:
+async def test_states_and_windows_outlive_the_pool_and_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: RunnerInfo, on_demand: bool
+) -> None:
+    if on_demand:
+        monkeypatch.setattr(BlockFiles, "latest", nothing)
     engine = opened(tmp_path, runner=runner)
     first, usage = await answer(engine, LONG)
     assert usage.cached_tokens == 0
@@ -196,20 +207,44 @@ async def test_what_is_counted_are_blocks_with_all_layers(tmp_path: Path) -> Non
     assert counts[0][0] == 4 + 8
 
 
-async def test_what_was_used_last_is_read_before_anybody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("start_s", "num_at_once"), [(3600.0, INFO.num_blocks), (-1.0, 2)])
+async def test_what_was_used_last_is_read_before_anybody_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_s: float, num_at_once: int
+) -> None:
     monkeypatch.setattr(keeper, "PUT_AT_ONCE", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(keeper, "NUM_READERS", 1)
+    monkeypatch.setattr(keeper, "START_S", start_s)
     engine = opened(tmp_path)
     for start in range(0, 120, 40):  # more than the pool has room for
         first, _ = await answer(engine, tuple(range(start, start + 36)))
     engine.close()
+    beginning_last = [block_hash.hex() for block_hash in hashes_of(range(80, 116))[::-1]]
+    assert [path.name for path in oldest_first(tmp_path)][-9:] == beginning_last
     monkeypatch.setattr(KvKeeper, "fetch", lambda *_: False)  # on demand nothing is read
     engine = opened(tmp_path)
-    while restored(engine) < INFO.num_blocks - 1:  # one is taken by the answers that ask
-        await answer(engine, (1,), 1)
+    assert restored(engine) >= num_at_once
+    assert engine._keeper is not None
+    engine._keeper._first_reader.submit(int).result()  # behind what is read when the engine is ready
+    await answer(engine, tuple(range(500, 505)), 1)  # in the place of what was used before
     again, usage = await answer(engine, tuple(range(80, 116)))
     engine.close()
+    assert restored(engine) == INFO.num_blocks
     assert again == first
     assert usage.cached_tokens == 32
+
+
+async def test_what_is_read_on_demand_was_used_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(tmp_path)
+    await answer(engine, LONG)
+    engine.close()
+    for path in oldest_first(tmp_path):
+        os.utime(path, (0, 0))
+    monkeypatch.setattr(BlockFiles, "latest", nothing)
+    engine = opened(tmp_path)
+    await answer(engine, LONG[:17], 1)
+    beginning_last = [block_hash.hex() for block_hash in hashes_of(LONG[:16])[::-1]]
+    assert [path.name for path in oldest_first(tmp_path)][-4:] == beginning_last
+    engine.close()
 
 
 async def test_servers_share_a_folder(tmp_path: Path) -> None:
@@ -223,10 +258,15 @@ async def test_servers_share_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 3, 7])
-async def test_a_damaged_file_is_computed_again(tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int) -> None:
+@pytest.mark.parametrize("on_demand", [True, False])
+async def test_a_damaged_file_is_computed_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, place: int, on_demand: bool
+) -> None:
     engine = opened(tmp_path)
     await answer(engine, LONG)
     engine.close()
+    if on_demand:
+        monkeypatch.setattr(BlockFiles, "latest", nothing)
     oldest_first(tmp_path)[place].write_bytes(b"something else")
     engine = opened(tmp_path)
     found, _ = await answer(engine, LONG)
@@ -235,10 +275,11 @@ async def test_a_damaged_file_is_computed_again(tmp_path: Path, caplog: pytest.L
     assert len(caplog.records) <= 1
 
 
-async def test_several_answers_to_a_prompt_wait_together(tmp_path: Path) -> None:
+async def test_several_answers_to_a_prompt_wait_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = opened(tmp_path)
     await answer(engine, LONG[:16], 4)
     engine.close()
+    monkeypatch.setattr(BlockFiles, "latest", nothing)
     engine = opened(tmp_path)
     request = GenerateRequest("r", LONG[:17], SamplingParams(max_tokens=4, temperature=0.0), num_sequences=3)
     async with aclosing(engine.submit(request)) as events:
@@ -248,10 +289,11 @@ async def test_several_answers_to_a_prompt_wait_together(tmp_path: Path) -> None
     assert restored(engine) == 4
 
 
-async def test_who_leaves_while_files_are_read_is_forgotten(tmp_path: Path) -> None:
+async def test_who_leaves_while_files_are_read_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = opened(tmp_path)
     await answer(engine, LONG)
     engine.close()
+    monkeypatch.setattr(BlockFiles, "latest", nothing)
     engine = opened(tmp_path)
     for _ in range(20):
         task = asyncio.create_task(answer(engine, LONG))
