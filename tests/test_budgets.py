@@ -33,7 +33,7 @@ PACKAGES: Mapping[str, int] = {
 LEAVES: Mapping[str, int] = {
     "llmserve/cli/chat": 1_151,
     "llmserve/cli/rollout*.py": 307,
-    "llmserve/frontends/text/ollama": 430,
+    "llmserve/frontends/text/ollama": 436,
     "llmserve/frontends/page": 3_367,
     "llmserve/serving/rollout": 1_640,
 }

@@ -7,14 +7,20 @@ import time
 from collections.abc import Callable
 
 from llmserve.core import Allowance, Tenant
-from llmserve.errors import RateLimited
+from llmserve.errors import InvalidArgument, RateLimited
 from llmserve.tenant_counters import MAX_ANSWERS, TOKENS_PER_MINUTE
 
 MINUTE_S = 60.0
 
 
-def check_num_answers(tenant: Tenant, num_answers: int) -> None:
-    """Raises `RateLimited` where it may not have so many under way."""
+def check_num_answers(tenant: Tenant, num_running: int, num_more: int) -> None:
+    """Raises `RateLimited` where it may not have so many more under way, and `InvalidArgument` where it never may."""
+    num_answers = num_running + num_more
+    if num_more > tenant.max_answers > 0:
+        raise InvalidArgument(
+            f"'{tenant.name}' may have {tenant.max_answers} answers running at once, and this request asks for "
+            f"{num_more}; ask for fewer"
+        )
     if num_answers > tenant.max_answers > 0:
         raise RateLimited(
             f"'{tenant.name}' may have {tenant.max_answers} answers running at once, and this request "

@@ -184,7 +184,7 @@ class InflightEngine:
         """Whether its limits let it ask."""
         tenant = sequences[0].tenant
         if tenant.max_answers:
-            check_num_answers(tenant, self._num_sequences()[tenant] + len(sequences))
+            check_num_answers(tenant, self._num_sequences()[tenant], len(sequences))
         if tenant.tokens_per_minute:
             self._budgets.check(tenant)
 

@@ -70,7 +70,7 @@ class ReplicatedEngine:
         name = self._least_loaded()
         with self._lock:
             if tenant.max_answers:
-                check_num_answers(tenant, self._answers[tenant] + num_answers)
+                check_num_answers(tenant, self._answers[tenant], num_answers)
                 self._answers[tenant] += num_answers
             self._open[name] += num_answers
         return name

@@ -156,16 +156,18 @@ def _message(entry: Mapping[str, Any]) -> Message:
 
 
 def _tool_call(call: Any) -> Mapping[str, Any]:
-    """With its arguments as templates take them: an object. OpenAI's API has its JSON."""
+    """With its arguments as templates take them: an object. OpenAI's API has its JSON; what a model wrote wrong stays
+    as it is."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidArgument('messages cannot be used: each of tool_calls needs a "function" with a "name"')
     arguments = function.get("arguments", {})
-    try:
-        made = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        made = None
-    if not isinstance(made, dict):
+    made = arguments
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            made = json.loads(arguments or "{}")
+        made = made if isinstance(made, dict) else arguments
+    if not isinstance(made, dict | str):
         problem = f"the arguments of a call of {function['name']} are not a JSON object"
         raise InvalidArgument(f"messages cannot be used: {problem}")
     return {"type": "function", **call, "function": {**function, "arguments": made}}

@@ -10,7 +10,7 @@ import pytest
 
 from llmserve.core import Allowance, GenerateRequest, SamplingParams, Tenant
 from llmserve.engine.budgets import TokenBudgets
-from llmserve.errors import RateLimited, ResourceExhausted
+from llmserve.errors import InvalidArgument, RateLimited, ResourceExhausted
 from llmserve.tenant_counters import TOKENS_PER_MINUTE
 from tests.engine.test_inflight import RecordingRunner, opened, until
 
@@ -52,9 +52,12 @@ async def test_an_engine_keeps_both_limits() -> None:
             return GenerateRequest("r", (1, 2, 3), sampling, num_sequences=num_sequences, tenant=tenant)
 
         few = Tenant("few", max_answers=2)
-        with pytest.raises(RateLimited, match="may have 2 answers running at once, and this request would make it 3"):
+        with pytest.raises(InvalidArgument, match="may have 2 answers running at once, and this request asks for 3"):
             await anext(engine.submit(request(few, 3)))
         async with aclosing(engine.submit(request(few, 2))) as stream:
+            await anext(stream)
+            with pytest.raises(RateLimited, match="2 answers running at once, and this request would make it 4"):
+                await anext(engine.submit(request(few, 2)))
             assert [event async for event in stream]
         metered = Tenant("metered", tokens_per_minute=5)
         async with aclosing(engine.submit(request(metered))) as stream:

@@ -48,12 +48,12 @@ class AsgiAnswer:
 
 
 def scope_of(request: Request, tenant: Tenant | None = None) -> Message:
-    """`tenant`: whom it is for, whatever its headers say."""
+    """`tenant`: whom it is for, whatever its headers say. HEAD is GET; its answer's body is not sent."""
     return {
         "type": "http",
         "asgi": VERSIONS,
         "http_version": "1.0" if request.is_http10 else "1.1",
-        "method": request.method,
+        "method": "GET" if request.method == "HEAD" else request.method,
         "scheme": "http",
         "path": request.path,
         "raw_path": None,

@@ -1,6 +1,6 @@
 """The HTTP front end: KServe v2 with Triton's extensions.
 
-Paths are matched exactly, and HEAD is not GET. A client that goes away cancels its request, streaming or not.
+Paths are matched exactly. In Triton's, HEAD is not GET. A client that goes away cancels its request, streaming or not.
 """
 
 from __future__ import annotations
@@ -317,7 +317,8 @@ def http_handler(
     mounted = [make(core, extensions, max_input_bytes) for make in mounts]
     for mount in mounted:
         for method, path in mount.paths:
-            routes.add(method, path, mount.handler, mount.guard(path, extensions))
+            for each in (method, "HEAD") if method == "GET" else (method,):
+                routes.add(each, path, mount.handler, mount.guard(path, extensions))
     prefixes = tuple(prefix for mount in mounted for prefix in mount.prefixes)
 
     def answer(request: Request) -> Awaitable[Answer]:

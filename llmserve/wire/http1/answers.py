@@ -86,13 +86,15 @@ class Reply:
 
     async def piece(self, data: bytes) -> None:
         """Waits while the client does not read."""
+        if self.request.method == "HEAD":
+            return
         await self._wire.writable()
         self._wire.write(b"%b%x\r\n%b\r\n" % (self._head, len(data), data) if self._chunks else self._head + data)
         self._head = b""
 
     def end(self) -> None:
         self.is_complete = True
-        self._wire.write(self._head + (b"0\r\n\r\n" if self._chunks else b""))
+        self._wire.write(self._head + (b"0\r\n\r\n" if self._chunks and self.request.method != "HEAD" else b""))
 
     def _make_head(self, status: int, headers: Mapping[str, str], content_type: str, framing: str) -> bytes:
         self.status = status

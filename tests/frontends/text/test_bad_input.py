@@ -149,6 +149,15 @@ def test_paths_and_methods_that_do_not_exist(http: httpx.Client) -> None:
         assert "error" in answer.json()
 
 
+def test_head_is_get_without_a_body(http: httpx.Client) -> None:
+    for path in ("/v1/models", "/api/version", "/openapi.json"):
+        head, whole = http.head(path), http.get(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == whole.headers["content-length"]
+    assert http.head("/v1/completions").status_code == 405
+    assert http.head("/v1/nothing").status_code == 404
+
+
 def test_compressed_bodies_are_read(http: httpx.Client) -> None:
     import gzip
 

@@ -19,7 +19,7 @@ from llmserve.errors import InvalidArgument, Unavailable
 from llmserve.frontends.shared.api_keys import ApiKeys
 from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.frontends.text.batches import store as stores
-from llmserve.frontends.text.batches.jobs import AT_ONCE
+from llmserve.frontends.text.batches.jobs import AT_ONCE, NUM_RUNNING
 from llmserve.frontends.text.batches.lines import num_complete
 from llmserve.frontends.text.batches.multipart import read_form
 from llmserve.frontends.text.batches.store import Store
@@ -290,6 +290,34 @@ def test_a_batch_that_expires_says_so_of_each_request_left(text_dir: Path, tmp_p
         done, left = results(client, batch.output_file_id), results(client, batch.error_file_id)
         assert [line["custom_id"] for line in done + left] == [f"r{number}" for number in range(40)]
         assert {(line["response"], line["error"]["code"]) for line in left} == {(None, "batch_expired")}
+
+
+def test_the_head_of_a_file_comes_without_its_content(server: RunningServer, batch_client: openai.OpenAI) -> None:
+    file = batch_client.files.create(file=("requests.jsonl", lines_of([BODY])), purpose="batch")
+    with httpx.Client(base_url=server.http_url) as client:
+        path = f"/v1/files/{file.id}/content"
+        assert (client.head(path).content, client.get(path).content) == (b"", lines_of([BODY]))
+
+
+def test_a_key_without_answers_left_keeps_no_others_batches_waiting(text_dir: Path, tmp_path: Path) -> None:
+    from llmserve.engine.fake import fake_engine
+    from tests.frontends.text.conftest import LIMITS
+
+    file, text = tmp_path / "keys.yaml", TextSettings(batch_dir=tmp_path / "data")
+    limits = {"ann": "max_answers: 2, tokens_per_minute: 1", "ben": "max_answers: 2"}
+    file.write_text(f"keys: [{', '.join(f'{{name: {name}, key: {KEYS[name]}, {limits[name]}}}' for name in KEYS)}]")
+    with (
+        serving(text_dir, ApiKeys(file), open_engine=lambda: fake_engine(LIMITS), text=text) as server,
+        open_client(server, KEYS["ann"]) as ann,
+        open_client(server, KEYS["ben"]) as ben,
+    ):
+        waiting = [create(ann, lines_of([BODY] * 4)) for _ in range(NUM_RUNNING)]
+        wait_until(lambda: sum(num_answered(ann, batch.id) for batch in waiting) > 0)
+        too_many, done = (ended(ben, create(ben, lines_of([body])).id) for body in ({**BODY, "n": 3}, BODY))
+        assert (too_many.request_counts.failed, done.request_counts.completed) == (1, 1)
+        (line,) = results(ben, too_many.error_file_id)
+        assert line["response"]["status_code"] == 400
+        assert all(ann.batches.retrieve(batch.id).status == "in_progress" for batch in waiting)
 
 
 def test_keys_see_their_own(text_dir: Path, tmp_path: Path) -> None:

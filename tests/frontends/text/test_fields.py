@@ -29,8 +29,8 @@ def test_what_a_request_does_not_say_is_not_asked() -> None:
 
 
 def test_a_draw_is_asked_for_by_top_p() -> None:
-    drawn = values(temperature=0.5, seed=-1)
-    assert drawn == {"max_tokens": [16], "temperature": [0.5], "top_p": [1.0], "seed": [2**64 - 1]}
+    drawn = values(temperature=0.5, seed=-2)
+    assert drawn == {"max_tokens": [16], "temperature": [0.5], "top_p": [1.0], "seed": [2**64 - 2]}
     assert values(temperature=1.0, top_k=-1, seed=3).keys() == {"max_tokens", "temperature", "top_p", "seed"}
 
 

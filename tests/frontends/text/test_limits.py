@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 
@@ -15,7 +17,7 @@ from llmserve.frontends.text.answers.limits import _openais
 from tests.frontends.server import RunningServer
 from tests.frontends.text.conftest import serving
 
-FREE, METERED, FEW = "free-0123456789abcdef", "metered-0123456789abcdef", "few-0123456789abcdef"
+FREE, METERED, FEW, POOR = (f"{name}-0123456789abcdef" for name in ("free", "metered", "few", "poor"))
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
@@ -25,6 +27,7 @@ def locked(text_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     file.write_text(
         f"keys:\n- {{name: free, key: {FREE}}}\n- {{name: few, key: {FEW}, max_answers: 2}}\n"
         f"- {{name: metered, key: {METERED}, max_answers: 5, tokens_per_minute: 600}}\n"
+        f"- {{name: poor, key: {POOR}, max_answers: 2, tokens_per_minute: 1}}\n"
     )
     with serving(text_dir, ApiKeys(file)) as running:
         yield running
@@ -63,10 +66,33 @@ def test_of_a_stream_they_come_with_its_beginning(locked: RunningServer) -> None
 
 
 def test_a_refusal_has_them_too(locked: RunningServer) -> None:
-    with ask(locked, FEW) as client, pytest.raises(openai.RateLimitError) as caught:
-        client.completions.create(model="ensemble", prompt="hello", n=3, temperature=1)
+    with ask(locked, POOR) as client:
+        client.completions.create(model="ensemble", prompt="hello", max_tokens=1)
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.completions.create(model="ensemble", prompt="hello", max_tokens=1)
     assert limits_of(caught.value.response.headers)["x-ratelimit-limit-requests"] == "2"
-    assert caught.value.response.headers["retry-after"] == "1"
+    assert int(caught.value.response.headers["retry-after"]) >= 60
+
+
+def test_more_answers_than_a_key_may_ever_have_are_no_matter_of_waiting(locked: RunningServer) -> None:
+    with ask(locked, FEW) as client:
+        for more in ({"n": 3, "temperature": 1}, {"extra_body": {"best_of": 3, "temperature": 1}}):
+            with pytest.raises(openai.BadRequestError, match="2 answers running at once, and this request asks for 3"):
+                client.completions.create(model="ensemble", prompt="hello", **more)
+
+
+def test_a_list_of_prompts_takes_as_many_turns_as_its_key_needs(locked: RunningServer) -> None:
+    with ask(locked, FEW) as client:
+        for number in (1, 2):
+            asked: dict[str, Any] = {"model": "ensemble", "prompt": ["hello"] * 5, "n": number, "max_tokens": 3}
+            assert len(client.completions.create(**asked, temperature=1).choices) == 5 * number
+            ends = [chunk.choices[0].finish_reason for chunk in client.completions.create(**asked, stream=True)]
+            assert ends.count("length") == 5 * number
+        body = {"model": "ensemble", "messages": [MESSAGES] * 5, "max_tokens": 3}
+        assert len(client.post("/chat/completions/batch", body=body, cast_to=dict[str, Any])["choices"]) == 5
+    headers = {"Authorization": f"Bearer {FEW}"}
+    body = {"prompt": ["hello"] * 5, "n_predict": 3}
+    assert len(httpx.post(f"{locked.http_url}/completion", json=body, headers=headers).json()) == 5
 
 
 def test_anthropics_names(locked: RunningServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,9 +12,10 @@ import ollama
 import pytest
 
 from llmserve.core import FinishReason
+from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.stages.tokenizer import Tokenizer
 from tests.frontends.server import RunningServer
-from tests.frontends.text.conftest import expected_text
+from tests.frontends.text.conftest import expected_text, serving
 from tests.frontends.text.talkers import MODEL, TOOLS, Talker, talking
 from tests.frontends.text.test_chat import prompt_ids
 
@@ -54,6 +56,26 @@ def test_a_streamed_chat(llama: ollama.Client, tokenizer: Tokenizer) -> None:
     assert "".join(part.message.content or "" for part in parts) == expected_text(tokenizer, prompt_ids(tokenizer), 12)
     assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
     assert parts[-1].eval_count == 12
+
+
+@pytest.mark.parametrize("served_name", ["org/bar:latest", "org/bar"])
+def test_a_name_may_end_with_latest_or_not(text_dir: Path, served_name: str) -> None:
+    with (
+        serving(text_dir, text=TextSettings(served_names=(served_name,))) as server,
+        ollama.Client(host=server.http_url) as client,
+    ):
+        for name in ("org/bar", "org/bar:latest"):
+            assert client.chat(model=name, messages=ASKED, options=GREEDY).model == name
+            assert client.show(name).capabilities == ["completion"]
+            assert client.generate(model=name, prompt="fox", options={**GREEDY, "repeat_last_n": 64}).response
+        with pytest.raises(ollama.ResponseError, match=r"The model 'org/baz' does not exist"):
+            client.show("org/baz")
+
+
+def test_a_seed_of_minus_one_is_none(llama: ollama.Client) -> None:
+    drawn = {"temperature": 2, "num_predict": 30, "seed": -1}
+    made = [llama.generate(model=MODEL, prompt="fox", options=drawn).response for _ in range(2)]
+    assert made[0] != made[1]
 
 
 def test_lines_are_json(served: RunningServer) -> None:

@@ -26,6 +26,7 @@ KINDS = {
     "mistral": f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {ARGUMENTS}}}]',
 }
 RESPONSE_TOOLS: list[Any] = [{"type": "function", "strict": None, **tool["function"]} for tool in TOOLS]
+CLAUDES_TIME: Any = {"name": "get_time", "input_schema": {"type": "object", "properties": {}}}
 CLAUDES_TOOLS: list[Any] = [{"name": "get_weather", "description": "Weather now", "input_schema": WEATHER}]
 
 
@@ -101,6 +102,48 @@ def test_a_call_that_is_cut_off_says_so(qwen: Talker) -> None:
     made = qwen.openai.chat.completions.create(model=MODEL, messages=ASKED, tools=TOOLS).choices[0]
     assert made.finish_reason == "length"
     assert made.message.tool_calls is not None
+
+
+def test_a_call_that_the_model_left_off_is_none(qwen: Talker) -> None:
+    """Whoever runs calls by the reason of the end runs none; where arguments are objects, it is not told at all."""
+    begun = '{"city": "Ro'
+    qwen.says(f"Let me see.\n{CALLED[: CALLED.index(begun) + len(begun)]}")
+    asked: Any = {"model": MODEL, "messages": ASKED, "tools": TOOLS}
+    made = qwen.openai.chat.completions.create(**asked).choices[0]
+    chunks = [*qwen.openai.chat.completions.create(**asked, stream=True)]
+    assert (made.finish_reason, chunks[-1].choices[0].finish_reason) == ("stop", "stop")
+    (call,) = made.message.tool_calls or [None]
+    assert call is not None
+    assert call.type == "function"
+    assert call.function.arguments == begun
+    again = [*ASKED, made.message, {"role": "tool", "tool_call_id": call.id, "content": "no JSON"}]
+    assert qwen.openai.chat.completions.create(**{**asked, "messages": again}).choices
+    assert r'"{\"city\": \"Ro"' in qwen.prompt
+
+    claude: Any = {"model": MODEL, "max_tokens": 50, "messages": ASKED, "tools": CLAUDES_TOOLS}
+    message = qwen.anthropic.messages.create(**claude)
+    assert ([block.type for block in message.content], message.stop_reason) == (["text"], "end_turn")
+    with qwen.anthropic.messages.stream(**claude) as stream:
+        assert stream.get_final_message().stop_reason == "end_turn"
+
+    ollama = httpx.post(f"{qwen.server.http_url}/api/chat", json={**asked, "stream": False}).json()
+    assert (ollama["message"].get("tool_calls"), ollama["message"]["content"]) == (None, "Let me see.")
+
+    response = qwen.openai.responses.create(model=MODEL, input="Weather?", tools=RESPONSE_TOOLS)
+    assert [item.status for item in response.output] == ["completed", "incomplete"]  # type: ignore[union-attr]
+    following = qwen.openai.responses.create(model=MODEL, input="Go on", previous_response_id=response.id)
+    assert following.status == "completed"
+
+
+def test_blocks_come_in_the_order_in_which_they_were_said(qwen: Talker) -> None:
+    qwen.says(f"{BOTH}\nDone.")
+    claude: Any = {"model": MODEL, "max_tokens": 50, "messages": ASKED, "tools": [*CLAUDES_TOOLS, CLAUDES_TIME]}
+    whole = qwen.anthropic.messages.create(**claude)
+    with qwen.anthropic.messages.stream(**claude) as stream:
+        streamed = stream.get_final_message()
+    for found in (whole, streamed):
+        assert [block.type for block in found.content] == ["text", "tool_use", "tool_use", "text"]
+        assert found.stop_reason == "tool_use"
 
 
 def test_log_probs_of_a_call(qwen: Talker) -> None:
@@ -189,12 +232,6 @@ def test_what_cannot_be_asked(qwen: Talker, more: dict[str, Any], param: str | N
     error = refused(qwen, "/v1/chat/completions", {"messages": ASKED, **more})
     assert error["param"] == param
     assert words in error["message"]
-
-
-def test_arguments_that_are_no_object_cannot_be_given_to_the_model(qwen: Talker) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[1"}}
-    talk = [*ASKED, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "x"}]
-    assert "arguments of a call of f" in refused(qwen, "/v1/chat/completions", {"messages": talk})["message"]
 
 
 def test_the_loop_of_responses(qwen: Talker) -> None:
@@ -329,3 +366,12 @@ def test_tokens_of_tools_are_counted(qwen: Talker) -> None:
     qwen.says("x")
     qwen.openai.chat.completions.create(model=MODEL, messages=ASKED, tools=TOOLS)
     assert made["tokens"] == list(qwen.engine.requests[-1].prompt_ids)
+
+
+def test_bad_words_reach_the_engine(qwen: Talker) -> None:
+    qwen.says("x")
+    more: Any = {"extra_body": {"bad_words": ["fox", "dog"]}}
+    qwen.openai.chat.completions.create(model=MODEL, messages=ASKED, **more)
+    assert len(qwen.engine.requests[-1].bad_ids) >= 2
+    qwen.openai.completions.create(model=MODEL, prompt="x", **more)
+    assert len(qwen.engine.requests[-1].bad_ids) >= 2

@@ -30,6 +30,7 @@ Result = TypeVar("Result")
 Arrays = Mapping[str, NDArray[Any]]
 NO_LIMIT = 2**31 - 1  # of tokens: the engine's own limit holds
 NO_END = -1
+AT_ONCE = 32  # prompts of one request that the model works on: the others leave the queue to everybody else
 ENTRY_BYTES = 64  # that an id or a log prob becomes, in JSON and on its way there
 UNKNOWN_END = "end_id"  # of an ensemble that does not say why an answer ends
 TEXT = (
@@ -148,6 +149,11 @@ class Caller:
     request: Request
     tenant: Tenant
     notes: Notes  # of the request
+
+    def most_at_once(self, num_answers: int = 1, most: int = AT_ONCE) -> int:
+        """Prompts of one request that the model works on, each with so many answers: no more than the key may have."""
+        allowed = self.tenant.max_answers // num_answers
+        return min(most, max(1, allowed)) if self.tenant.max_answers else most
 
     async def pieces(
         self,

@@ -8,7 +8,6 @@ from contextlib import aclosing
 from typing import TypeVar
 
 Item = TypeVar("Item")
-AT_ONCE = 32  # prompts of one request that the model works on: the others leave the queue to everybody else
 
 
 async def merged(

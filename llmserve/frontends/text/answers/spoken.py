@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.replies import new_id
 from llmserve.frontends.text.requests.ensembles import Values
 from llmserve.stages.answer_parts import Part, PartKind, PartReader
@@ -19,6 +21,20 @@ class Call:
     @property
     def arguments(self) -> str:
         return "".join(self.pieces)
+
+    @property
+    def value(self) -> dict[str, Json] | None:
+        """The arguments as an object; None: they are none, or were cut off."""
+        try:
+            found = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
+
+def has_called(calls: Sequence[Call]) -> bool:
+    """Whether there are calls, and the last one is complete."""
+    return bool(calls) and calls[-1].value is not None
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ async def vectors(caller: Caller, ensemble: Ensemble, texts: Sequence[Values], o
         except LlmserveError as error:
             raise error.at(f"{field}[{index}]" if len(texts) > 1 else field) from error
 
-    found = await at_once(one, range(len(texts)), AT_ONCE)
+    found = await at_once(one, range(len(texts)), caller.most_at_once(most=AT_ONCE))
     return Vectors([row for row, _ in found], sum(count for _, count in found))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import EventStream, Template, json_answer, json_string, named_event
 from llmserve.frontends.text.answers.generation import Piece, Usage, answers
 from llmserve.frontends.text.answers.replies import LIMITS, new_id, with_extras
-from llmserve.frontends.text.answers.spoken import Prepared, Said, read_parts
+from llmserve.frontends.text.answers.spoken import Call, Prepared, Said, has_called, read_parts
 from llmserve.frontends.text.anthropic.fields import CountRequest, MessagesRequest
 from llmserve.frontends.text.requests.ensembles import Ensemble
 from llmserve.frontends.text.state import ApiState
@@ -43,11 +42,12 @@ class Messages:
         if body.stream:
             return EventStream(self._events(body, ensemble, prepared, pieces))
         (answer,) = await answers(pieces, 1)
-        said = prepared.said(answer.text)
-        last = answer.last
+        last, said, parts = answer.last, Said(), prepared.parts(answer.text)
+        for part in parts:
+            said.add(part)
         usage = await self.state.counted(ensemble, last.usage, said.thought if prepared.thinks else None)
-        document = _message(body, _content(said), _usage(usage))
-        document |= _ending(body, last, has_called=bool(said.calls))
+        document = _message(body, _content(parts), _usage(usage))
+        document |= _ending(body, last, has_called=has_called(said.calls))
         return json_answer(with_extras(document, [last]))
 
     async def count_tokens(self, body: CountRequest, request: Request) -> Response:
@@ -80,7 +80,7 @@ class Messages:
         for event in blocks.end():
             yield event
         usage = await self.state.counted(ensemble, last.usage, blocks.thought if prepared.thinks else None)
-        ending = _ending(body, last, has_called=blocks.has_called)
+        ending = _ending(body, last, has_called=has_called(blocks.calls))
         delta: dict[str, Json] = {"type": "message_delta", "delta": ending, "usage": _usage(usage)}
         yield named_event(with_extras(delta, [last]))
         yield named_event({"type": "message_stop"})
@@ -94,7 +94,7 @@ class _Blocks:
         self._index = -1
         self._template: Template | None = None
         self._thought: list[str] = []
-        self.has_called = False
+        self.calls: list[Call] = []
 
     @property
     def thought(self) -> str:
@@ -108,13 +108,16 @@ class _Blocks:
             yield self.begin(part)
         if part.kind is PartKind.THOUGHT:
             self._thought.append(part.text)
+        if part.kind is PartKind.ARGUMENTS:
+            self.calls[-1].pieces.append(part.text)
         if part.kind is not PartKind.CALL:
             yield self.delta(part.text)
 
     def begin(self, part: Part) -> bytes:
         self._kind, self._template = part.kind, None
         self._index += 1
-        self.has_called = self.has_called or part.kind is PartKind.CALL
+        if part.kind is PartKind.CALL:
+            self.calls.append(Call(part.text))
         block = {"type": "content_block_start", "index": self._index, "content_block": _empty_block(part)}
         return named_event(block)
 
@@ -149,22 +152,22 @@ def _tool_use(name: str, arguments: Json) -> dict[str, Json]:
     return {"type": "tool_use", "id": new_id("toolu", "_"), "name": name, "input": arguments}
 
 
-def _content(said: Said) -> list[Json]:
+def _content(parts: Sequence[Part]) -> list[Json]:
+    """Blocks in the order in which they were said; a call that was cut off is none."""
+    runs: list[tuple[PartKind, Call]] = []  # what is no call has its text in the same pieces
+    for part in parts:
+        kind: PartKind = PartKind.CALL if part.kind is PartKind.ARGUMENTS else part.kind
+        if part.kind is PartKind.CALL or not runs or runs[-1][0] is not kind:
+            runs.append((kind, Call(part.text)))
+        if part.kind is not PartKind.CALL:
+            runs[-1][1].pieces.append(part.text)
     blocks: list[Json] = []
-    if said.thought:
-        blocks.append({"type": "thinking", "thinking": said.thought, "signature": ""})
-    if said.text or not said.calls:
-        blocks.append({"type": "text", "text": said.text})
-    return [*blocks, *(_tool_use(call.name, _input(call.arguments)) for call in said.calls)]
-
-
-def _input(arguments: str) -> Json:
-    """Of a call; what was cut off, or is no object, has no members."""
-    try:
-        found = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    for kind, run in runs:
+        if kind is not PartKind.CALL:
+            blocks.append(_empty_block(Part(kind, "")) | {DELTAS[kind][1]: run.arguments})
+        elif run.value is not None:
+            blocks.append(_tool_use(run.name, run.value))
+    return blocks or [_empty_block(Part(PartKind.TEXT, ""))]
 
 
 def _message(body: MessagesRequest, content: list[Json], usage: Json) -> dict[str, Json]:

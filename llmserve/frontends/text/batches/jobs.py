@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BufferedWriter
@@ -30,7 +30,7 @@ from llmserve.wire.http1.request import Request
 AT_ONCE = 32  # requests of one batch that the model works on
 WINDOW = 4 * AT_ONCE  # requests that have begun, or whose results wait for those before them
 NUM_READ = 8  # lines at a time
-NUM_RUNNING = 4  # batches at a time
+NUM_RUNNING = 4  # batches of a key at a time
 PART = 0.001  # of its key's weight
 TOO_MANY, UNAVAILABLE = 429, 503  # after which a request is asked again
 IN_PROGRESS, CANCELLING, FINALIZING = "in_progress", "cancelling", "finalizing"
@@ -64,7 +64,9 @@ class Jobs:
     application: asgi.Application
     extensions: Extensions
     _jobs: dict[str, Job] = field(default_factory=dict)  # that have not ended
-    _turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_RUNNING))
+    _turns: defaultdict[str, asyncio.Semaphore] = field(
+        default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(NUM_RUNNING))
+    )  # of each key: one that waits for its limits keeps no other waiting
 
     def start(self, batch: Document) -> None:
         if batch["id"] in self._jobs:
@@ -120,7 +122,7 @@ class Jobs:
         ends = job.document["expires_at"]
         limit = asyncio.timeout(None if ends is None else max(0.0, ends - time.time()))
         try:
-            async with limit, self._turn:
+            async with limit, self._turns[job.document[OWNER]]:
                 await self._work(job)
         except TimeoutError:
             if not limit.expired():

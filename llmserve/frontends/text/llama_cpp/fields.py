@@ -17,6 +17,7 @@ from llmserve.frontends.text.requests.fields import (
     MINUS_ONE_IS_NONE,
     ModelName,
     Sampled,
+    Seed,
 )
 from llmserve.frontends.text.requests.validation import at_most, ignored, refused
 
@@ -36,7 +37,7 @@ class NativeRequest(Sampled):
     max_tokens: Annotated[Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None, MINUS_ONE_IS_NONE] = None
     n_probs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
     repeat_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    seed: Annotated[Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None, MINUS_ONE_IS_NONE] = None
+    seed: Seed = None
     logit_bias: Annotated[Any, BeforeValidator(lambda value: value)] = None  # see `biases`
     return_tokens: bool | None = None
     response_fields: Annotated[list[str], at_most(64)] | None = None

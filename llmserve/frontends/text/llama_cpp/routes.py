@@ -16,7 +16,6 @@ from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import EventStream, data, json_answer
 from llmserve.frontends.text.answers.generation import Caller, Piece, Sampling, answers
 from llmserve.frontends.text.answers.log_probs import chat_log_probs, scored_output, token_ids
-from llmserve.frontends.text.answers.merging import AT_ONCE
 from llmserve.frontends.text.answers.replies import LIMITS, NOTHING
 from llmserve.frontends.text.llama_cpp.fields import Item, NativeRequest
 from llmserve.frontends.text.openai.chat_fields import ChatRequest
@@ -58,7 +57,7 @@ class LlamaCpp:
         def whole(index: int) -> Awaitable[Json]:
             return self._whole(asked, caller, prompts[index], index)
 
-        found = await at_once(whole, range(len(prompts)), AT_ONCE)
+        found = await at_once(whole, range(len(prompts)), caller.most_at_once(sampling.num_answers))
         return json_answer(found if isinstance(body.prompt, list) and len(found) > 1 else found[0])
 
     async def apply_template(self, body: ChatRequest, request: Request) -> Response:

@@ -15,6 +15,7 @@ from llmserve.frontends.text.requests.fields import (
     MAX_TOKENS,
     MAX_TOP,
     ModelName,
+    Seed,
     Speculates,
     StopText,
     speculation_values,
@@ -23,7 +24,7 @@ from llmserve.frontends.text.requests.fields import (
 from llmserve.frontends.text.requests.formats import ANY_OBJECT
 from llmserve.frontends.text.requests.messages import OFF, ON, Talk
 from llmserve.frontends.text.requests.tools import Choice, Function, Schema, ToolName, Tools, tool_use
-from llmserve.frontends.text.requests.validation import Strict, at_most, refused
+from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
 
 NO_IMAGES = "images are not supported"
 LOADING = "How a model is loaded is the server's matter; nothing depends on it."
@@ -39,13 +40,13 @@ class OllamaOptions(Strict):
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: Seed = None
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     speculation: Speculates = None
-    repeat_last_n: Annotated[Any, refused("penalties are over all of the text", -1)] = None
+    repeat_last_n: Annotated[Any, ignored("penalties are over all of the text", -1)] = None
     typical_p: Annotated[Any, refused("typical sampling is not supported", 1, 1.0)] = None
     tfs_z: Annotated[Any, refused("tail-free sampling is not supported", 1, 1.0)] = None
     mirostat: Annotated[Any, refused("mirostat is not supported", 0)] = None

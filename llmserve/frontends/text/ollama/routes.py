@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -15,11 +15,11 @@ from fastapi import Request, Response
 from llmserve import __version__
 from llmserve.frontends.http.json_fields import Json, encode_json
 from llmserve.frontends.text.answers.event_stream import EventStream, json_answer
-from llmserve.frontends.text.answers.failures import Refused
+from llmserve.frontends.text.answers.failures import ModelNotFound, Refused
 from llmserve.frontends.text.answers.generation import Piece
 from llmserve.frontends.text.answers.log_probs import chat_log_probs, scored_output
 from llmserve.frontends.text.answers.replies import LIMITS
-from llmserve.frontends.text.answers.spoken import Prepared, read_parts
+from llmserve.frontends.text.answers.spoken import Call, Prepared, read_parts
 from llmserve.frontends.text.ollama.fields import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from llmserve.frontends.text.requests.ensembles import Ensemble, Named
 from llmserve.frontends.text.requests.formats import guide_values
@@ -38,32 +38,28 @@ class _Reply:
     is_chat: bool
     began_ns: int = field(default_factory=time.monotonic_ns)
     first_ns: int = 0
-    call: list[str] = field(default_factory=list)  # that grows: its name, and its arguments' pieces
+    call: Call | None = None  # that grows
 
     def lines(self, parts: Sequence[Part], *, is_last: bool) -> list[dict[str, Json]]:
-        """What parts say. Calls are told whole."""
+        """What parts say. Calls are told whole; one that was cut off is not."""
         self.first_ns = self.first_ns or time.monotonic_ns()
         found = []
         for part in parts:
-            if part.kind is PartKind.ARGUMENTS:
-                self.call.append(part.text)
+            if part.kind is PartKind.ARGUMENTS and self.call is not None:
+                self.call.pieces.append(part.text)
                 continue
             found += self._called()
             if part.kind is PartKind.CALL:
-                self.call = [part.text]
+                self.call = Call(part.text)
             else:
                 found.append(self._line(**{"thinking" if part.kind is PartKind.THOUGHT else "content": part.text}))
         return found + (self._called() if is_last else [])
 
     def _called(self) -> list[dict[str, Json]]:
-        if not self.call:
+        call, self.call = self.call, None
+        if call is None or call.value is None:
             return []
-        (name, *pieces), self.call = self.call, []
-        try:
-            arguments = json.loads("".join(pieces))
-        except (ValueError, RecursionError):  # cut off
-            arguments = {}
-        return [self._line(tool_calls=[{"function": {"name": name, "arguments": arguments}}])]
+        return [self._line(tool_calls=[{"function": {"name": call.name, "arguments": call.value}}])]
 
     def _line(self, content: str = "", **more: Json) -> dict[str, Json]:
         said = {"message": {"role": "assistant", "content": content, **more}}
@@ -192,11 +188,16 @@ class Ollama:
         }  # fmt: skip
 
     def _find(self, body: Named) -> Ensemble:
+        """By its name, which Ollama's clients may give with or without `LATEST`. Answers have the client's form."""
         asked = body.model
-        body.model = asked.removesuffix(LATEST)
-        ensemble = self.state.ensembles.named(body)
-        body.model = asked if asked == body.model + LATEST else body.model
-        return ensemble
+        other = asked.removesuffix(LATEST) if asked.endswith(LATEST) else asked + LATEST
+        for body.model in (asked, other):
+            with suppress(ModelNotFound):
+                ensemble = self.state.ensembles.named(body)
+                body.model = asked if body.model in (asked, other) else body.model
+                return ensemble
+        body.model = asked
+        return self.state.ensembles.named(body)
 
 
 def _raw(body: OllamaGenerateRequest) -> Prepared:

@@ -22,7 +22,6 @@ from llmserve.frontends.text.answers.log_probs import (
     with_itself,
     with_top,
 )
-from llmserve.frontends.text.answers.merging import AT_ONCE
 from llmserve.frontends.text.answers.replies import (
     NOT_ASKED,
     NOTHING,
@@ -36,7 +35,7 @@ from llmserve.frontends.text.answers.replies import (
     usage_document,
     with_extras,
 )
-from llmserve.frontends.text.answers.spoken import Call, Prepared, Said, read_parts
+from llmserve.frontends.text.answers.spoken import Call, Prepared, Said, has_called, read_parts
 from llmserve.frontends.text.openai.chat_fields import BatchChatRequest, ChatFields, ChatRequest
 from llmserve.frontends.text.requests.ensembles import Ensemble
 from llmserve.frontends.text.state import ApiState
@@ -83,7 +82,7 @@ class Chat:
         async def run(talk: _Conversation) -> None:
             talk.answers = await answers(self._pieces(ensemble, caller, talk), talk.num_answers)
 
-        await at_once(run, talks, AT_ONCE)
+        await at_once(run, talks, caller.most_at_once(max(talk.num_answers for talk in talks)))
         return await self._reply(body, ensemble, caller, talks)
 
     def _begun(self, body: ChatFields, request: Request) -> tuple[Ensemble, Caller]:
@@ -176,7 +175,7 @@ class _Choice:
     chunks: Chunks
     index: int
     reader: PartReader | None
-    num_calls: int = 0
+    calls: list[Call] = field(default_factory=list)
     thought: list[str] = field(default_factory=list)
     text: Template = field(init=False)
     thoughts: Template = field(init=False)
@@ -210,7 +209,7 @@ class _Choice:
         deltas = [self._said(part) for part in parts] or [{}]
         choices = [{**self._delta(delta), **(told if place == 0 else {})} for place, delta in enumerate(deltas)]
         if piece.finish_reason:
-            reason = finish_reason(piece.finish_reason, has_called=self.num_calls > 0)
+            reason = finish_reason(piece.finish_reason, has_called=has_called(self.calls))
             choices[-1] |= {"finish_reason": reason, **ending_fields(piece)}
         for place, choice in enumerate(choices, 1):
             is_last = piece.finish_reason and place == len(choices)
@@ -220,7 +219,8 @@ class _Choice:
         if part.kind is PartKind.TEXT:
             return self.text.filled(json_string(part.text))
         if part.kind is PartKind.ARGUMENTS:
-            return self.arguments.filled(str(self.num_calls - 1), json_string(part.text))
+            self.calls[-1].pieces.append(part.text)
+            return self.arguments.filled(str(len(self.calls) - 1), json_string(part.text))
         if part.kind is PartKind.THOUGHT:
             self.thought.append(part.text)
             return self.thoughts.filled(*[json_string(part.text)] * 2)
@@ -233,12 +233,13 @@ class _Choice:
             self.thought.append(part.text)
             return _thought(part.text)
         if part.kind is PartKind.CALL:
-            self.num_calls += 1
-            return {"tool_calls": [{"index": self.num_calls - 1, **_call(Call(part.text))}]}
-        return {"tool_calls": [{"index": self.num_calls - 1, "function": {"arguments": part.text}}]}
+            self.calls.append(Call(part.text))
+            return {"tool_calls": [{"index": len(self.calls) - 1, **_call(self.calls[-1])}]}
+        self.calls[-1].pieces.append(part.text)
+        return {"tool_calls": [{"index": len(self.calls) - 1, "function": {"arguments": part.text}}]}
 
     def ending(self, piece: Piece) -> bytes:
-        reason = finish_reason(piece.finish_reason, has_called=self.num_calls > 0)
+        reason = finish_reason(piece.finish_reason, has_called=has_called(self.calls))
         return self.chunks.chunk(self._delta({}, reason) | ending_fields(piece), extra_fields(piece))
 
     def _delta(self, delta: Json, reason: str | None = None) -> dict[str, Json]:
@@ -287,7 +288,7 @@ def _document(
                 "index": len(choices),
                 "message": _message(said),
                 "logprobs": None,
-                "finish_reason": finish_reason(answer.last.finish_reason, has_called=bool(said.calls)),
+                "finish_reason": finish_reason(answer.last.finish_reason, has_called=has_called(said.calls)),
                 "token_ids": token_ids(answer.pieces) if body.return_token_ids else None,
                 **ending_fields(answer.last),
                 **({} if is_one else NOT_ASKED | talk.members),

@@ -26,7 +26,7 @@ from llmserve.frontends.text.answers.log_probs import (
     token_ids,
     with_top,
 )
-from llmserve.frontends.text.answers.merging import AT_ONCE, merged
+from llmserve.frontends.text.answers.merging import merged
 from llmserve.frontends.text.answers.replies import (
     NOT_ASKED,
     Chunks,
@@ -153,7 +153,7 @@ class Completions:
             pieces = caller.pieces(ensemble, prompt.values, sampling, streaming=False, wants_tokens=wants_tokens)
             prompt.answers = await answers(pieces, sampling.num_answers)
 
-        await at_once(run, prompts, AT_ONCE)
+        await at_once(run, prompts, caller.most_at_once(sampling.num_answers))
         return await self._reply(body, ensemble, caller, prompts)
 
     async def _reply(
@@ -224,7 +224,7 @@ class Completions:
             )
             for prompt in prompts
         ]  # fmt: skip
-        async with aclosing(merged(streams, AT_ONCE)) as pieces:
+        async with aclosing(merged(streams, caller.most_at_once(num_answers))) as pieces:
             async for place, found in pieces:
                 prompt = prompts[place]
                 for piece in prompt.ready(found) if body.echo and body.logprobs is not None else (found,):

@@ -18,7 +18,7 @@ from llmserve.frontends.text.answers.failures import Refused
 from llmserve.frontends.text.answers.generation import Piece, Sampling, Usage, answers
 from llmserve.frontends.text.answers.log_probs import chat_log_probs, scored_output
 from llmserve.frontends.text.answers.replies import LIMITS, new_id
-from llmserve.frontends.text.answers.spoken import Prepared, read_parts
+from llmserve.frontends.text.answers.spoken import Call, Prepared, read_parts
 from llmserve.frontends.text.openai.background import FINAL, Background
 from llmserve.frontends.text.openai.response_fields import ResponseRequest
 from llmserve.frontends.text.openai.stored_responses import StoredResponse, StoredResponses
@@ -62,6 +62,11 @@ class _Item:
         self.id = new_id(PREFIXES[self.kind], "_")
         if self.kind is PartKind.CALL:
             self.call_id = new_id("call", "_")
+
+    @property
+    def is_complete(self) -> bool:
+        """What a call says may be cut off, or no object."""
+        return self.kind is not PartKind.CALL or Call(self.name, pieces=self.texts).value is not None
 
     def call(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": "".join(self.texts)}
@@ -142,12 +147,12 @@ class _Reply:
         return "".join(text for item in self.items if item.kind is PartKind.THOUGHT for text in item.texts)
 
     def message(self) -> dict[str, Any]:
-        """The answer, in a conversation that goes on."""
+        """The answer, in a conversation that goes on: without a call that was cut off."""
         text = "".join(each for item in self.items if item.kind is PartKind.TEXT for each in item.texts)
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if self.thought:
             message["reasoning_content"] = self.thought
-        if calls := [item for item in self.items if item.kind is PartKind.CALL]:
+        if calls := [item for item in self.items if item.kind is PartKind.CALL and item.is_complete]:
             message["tool_calls"] = [item.call() for item in calls]
         return message
 
@@ -186,7 +191,8 @@ class _Reply:
 
     def _item(self, item: _Item, status: str) -> Json:
         """What cut the answer cut its last item."""
-        return item.document(status if item is self.items[-1] else "completed")
+        ending = status if item is self.items[-1] else "completed"
+        return item.document(ending if item.is_complete else "incomplete")
 
 
 def _usage(usage: Usage | None) -> Json:

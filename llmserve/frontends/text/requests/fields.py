@@ -12,7 +12,7 @@ from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.frontends.text.answers.generation import NO_END, Sampling
 from llmserve.frontends.text.requests.ensembles import Values
 from llmserve.frontends.text.requests.formats import Formatted, guide_values
-from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, problems_of
+from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, problems_of, refused
 
 MAX_STOPS = 32
 MAX_ANSWERS = 128  # to one prompt: the engine's limit
@@ -29,6 +29,7 @@ StopText: TypeAlias = Annotated[str, Field(min_length=1)]
 Stops: TypeAlias = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None
 MINUS_ONE_IS_NONE = BeforeValidator(lambda value: None if value == -1 else value)  # as llama.cpp's clients say it
 TokenId: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Seed: TypeAlias = Annotated[Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None, MINUS_ONE_IS_NONE]
 Limit: TypeAlias = Annotated[Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None, MINUS_ONE_IS_NONE]
 Labels: TypeAlias = Annotated[dict[str, str], at_most(MAX_LABELS)]
 ModelName: TypeAlias = Annotated[
@@ -81,9 +82,13 @@ class Sampled(Formatted):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], at_most(MAX_BIASES)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: Seed = None
     stop: Stops = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS)] | None = None
+    bad_words: Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = Field(
+        None, description="Words that the answer must not have."
+    )
+    use_beam_search: Annotated[Any, refused("beam search is not supported", False)] = None
     include_stop_str_in_output: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: bool | None = None
@@ -181,7 +186,7 @@ class Sampled(Formatted):
         for name in ("presence_penalty", "frequency_penalty", "min_tokens"):
             if value := getattr(self, name):
                 values[name] = [value]
-        for name in ("return_receipt", "stop_token_ids"):
+        for name in ("return_receipt", "stop_token_ids", "bad_words"):
             if value := getattr(self, name):
                 values[name] = value if isinstance(value, list) else [value]
         if self.return_token_ids or self.tells_usage:
