@@ -78,6 +78,26 @@ def test_a_seed_of_minus_one_is_none(llama: ollama.Client) -> None:
     assert made[0] != made[1]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat", "generate"])
+def test_the_time_of_the_prompt_is_told(llama: ollama.Client, path: str, stream: bool) -> None:
+    what: Any = {"messages": ASKED} if path == "chat" else {"prompt": "fox"}
+    made: Any = getattr(llama, path)(model=MODEL, options=GREEDY, stream=stream, **what)
+    last = [*made][-1] if stream else made
+    assert last.prompt_eval_duration > 0
+    assert last.eval_duration > 0
+    assert last.prompt_eval_duration + last.eval_duration <= last.total_duration
+
+
+@pytest.mark.parametrize(
+    ("keep_alive", "reason"),
+    [(None, "load"), (-1, "load"), ("5m", "load"), (0, "unload"), (0.0, "unload"), ("0s", "unload")],
+)
+def test_a_model_is_loaded_or_unloaded(llama: ollama.Client, keep_alive: Any, reason: str) -> None:
+    assert llama.chat(model=MODEL, messages=[], keep_alive=keep_alive).done_reason == reason
+    assert llama.generate(model=MODEL, keep_alive=keep_alive).done_reason == reason
+
+
 def test_lines_are_json(served: RunningServer) -> None:
     body = {"model": MODEL, "messages": ASKED, "options": GREEDY}
     answer = httpx.post(f"{served.http_url}/api/chat", json=body)
@@ -99,7 +119,6 @@ def test_what_there_is(llama: ollama.Client, thinker: Any, served: RunningServer
     assert llama.show(MODEL).capabilities == ["completion"]
     assert thinker.show(MODEL).capabilities == ["completion", "tools", "thinking"]
     assert httpx.get(f"{served.http_url}/api/version").json()["version"]
-    assert llama.chat(model=MODEL, messages=[]).done_reason == "load"
 
 
 def test_a_format_is_a_guide(qwen3: Talker, thinker: Any) -> None:

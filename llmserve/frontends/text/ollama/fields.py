@@ -80,6 +80,7 @@ class OllamaOptions(Strict):
             seed=self.seed,
             stop=stop_list(self.stop),
             more={**values, **more},
+            wants_times=True,
         )
 
 

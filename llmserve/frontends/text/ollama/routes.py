@@ -28,6 +28,7 @@ from llmserve.stages.answer_parts import Part, PartKind
 
 LINES = "application/x-ndjson"
 LATEST = ":latest"  # what Ollama's clients add to names
+UNLOADING = (0, "0", "0s", "0m", "0h")  # values of keep_alive that unload a model there
 
 
 @dataclass(slots=True)
@@ -66,26 +67,24 @@ class _Reply:
         return {**self._head(), **(said if self.is_chat else {"response": content, **more}), "done": False}
 
     def end(self, last: Piece) -> dict[str, Json]:
-        now = time.monotonic_ns()
-        first = self.first_ns or now
-        usage = last.usage
-        counts: dict[str, Json] = {}
-        if usage is not None:
-            counts = {"prompt_eval_count": usage.prompt, "eval_count": usage.completion}
+        now, usage = time.monotonic_ns(), last.usage
+        # of an ensemble that tells no times, those of its lines
+        _, scheduled, first, end = last.times_ns or (0, self.began_ns, self.first_ns or now, now)
+        counts = {} if usage is None else {"prompt_eval_count": usage.prompt, "eval_count": usage.completion}
         return {
             **self._line(),
             "done": True,
             "done_reason": "length" if last.finish_reason in LIMITS else "stop",
             "total_duration": now - self.began_ns,
             "load_duration": 0,
-            "prompt_eval_duration": first - self.began_ns,
-            "eval_duration": now - first,
+            "prompt_eval_duration": first - scheduled,
+            "eval_duration": end - first,
             **counts,
             **({"warning": last.warning} if last.warning else {}),
         }
 
-    def loaded(self) -> dict[str, Json]:
-        return {**self._line(), "done": True, "done_reason": "load"}
+    def loaded(self, keep_alive: Json) -> dict[str, Json]:
+        return {**self._line(), "done": True, "done_reason": "unload" if keep_alive in UNLOADING else "load"}
 
     def _head(self) -> dict[str, Json]:
         return {"model": self.model, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
@@ -117,7 +116,7 @@ class Ollama:
         ensemble = self._find(body)
         reply = _Reply(body.model, is_chat=True)
         if not body.messages:
-            return json_answer(reply.loaded())
+            return json_answer(reply.loaded(body.keep_alive))
         prepared = await self.state.conversations.prepared(ensemble, body.talk())
         return await self._answer(body, request, ensemble, prepared, reply)
 
@@ -126,7 +125,7 @@ class Ollama:
         ensemble = self._find(body)
         reply = _Reply(body.model, is_chat=False)
         if not body.prompt:
-            return json_answer(reply.loaded())
+            return json_answer(reply.loaded(body.keep_alive))
         prepared = _raw(body) if body.raw else await self.state.conversations.prepared(ensemble, body.talk())
         return await self._answer(body, request, ensemble, prepared, reply)
 
@@ -146,7 +145,7 @@ class Ollama:
         documents = _documents(reply, prepared, pieces, partial(self._log_probs, ensemble) if wanted else None)
         if body.streams:
             return EventStream(_encoded(documents), LINES)
-        reply.first_ns = reply.began_ns  # when its first token came is not known
+        reply.first_ns = reply.began_ns  # all lines come at the end
         *lines, end = [document async for document in documents]
         return json_answer(_whole(lines, end, is_chat=reply.is_chat))
 
