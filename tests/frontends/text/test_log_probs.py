@@ -65,6 +65,19 @@ def test_a_prompt_is_scored_by_echo(client: openai.OpenAI, tokenizer: Tokenizer,
     assert log_probs(nothing).token_logprobs == log_probs(made).token_logprobs[:-1]
 
 
+def test_offsets_behind_characters_of_several_tokens(client: openai.OpenAI) -> None:
+    prompt = "é🎉 a"
+    asked: Any = {"model": MODEL, "prompt": prompt, "temperature": 0, "echo": True, "logprobs": 1}
+    found = log_probs(client.completions.create(**asked, max_tokens=0))
+    *letters, last = [prompt[offset:] for offset in found.text_offset]
+    assert letters == ["é🎉 a"] * 2 + ["🎉 a"] * 4  # a token for each byte
+    assert last == found.tokens[-1] == " a"
+    whole = log_probs(client.completions.create(**asked, max_tokens=5)).text_offset
+    chunks = client.completions.create(**asked, max_tokens=5, stream=True)
+    scored = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices]
+    assert [offset for one in scored if one is not None for offset in one.text_offset or ()] == whole
+
+
 def test_a_prompt_of_one_token_has_no_log_probs(client: openai.OpenAI) -> None:
     made = client.completions.create(model=MODEL, prompt=[300], max_tokens=0, echo=True, logprobs=2)
     assert log_probs(made).token_logprobs == [None]

@@ -6,6 +6,7 @@ prompt_log_probs [1, m - 1]  prompt_top_ids, prompt_top_log_probs [1, m - 1, k] 
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -134,17 +135,25 @@ def _chat_token(token: int, log_prob: float, texts: TokenBytes) -> dict[str, Jso
     return {"token": token_text(content), "logprob": max(log_prob, LOWEST), "bytes": list(content)}
 
 
-def completion_log_probs(tokens: Sequence[Scored], texts: TokenBytes, *, offset: int) -> dict[str, Json]:
-    """`offset`: in characters, of the first token in the answer's text."""
-    offsets = []
-    for one in tokens:
-        offsets.append(offset)
-        offset += len(texts[one.token].decode("utf-8", "replace"))
+class TextOffsets:
+    """In characters, of the tokens of one text as they come. A character may be several tokens."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._next = 0
+
+    def of_next(self, token: bytes) -> int:
+        offset = self._next
+        self._next += len(self._decoder.decode(token))
+        return offset
+
+
+def completion_log_probs(tokens: Sequence[Scored], texts: TokenBytes, offsets: TextOffsets) -> dict[str, Json]:
     return {
         "tokens": [token_text(texts[one.token]) for one in tokens],
         "token_logprobs": [None if one.log_prob is None else max(one.log_prob, LOWEST) for one in tokens],
         "top_logprobs": [_alternatives(one, texts) for one in tokens],
-        "text_offset": offsets,
+        "text_offset": [offsets.of_next(texts[one.token]) for one in tokens],
     }
 
 
@@ -160,11 +169,6 @@ def _ranked(one: Scored, log_prob: float, texts: TokenBytes) -> Json:
         text = texts[token].decode("utf-8", "replace")
         found[str(token)] = {"logprob": max(value, LOWEST), "rank": ranks.get(token), "decoded_token": text}
     return found
-
-
-def text_length(tokens: Sequence[Scored], texts: TokenBytes) -> int:
-    """In characters, as `completion_log_probs` counts them."""
-    return sum(len(texts[one.token].decode("utf-8", "replace")) for one in tokens)
 
 
 def _alternatives(one: Scored, texts: TokenBytes) -> dict[str, float] | None:

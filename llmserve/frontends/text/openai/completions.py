@@ -16,13 +16,13 @@ from llmserve.frontends.text.answers.event_stream import EventStream, Template, 
 from llmserve.frontends.text.answers.generation import Answer, Caller, Piece, Sampling, Usage, answers, total_usage
 from llmserve.frontends.text.answers.log_probs import (
     Scored,
+    TextOffsets,
     TokenBytes,
     TokenIds,
     completion_log_probs,
     log_prob_values,
     scored_output,
     scored_prompt,
-    text_length,
     token_ids,
     with_top,
 )
@@ -215,7 +215,7 @@ class Completions:
         members = [await prompt_members(self.state, ensemble, prompt.values, body) for prompt in prompts]
         num_answers = sampling.num_answers
         templates = [chunks.template(_choice(Template.SLOT, index)) for index in range(len(prompts) * num_answers)]
-        offsets = [0] * len(templates)  # in characters, of the next token
+        offsets = [TextOffsets() for _ in templates]
         to_echo = set(range(len(templates))) if body.echo else set()
         streams = [
             caller.pieces(
@@ -233,7 +233,7 @@ class Completions:
                         to_echo.remove(index)
                         choice = _choice(prompt.text, index)
                         if body.logprobs is not None:
-                            choice["logprobs"] = await self._log_probs(body, ensemble, prompt.scores, offsets, index)
+                            choice["logprobs"] = await self._log_probs(body, ensemble, prompt.scores, offsets[index])
                         yield chunks.chunk(choice)
                     if body.max_tokens == 0:
                         piece.text, piece.arrays = "", {}
@@ -248,7 +248,7 @@ class Completions:
                         choice["token_ids"] = token_ids([piece] if piece.arrays else [])
                     if body.logprobs is not None:
                         tokens = scored_output(piece.arrays) if piece.arrays else []
-                        choice["logprobs"] = await self._log_probs(body, ensemble, tokens, offsets, index)
+                        choice["logprobs"] = await self._log_probs(body, ensemble, tokens, offsets[index])
                     if piece.finish_reason:
                         if piece.usage is not None and body.max_tokens == 0:
                             piece.usage = replace(piece.usage, completion=0)
@@ -258,14 +258,12 @@ class Completions:
             yield chunk
 
     async def _log_probs(
-        self, body: CompletionRequest, ensemble: Ensemble, tokens: Sequence[Scored], offsets: list[int], index: int
+        self, body: CompletionRequest, ensemble: Ensemble, tokens: Sequence[Scored], offsets: TextOffsets
     ) -> Json:
-        """Of the next tokens of the choice `index`, whose offset moves on."""
+        """Of the next tokens of a choice, whose offsets move on."""
         texts = TokenIds() if body.return_tokens_as_token_ids else await self.state.token_texts.of(ensemble, tokens)
         tokens = with_top(tokens, body.num_told(body.logprobs))
-        found = completion_log_probs(tokens, texts, offset=offsets[index])
-        offsets[index] += text_length(tokens, texts)
-        return found
+        return completion_log_probs(tokens, texts, offsets)
 
 
 def _reason(body: CompletionRequest, reason: str) -> str | None:
@@ -298,7 +296,7 @@ def _document(
             choices.append(choice | ending_fields(answer.last) | NOT_ASKED | prompt.members)
     texts = TokenIds() if body.return_tokens_as_token_ids else texts
     for choice, tokens in zip(choices, scored, strict=False):
-        choice["logprobs"] = completion_log_probs(tokens, texts, offset=0)
+        choice["logprobs"] = completion_log_probs(tokens, texts, TextOffsets())
     usage = total_usage([prompt.answers for prompt in prompts])
     if usage is not None and body.max_tokens == 0:
         usage = replace(usage, completion=0)
