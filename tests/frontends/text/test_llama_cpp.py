@@ -14,6 +14,7 @@ import pytest
 from llmserve.stages.tokenizer import Tokenizer
 from tests.frontends.server import STRICT
 from tests.frontends.text.conftest import END_ID, expected_ids, expected_text, serving
+from tests.frontends.text.talkers import talking
 
 PROMPT = "Hello"
 TEMPLATE = (
@@ -46,6 +47,26 @@ def test_prompts_in_every_form(http: httpx.Client, tokenizer: Tokenizer) -> None
     mixed = completion(http, prompt=[5, PROMPT, 7], return_tokens=True)
     assert mixed["tokens"] == expected_ids([5, *tokenizer.encode(PROMPT), 7], 6)
     assert completion(http, prompt=ids, n_predict=0)["content"] == ""
+
+
+@pytest.mark.parametrize("limit", [{"n_predict": 0}, {"n_predict": -1, "max_tokens": 0}])
+def test_a_prompt_that_is_only_computed(http: httpx.Client, limit: dict[str, int]) -> None:
+    found = completion(http, prompt=PROMPT, n_probs=1, return_tokens=True, **limit)
+    streamed = http.post("/completion", json={"prompt": PROMPT, "stream": True, **limit}).text
+    last = json.loads(streamed.removeprefix("data: "))
+    for answer in (found, last):
+        assert (answer["content"], answer["tokens"], answer["stop_type"]) == ("", [], "limit")
+        assert answer["tokens_predicted"] == answer["generation_settings"]["n_predict"] == 0
+        assert answer["timings"]["predicted_n"] == 0
+        assert answer["tokens_evaluated"] > 0
+    assert found["completion_probabilities"] == []
+
+
+def test_the_prompt_that_ids_are_has_its_special_tokens(tmp_path: Path) -> None:
+    prompt = "<|im_start|>user\nHello<|im_end|>"
+    with talking(tmp_path, "qwen") as talker, httpx.Client(base_url=talker.server.http_url) as client:
+        talker.says("Hi")
+        assert completion(client, prompt=talker.tokenizer.encode_marked(prompt))["prompt"] == prompt
 
 
 def test_a_stream_has_the_same_tokens(http: httpx.Client) -> None:

@@ -97,7 +97,7 @@ class NativeRequest(Sampled):
 
     def asked(self, prompt_biases: Mapping[int, float]) -> Sampling:
         """`prompt_biases`: of tokens."""
-        limit = self.n_predict if self.n_predict is not None else self.max_tokens
+        limit = self._limit
         more: dict[str, Sequence[Any]] = (
             {**log_prob_values(self.n_probs)} if self.n_probs else {"return_tokens": [True]}
         )
@@ -111,12 +111,16 @@ class NativeRequest(Sampled):
     @property
     def says_nothing(self) -> bool:
         """The prompt is only computed, for later requests."""
-        return self.n_predict == 0
+        return self._limit == 0
+
+    @property
+    def _limit(self) -> int | None:
+        return self.n_predict if self.n_predict is not None else self.max_tokens
 
     def settings(self, sampling: Sampling) -> dict[str, JsonValue]:
         """What holds for an answer, in llama.cpp's names."""
         return {
-            "n_predict": -1 if sampling.max_tokens is None else sampling.max_tokens, "seed": sampling.seed,
+            "n_predict": 0 if self.says_nothing else sampling.max_tokens or -1, "seed": sampling.seed,
             "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
             "min_p": sampling.min_p, "repeat_penalty": sampling.repetition_penalty,
             "presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,

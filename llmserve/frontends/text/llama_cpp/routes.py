@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import Request, Response
 from pydantic import JsonValue
@@ -113,11 +113,11 @@ class LlamaCpp:
         values = await self._values(asked.ensemble, prompt)
         pieces = caller.pieces(asked.ensemble, values, asked.sampling, streaming=False, wants_tokens=True)
         (answer,) = await answers(pieces, 1)
-        text = "" if asked.body.says_nothing else answer.text
+        text, told = ("", []) if asked.body.says_nothing else (answer.text, answer.pieces)
         document = {
             **await self._ending(asked, answer.last, prompt, text, index),
-            "tokens": token_ids(answer.pieces) if asked.body.return_tokens and text else [],
-            **await self._probabilities(asked, answer.pieces),
+            "tokens": token_ids(told) if asked.body.return_tokens else [],
+            **await self._probabilities(asked, told),
         }
         if not asked.body.response_fields:
             return document
@@ -143,7 +143,11 @@ class LlamaCpp:
     async def _ending(
         self, asked: _Asked, last: Piece, prompt: Sequence[Item], text: str, index: int
     ) -> dict[str, Json]:
-        usage = last.usage
+        usage, timings, ensembles = last.usage, last.timings, self.state.ensembles
+        if asked.body.says_nothing:  # engines draw a token all the same
+            last = replace(last, finish_reason="length", stop_word="")
+            usage = usage and replace(usage, completion=0)
+            timings = timings and {**timings, "predicted_n": 0}
         is_text = len(prompt) == 1 and isinstance(prompt[0], str)
         ids = [] if is_text else (await self._values(asked.ensemble, prompt))["prompt_ids"]
         return {
@@ -152,12 +156,12 @@ class LlamaCpp:
             "tokens_evaluated": 0 if usage is None else usage.prompt,
             "tokens_cached": 0 if usage is None else usage.cached,
             "generation_settings": asked.settings,
-            "prompt": prompt[0] if is_text else await self.state.ensembles.text_of(asked.ensemble, ids),
+            "prompt": prompt[0] if is_text else await ensembles.text_of(asked.ensemble, ids, with_special=True),
             "has_new_line": "\n" in text,
             "truncated": False,
             "stop_type": "limit" if last.finish_reason in LIMITS else "word" if last.stop_word else "eos",
             "stopping_word": last.stop_word,
-            "timings": last.timings,
+            "timings": timings,
             **({"warning": last.warning} if last.warning else {}),
         }  # fmt: skip
 

@@ -279,20 +279,24 @@ class Ensembles:
 
     async def text_of(self, ensemble: Ensemble, ids: Sequence[int], *, with_special: bool = False) -> str:
         """What the ensemble's last step makes of ids."""
+        with_special = with_special and self.reads(ensemble, "SKIP_SPECIAL_TOKENS")
         texts = _values(await self._ask(_decoding(ensemble, ids, "OUTPUT", with_special=with_special)), "OUTPUT")
         text: bytes = texts[0]
         return text.decode("utf-8", "replace")
 
     async def bytes_of(self, ensemble: Ensemble, ids: Sequence[int]) -> list[bytes]:
         """What each id stands for by itself."""
-        config = self.core.model_config(ensemble.decoder)
-        if all(entry.name != "RETURN_TOKENS" for entry in config.input):
+        if not self.reads(ensemble, "RETURN_TOKENS"):
             raise Refused(
                 f"model '{ensemble.name}' cannot tell what single tokens are: '{ensemble.decoder}' has no input "
                 "RETURN_TOKENS",
                 "logprobs",
             )
         return _values(await self._ask(_decoding(ensemble, ids, "TOKEN_BYTES")), "TOKEN_BYTES")
+
+    def reads(self, ensemble: Ensemble, name: str) -> bool:
+        """Whether the ensemble's last step has such an input: older ones lack some."""
+        return any(entry.name == name for entry in self.core.model_config(ensemble.decoder).input)
 
     async def _ask(self, request: InferRequest) -> Mapping[str, Tensor]:
         response = await single_response(self.core, request)
