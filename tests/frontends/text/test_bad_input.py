@@ -204,6 +204,10 @@ def test_tokens_of_a_text_and_back(http: httpx.Client) -> None:
     assert found["count"] == len(found["tokens"])
     back = http.post("/detokenize", json={"model": "ensemble", "tokens": found["tokens"]})
     assert back.json() == {"prompt": "red fox", "content": "red fox"}
+    assert http.post("/detokenize", json={"tokens": []}).raise_for_status().json() == {"prompt": "", "content": ""}
+    unknown = http.post("/detokenize", json={"tokens": [*found["tokens"], 49152]})
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "tokens")
+    assert "the vocabulary has no id 49152" in unknown.json()["error"]["message"]
     chat = http.post("/tokenize", json={"model": "ensemble", "messages": [{"role": "user", "content": "red fox"}]})
     assert chat.json()["tokens"] == [195, *found["tokens"], 196]
     assert http.post("/tokenize", json={"model": "ensemble"}).status_code == 400

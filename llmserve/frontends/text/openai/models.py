@@ -12,11 +12,11 @@ from pydantic import Field, model_validator
 from llmserve.core import MAX_MODEL_LEN
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import json_answer
+from llmserve.frontends.text.answers.failures import Refused
 from llmserve.frontends.text.answers.log_probs import Scored, token_text
 from llmserve.frontends.text.openai.chat_fields import Messages
-from llmserve.frontends.text.openai.completions import Ids
 from llmserve.frontends.text.requests.ensembles import Ensemble, Values
-from llmserve.frontends.text.requests.fields import ModelName, TemplateValues
+from llmserve.frontends.text.requests.fields import ModelName, TemplateValues, TokenId
 from llmserve.frontends.text.requests.tools import Choice, Tools, tool_use
 from llmserve.frontends.text.requests.validation import Strict
 from llmserve.frontends.text.state import ApiState
@@ -54,7 +54,7 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     model: ModelName = ""
-    tokens: Ids
+    tokens: list[TokenId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,13 @@ class Models:
     async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
         """The text of ids, without special tokens."""
         ensemble = self.state.ensembles.find(body.model)
+        if not body.tokens:
+            return json_answer({"prompt": "", "content": ""})
+        if self.state.ensembles.reads(ensemble, "RETURN_TOKENS"):
+            ids = [*dict.fromkeys(body.tokens)]
+            texts = await self.state.ensembles.bytes_of(ensemble, ids)
+            if unknown := [token for token, text in zip(ids, texts, strict=True) if not text]:
+                raise Refused(f"tokens: the vocabulary has no id {unknown[0]}", "tokens")
         text = await self.state.ensembles.text_of(ensemble, body.tokens)
         return json_answer({"prompt": text, "content": text})  # vLLM's name of it, and llama.cpp's
 
