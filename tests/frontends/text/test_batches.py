@@ -155,6 +155,10 @@ def test_files_and_batches_are_listed_and_deleted(batch_client: openai.OpenAI) -
     assert (file.bytes, file.filename, file.purpose) == (len(content), "requests.jsonl", "batch")
     assert batch_client.files.content(file.id).content == content
     assert file.id in [each.id for each in batch_client.files.list()]
+    assert {each.purpose for each in batch_client.files.list(purpose="batch_output")} == {"batch_output"}
+    assert [*batch_client.files.list(purpose="assistants")] == []
+    newest = [each.id for each in batch_client.files.list(limit=2)]
+    assert [each.id for each in batch_client.files.list(limit=2, order="asc")] == newest[::-1]
     assert batch_client.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError):
         batch_client.files.retrieve(file.id)
@@ -192,6 +196,7 @@ def test_wrong_uploads_are_refused(server: RunningServer, batch_client: openai.O
         assert http.post("/v1/files", files={"x": b"1"}, data={"purpose": "batch"}).status_code == 400
         assert http.get("/v1/files/..%2Fx").status_code == 404
         assert http.get("/v1/files", params={"limit": "0"}).status_code == 400
+        assert http.get("/v1/files", params={"order": "up"}).json()["error"]["param"] == "order"
         unknown = {"input_file_id": "file-0", "endpoint": CHAT}
         assert http.post("/v1/batches", json=unknown).status_code == 404
         assert http.post("/v1/batches", json={**unknown, "endpoint": "/v1/rerank"}).status_code == 400
@@ -217,7 +222,7 @@ def test_a_form_may_hold_anything() -> None:
     content = b"\r\n--c\r\n\r\n--\x00\xff"
     head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="\xc3\xa9.jsonl"\r\n\r\n'
     form = read_form("multipart/form-data; boundary=b", head + content + b"\r\n--b--\r\n")
-    assert form["file"].content == content
+    assert (form["file"].content, form["file"].filename) == (content, "é.jsonl")
 
 
 def test_a_server_without_a_folder_says_so(http: httpx.Client) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.message import Message
-from email.parser import BytesHeaderParser
+from email.parser import HeaderParser
 
 from llmserve.errors import InvalidArgument
 
@@ -42,7 +42,7 @@ def _parts(body: bytes, delimiter: bytes) -> Iterator[tuple[str, FormPart]]:
         split = body.find(b"\r\n\r\n", begin, begin + MAX_HEADER_BYTES)
         if split < 0 or split > place >= 0:
             raise InvalidArgument("a part of the form has no headers")
-        headers = BytesHeaderParser().parsebytes(body[begin:split].lstrip(b"\r\n"))
+        headers = HeaderParser().parsestr(body[begin:split].lstrip(b"\r\n").decode("utf-8", "replace"))
         name = headers.get_param("name", header="content-disposition")
         if isinstance(name, str) and place >= 0:
             yield name, FormPart(body[split + 4 : place], headers.get_filename() or "")

@@ -54,8 +54,10 @@ class Files:
         return _shown(await asyncio.to_thread(self._store.add_file, owner, name, purpose, file.content))
 
     async def list(self, request: Request) -> Response:
-        """Those of the API key."""
-        return _listed(await asyncio.to_thread(self._store.owned, FILES, self.state.owner(request)), request)
+        """Those of the API key; the query's `purpose` chooses among them."""
+        purpose = request.query_params.get("purpose", "")
+        found = await asyncio.to_thread(self._store.owned, FILES, self.state.owner(request))
+        return _listed([each for each in found if purpose in ("", each["purpose"])], request)
 
     async def retrieve(self, file_id: str, request: Request) -> Response:
         """What is known of a file."""
@@ -161,10 +163,14 @@ def _shown(document: Document) -> Response:
 
 
 def _listed(found: Sequence[Document], request: Request) -> Response:
-    """A page of them: the query's `limit`, after the one that its `after` names."""
+    """A page of them, the newest first: the query's `limit`, after the one that its `after` names, in its `order`."""
     limit, after = request.query_params.get("limit", "20"), request.query_params.get("after")
     if not limit.isdecimal() or not 1 <= int(limit) <= MOST_LISTED:
         raise Refused(f"limit must be a number from 1 to {MOST_LISTED}", "limit")
+    order = request.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise Refused(f"order must be 'asc' or 'desc', got '{order[:50]}'", "order")
+    found = found[::-1] if order == "asc" else found
     ids = [document["id"] for document in found]
     begin = ids.index(after) + 1 if after in ids else 0
     page = [_without_owner(document) for document in found[begin : begin + int(limit)]]
