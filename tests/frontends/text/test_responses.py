@@ -75,6 +75,13 @@ def test_what_is_refused(http: httpx.Client, more: dict[str, Any], param: str) -
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("item", [{"type": "item_reference", "id": "x"}, "x"])
+def test_an_item_of_no_known_type_is_refused_in_plain_words(http: httpx.Client, item: Any) -> None:
+    answer = http.post("/v1/responses", json={"model": MODEL, "input": [item]})
+    assert answer.status_code == 400
+    assert "input.0: must be an object whose 'type' is 'message', " in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("wanted", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 2}])
 def test_log_probs_of_a_response(client: openai.OpenAI, wanted: dict[str, Any]) -> None:
     asked: dict[str, Any] = {"model": "ensemble", "input": "Hello", "max_output_tokens": 16, "temperature": 0, **wanted}

@@ -85,6 +85,8 @@ def test_what_is_made_in_the_background_is_cancelled_or_fails(tmp_path: Path) ->
             made = responses.create(model=MODEL, input="Hello", background=True)
             assert begun.wait(60)
             assert responses.retrieve(made.id).status == "in_progress"
+            with pytest.raises(openai.BadRequestError, match="is not complete yet"):
+                responses.create(model=MODEL, input="x", previous_response_id=made.id)
             with pytest.raises(openai.NotFoundError):
                 responses.retrieve("resp_x")
             assert responses.cancel(made.id).status == "cancelled"

@@ -114,7 +114,12 @@ Item: TypeAlias = Annotated[
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[CallOutput, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(_item_type),
+    Discriminator(
+        _item_type,
+        custom_error_type="item_type",
+        custom_error_message="must be an object whose 'type' is 'message', 'function_call', 'function_call_output' or "
+        "'reasoning'",
+    ),
 ]
 
 

@@ -286,6 +286,8 @@ class Responses:
     def _before(self, owner: str, response_id: str | None) -> Messages:
         if response_id is None:
             return ()
+        if self.background.find(owner, response_id) is not None:
+            raise Refused(f"the response '{response_id}' is not complete yet: try again later", "previous_response_id")
         try:
             found = self._find(owner, response_id)
         except ResponseNotFound as error:
