@@ -52,6 +52,12 @@ class RunnerInfo:
         return max(num_left, self.num_whole(self.num_blocks)) * self.block_size
 
     @property
+    def fitting(self) -> RunnerInfo:
+        """No sequence is longer than the pool has room for. An answer's last token is not in it."""
+        longest = self.longest_fitting + (0 if self.output_width else 1)
+        return self if longest >= self.max_seq_len else replace(self, max_seq_len=longest)
+
+    @property
     def checkpoint_blocks(self) -> int:
         """Blocks that take as much memory as a state: between two that are kept, so that these take no more."""
         return max(1, -(-self.state_bytes // max(1, self.block_bytes * (1 + self.windowed_layers.num_tables))))

@@ -34,7 +34,7 @@ from llmserve.engine.kv_files.sealed_prefixes import SealedPrefixes
 from llmserve.engine.posted import Posted
 from llmserve.engine.settings import AdapterLimits
 from llmserve.engine.stream import EngineEnd, Outbox, TokenStream
-from llmserve.engine.validation import check_pool, check_request
+from llmserve.engine.validation import check_request
 from llmserve.errors import EngineFileError, InternalError, LlmserveError, ResourceExhausted, Unavailable
 from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.fairness import has_queue_share
@@ -66,7 +66,13 @@ class InflightEngine:
         prefixes: SealedPrefixes | None = None,
     ) -> None:  # fmt: skip
         """`budgets`: shared with other engines; `files`: where its blocks outlive it; `prefixes`: that it knows."""
-        limits, settings = runner.info, settings or SchedulerSettings()
+        limits, settings = runner.info.fitting, settings or SchedulerSettings()
+        if limits.max_seq_len < info.max_seq_len:
+            logger.warning(
+                "engine %s: a prompt and its answer have %d tokens at most, and not %d: the KV cache has no room for "
+                "more (--kv-cache-fraction, --max-kv-tokens)", info.name, limits.max_seq_len, info.max_seq_len,
+            )  # fmt: skip
+            info = replace(info, max_seq_len=limits.max_seq_len)
         if isinstance(runner, PipelinedRunner):  # the next step begins before tokens are known
             settings = replace(settings, speculation=Speculation.OFF)
         self._info = info
@@ -115,7 +121,6 @@ class InflightEngine:
             request, vocab_size=limits.vocab_size, max_seq_len=limits.max_seq_len, pools=limits.output_width > 0,
             adapters=self._adapters.digests,
         )  # fmt: skip
-        check_pool(request, max_seq_len=limits.max_seq_len, num_pool_tokens=limits.longest_fitting)
         self._scheduler.config.check_fits(request.num_sequences)
         return self._adapted(request) if request.adapter else self._stream(request)
 

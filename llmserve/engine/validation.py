@@ -53,17 +53,6 @@ def prompt_error(num_tokens: int, *, limit: int) -> Callable[[str], InvalidArgum
     return partial(PromptTooLong, num_tokens=num_tokens, limit=limit) if num_tokens > limit else InvalidArgument
 
 
-def check_pool(request: GenerateRequest, *, max_seq_len: int, num_pool_tokens: int) -> None:
-    """Raise `InvalidArgument` for a valid request whose answer could never fit the KV pool, even alone."""
-    num_prompt = len(request.prompt_ids)
-    max_tokens = request.max_new_tokens(max_seq_len)
-    if num_prompt + max_tokens - 1 > num_pool_tokens:
-        raise InvalidArgument(
-            f"request {request.request_id!r} does not fit the KV cache of {num_pool_tokens} tokens: the prompt has "
-            f"{num_prompt} and max_tokens is {max_tokens}; ask for fewer tokens, or give the cache more memory"
-        )
-
-
 def _prompt_problems(request: GenerateRequest, vocab_size: int, max_seq_len: int) -> Iterator[str]:
     num_prompt = len(request.prompt_ids)
     if num_prompt == 0:

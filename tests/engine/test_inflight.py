@@ -16,7 +16,7 @@ from llmserve.core import FinishReason, GenerateRequest, SamplingParams, TokenEv
 from llmserve.engine.base import EngineInfo, RunnerInfo, StepResult
 from llmserve.engine.fake import FAKE_RUNNER_INFO, FakeRunner, fake_answer, fake_engine
 from llmserve.engine.inflight import InflightEngine
-from llmserve.errors import InternalError, InvalidArgument, ResourceExhausted, Unavailable
+from llmserve.errors import InternalError, InvalidArgument, PromptTooLong, ResourceExhausted, Unavailable
 from llmserve.scheduler.plan import Chunk, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import Policy, SchedulerSettings
@@ -380,11 +380,16 @@ async def test_time_in_front_of_the_step_thread_is_queue_time() -> None:
         await running.aclose()
 
 
-async def test_a_request_that_can_never_fit_is_refused() -> None:
+async def test_no_sequence_is_longer_than_the_kv_cache(caplog: pytest.LogCaptureFixture) -> None:
+    """The last token of an answer is not in it."""
     with opened(FakeRunner(replace(FAKE_RUNNER_INFO, num_blocks=4))) as engine:
-        with pytest.raises(InvalidArgument, match="does not fit the KV cache of 16 tokens"):
-            engine.submit(request(1, 2, max_tokens=16))
-        assert len(await tokens_of(engine.submit(request(1, 2, max_tokens=15)))) == 15
+        assert engine.info.max_seq_len == 17
+        assert len(await tokens_of(engine.submit(request(1, 2, max_tokens=16)))) == 15
+        with pytest.raises(PromptTooLong, match="takes at most 16"):
+            engine.submit(request(*range(17)))
+    assert "have 17 tokens at most, and not" in caplog.text
+    with opened(FakeRunner(replace(FAKE_RUNNER_INFO, num_blocks=4, output_width=2))) as engine:
+        assert engine.info.max_seq_len == 16
 
 
 async def test_an_idle_engine_uses_no_processor() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from llmserve.core import GenerateRequest, SamplingParams
-from llmserve.engine.validation import MAX_WORD_LENGTH, MAX_WORD_TOKENS, check_pool, check_request
+from llmserve.engine.validation import MAX_WORD_LENGTH, MAX_WORD_TOKENS, check_request
 from llmserve.errors import InvalidArgument, PromptTooLong
 
 REQUEST = GenerateRequest("r", (1, 2), SamplingParams(max_tokens=8))
@@ -42,13 +42,6 @@ def test_valid_requests_pass() -> None:
     check_request(replace(REQUEST, bad_ids=((0,), (1,), (2,)), end_id=3), vocab_size=4, max_seq_len=10)
     elsewhere = replace(REQUEST, sampling=SamplingParams(min_tokens=1), bad_ids=((0,), (1,), (2,)), end_id=-1)
     check_request(elsewhere, vocab_size=4, max_seq_len=10)
-
-
-def test_an_answer_that_never_fits_the_pool_is_refused() -> None:
-    check_pool(REQUEST, max_seq_len=100, num_pool_tokens=9)  # the last token is not cached
-    with pytest.raises(InvalidArgument, match="does not fit the KV cache"):
-        check_pool(REQUEST, max_seq_len=100, num_pool_tokens=8)
-    check_pool(REQUEST, max_seq_len=8, num_pool_tokens=8)  # cut to six tokens
 
 
 def test_too_long_a_prompt_says_how_long_whatever_else_is_wrong() -> None:

@@ -272,7 +272,7 @@ async def test_a_damaged_file_is_computed_again(
     found, _ = await answer(engine, LONG)
     engine.close()
     assert found == fake_answer(LONG, 8)
-    assert len(caplog.records) <= 1
+    assert caplog.text.count("a block is damaged") <= 1
 
 
 async def test_several_answers_to_a_prompt_wait_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
