@@ -37,7 +37,8 @@ class Services:
         self._metrics.forget(self._owner)
 
     def _load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        self._wait_for(lambda control: control.load_model(name, config, files))
+        paths = {key.removeprefix("file:"): content for key, content in files.items()}  # the names are as clients' are
+        self._wait_for(lambda control: control.load_model(name, config, paths))
 
     def _unload_model(self, name: str, unload_dependents: bool) -> None:
         self._wait_for(lambda control: control.unload_model(name, unload_dependents=unload_dependents))

@@ -260,6 +260,25 @@ async def test_models_load_and_unload_models(tmp_path: Path, mode: str) -> None:
             await ask("nobody")
 
 
+REPLACER = echo_model(
+    """
+        config = '{"backend": "python", "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}], '
+        config += '"output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}]}'
+        code = pathlib.Path(__file__).with_name("late.txt").read_bytes()
+        pb_utils.load_model("late", config, files={"file:1/model.py": code})
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.zeros(1, np.float32))])"""
+)
+
+
+@MODES
+async def test_a_model_loads_another_from_files(tmp_path: Path, mode: str) -> None:
+    write_model(tmp_path, "loader", ECHO_CONFIG + mode, "import pathlib\n" + REPLACER)
+    (tmp_path / "loader/1/late.txt").write_text("import triton_python_backend_utils as pb_utils\n" + INNER)
+    async with serving(tmp_path, control_mode=ControlMode.EXPLICIT, load_at_start=("loader",)) as core:
+        await single(core, request("loader", floats(0)))
+        assert values(await single(core, request("late", floats(1)))) == [2]
+
+
 @MODES
 async def test_async_exec_begins_at_once_and_iterators_can_be_cancelled(tmp_path: Path, mode: str) -> None:
     has_begun = tmp_path / "begun"
