@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
@@ -181,7 +181,8 @@ class ModelSignature:
                 continue
             self._unseen.remove(tensor.name)
             spec, shape = self.outputs[tensor.name], tensor.shape
-            if spec.accepts(shape, self._batch_dims) or spec.accepts(shape, 0):
+            seen = spec if spec.reshape is None else replace(spec, dims=spec.reshape)
+            if any(each.accepts(shape, dims) for each in (seen, spec) for dims in (self._batch_dims, 0)):
                 continue
             logger.warning(
                 "model '%s' answered with output '%s' of shape %s, which its config declares as %s; clients get it as "

@@ -148,3 +148,12 @@ def test_an_output_of_another_shape_passes_as_from_triton_and_is_logged_once(cap
         assert model.from_model(outputs, frozenset()) == outputs
     (line,) = caplog.messages
     assert line.startswith("model 'm' answered with output 'C' of shape [8], which its config declares as [-1,-1,4];")
+
+
+@pytest.mark.parametrize(("shape", "warnings"), [((3, 2, 4), 0), ((2, 4), 0), ((3, 8), 0), ((3, 4, 2), 1)])
+def test_a_reshaped_output_is_compared_with_what_the_model_sees(
+    shape: tuple[int, ...], warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = signature(f"max_batch_size: 8 {tensors('output', C='FP32 [ 8 ] reshape { shape: [ 2, 4 ] }')}")
+    model.from_model((Tensor("C", "FP32", np.zeros(shape, np.float32)),), frozenset())
+    assert len(caplog.messages) == warnings
