@@ -34,6 +34,7 @@ _INFERENCE = (
     counter("nv_inference_compute_infer_duration_us", "Cumulative compute infer duration in microseconds"),
     counter("nv_inference_compute_output_duration_us", "Cumulative compute output duration in microseconds"),
     gauge("nv_inference_pending_request_count", "Number of requests that are waiting to be executed"),
+    gauge("nv_model_load_duration_secs", "Model load time in seconds", adds_up=False),
     summary("nv_inference_request_summary_us", "Inference request duration in microseconds"),
     summary("nv_inference_queue_summary_us", "Inference queuing duration in microseconds"),
     summary("nv_inference_compute_input_summary_us", "Compute input duration in microseconds"),

@@ -61,6 +61,7 @@ class ServedModel:
         parts: Sequence[ServedModel] = (),
         inline: InlineInstance | None = None,
         turn: LoopTurn | None = None,
+        load_s: float = 0.0,
     ) -> None:
         """`parts` are the models of an ensemble's steps; `inline` executes brief requests without the scheduler."""
         self.name: str = config.name
@@ -75,6 +76,7 @@ class ServedModel:
         self._turn = turn or LoopTurn()
         self._passes_responses = bool(parts) and not signature.reshapes_outputs  # an ensemble's are as they should be
         self._decoupled = self.decoupled
+        self.load_s = load_s  # how long its load took; an ensemble loads nothing
         self._num_holds = 0
         self._unused: asyncio.Event | None = None  # of whoever waits for that
         self.labels: Labels = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -115,6 +116,7 @@ async def load_version(
     reserved_bytes: int = 0,
 ) -> ServedModel:
     """One version, ready for requests. `files_version`: the one that has its files, if that is another."""
+    began = time.monotonic()
     config, directory = prepared.config, prepared.source.path
     context = LoadContext(
         config,
@@ -151,6 +153,7 @@ async def load_version(
         loaded=loaded,
         inline=inline_instance(config, loaded, server.shared),
         turn=server.shared.turn,
+        load_s=time.monotonic() - began,
     )
     served.labels = prepared.labels
     return served

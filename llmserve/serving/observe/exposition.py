@@ -81,6 +81,7 @@ class ServerCollector(Collector):
         if self._settings.counter_latencies:
             yield from _duration_samples(statistics)
         yield Sample("nv_inference_pending_request_count", model.num_pending)
+        yield Sample("nv_model_load_duration_secs", model.load_s)
         for part, summary in statistics.summaries.items():
             yield from _summary_samples(f"nv_inference_{part}_summary_us", summary, self._settings.quantiles)
         if statistics.first_responses is not None:

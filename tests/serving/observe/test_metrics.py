@@ -17,6 +17,7 @@ from llmserve.serving.instruments.latencies import Histogram, Summary
 from llmserve.serving.instruments.metrics_settings import MetricsSettings, parse_metrics_config
 from llmserve.serving.observe.gpu import Gpus
 from llmserve.serving.observe.machine import MachineSampler
+from llmserve.serving.settings import ControlMode
 from tests.serving.models import collect, floats, identity_config, request, serving, single, write_model
 
 # The expressions of the public dashboards for Triton, without what depends on how they are scraped.
@@ -39,6 +40,10 @@ DASHBOARD_QUERIES = (
     "nv_cache_util",
 )
 EVERYTHING = MetricsSettings(summary_latencies=True, histogram_latencies=True)
+ENSEMBLE = identity_config(
+    'ensemble_scheduling { step { model_name: "m" model_version: -1 input_map { key: "X" value: "X" } '
+    'output_map { key: "Y" value: "Y" } } }'
+).replace('backend: "identity"', 'platform: "ensemble"')
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
@@ -120,6 +125,29 @@ async def test_first_responses_of_decoupled_models(tmp_path: Path) -> None:
     assert found[f'{family}_bucket{{model="own",version="1",le="1"}}'] == 0
     assert found[f'{family}_bucket{{model="own",version="1",le="2000.5"}}'] == 1
     assert not any("unary" in name for name in found)
+
+
+async def test_load_times(tmp_path: Path) -> None:
+    wait = "import time\nclass TritonPythonModel:\n    def initialize(self, args):\n        time.sleep(0.2)\n"
+    write_model(
+        tmp_path,
+        "m",
+        identity_config().replace('"identity"', '"python"'),
+        wait + "    def execute(self, requests):\n        pass\n",
+    )
+    write_model(tmp_path, "e", ENSEMBLE)
+    async with serving(tmp_path, control_mode=ControlMode.EXPLICIT, load_at_start=("e",)) as core:
+        before = samples(core)
+        await core.load_model("m")  # nothing has changed
+        after = samples(core)
+        await core.unload_model("e")
+        await core.unload_model("m")
+        unloaded = samples(core)
+    of_model, of_ensemble = (f'nv_model_load_duration_secs{{model="{name}",version="1"}}' for name in "me")
+    assert before[of_model] >= 0.2
+    assert before[of_ensemble] == 0
+    assert (after[of_model], after[of_ensemble]) == (before[of_model], 0)
+    assert not {of_model, of_ensemble} & unloaded.keys()
 
 
 async def test_response_cache(tmp_path: Path) -> None:
