@@ -12,13 +12,13 @@ from tests.cli.test_serve import identity_model, run, servers, start
 from tests.frontends.server import wait_until
 
 __all__ = ["servers"]
-WARNING = "metric_tags has no effect"
+WARNING = "cc_model_filenames has no effect"
 
 
 def test_what_is_printed_follows_flags_and_clients(tmp_path: Path, servers: list[object]) -> None:
     repository = identity_model(tmp_path / "models", "m")
     with (repository / "m/config.pbtxt").open("a") as config:
-        config.write('metric_tags { key: "a" value: "b" }')
+        config.write('cc_model_filenames { key: "a" value: "b" }')
     log = tmp_path / "log.txt"
     flags = ["--model-control-mode=explicit", "--log-warning=false", "--log-format=ISO8601", f"--log-file={log}"]
     servers.append(server := start("--model-repository", str(repository), *flags))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelOptimizationPolicy
 
+from llmserve.serving.config.metric_tags import has_unusable_tags
+
 
 @dataclass(frozen=True, slots=True)
 class Feature:
@@ -56,7 +58,11 @@ PLACED = ("onnxruntime", "pytorch", "tensorrtllm")  # they read the kind, and re
 IGNORED = (
     Feature("optimization", _tunes_optimization, "graph, accelerator and batching hints have no effect"),
     Feature("cc_model_filenames", lambda config: len(config.cc_model_filenames) > 0, "there is no choice of files"),
-    Feature("metric_tags", lambda config: len(config.metric_tags) > 0, "metrics carry no extra labels"),
+    Feature(
+        "metric_tags",
+        has_unusable_tags,
+        "its keys must be letters, digits and _, and not begin with _; others add no label",
+    ),
     Feature(
         "instance_group.passive, profile, host_policy, secondary_devices",
         lambda config: _any_group(config, "passive", "profile", "host_policy", "secondary_devices"),

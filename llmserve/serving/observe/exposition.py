@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from llmserve.metrics import METRICS
 from llmserve.serving.backend import GaugeSample
+from llmserve.serving.config.metric_tags import metric_labels
 from llmserve.serving.instruments.latencies import Histogram, Summary
 from llmserve.serving.instruments.metrics_settings import MetricsSettings
 from llmserve.serving.instruments.model_statistics import ModelStatistics
@@ -63,7 +64,7 @@ class ServerCollector(Collector):
 
     def _samples(self) -> Iterator[Sample]:
         for model in self._models():
-            labels = {"model": model.name, "version": model.version}
+            labels = {"model": model.name, "version": model.version, **metric_labels(model.config)}
             for sample in self._model_samples(model):
                 yield sample._replace(labels=_ordered({**labels, **sample.labels}))
         if self._cache is not None:

@@ -103,6 +103,9 @@ def test_all_problems_at_once() -> None:
     [
         ("optimization { cuda { graphs: true } }", "optimization"),
         ("instance_group { kind: KIND_GPU }", "instance_group.kind"),
+        ("metric_tags { key: 'cost-center' value: '7' }", "metric_tags"),
+        ("metric_tags { key: '_x' value: 'y' }", "metric_tags"),
+        ("metric_tags { value: 'y' }", "metric_tags"),
     ],
 )
 def test_setting_without_effect_is_named(text: str, feature: str) -> None:
@@ -126,14 +129,15 @@ def test_a_gpu_that_is_not_there_is_refused_by_every_backend(
 
 def test_plain_config_ignores_nothing() -> None:
     assert ignored_features(completed(identity_config("max_batch_size: 2 dynamic_batching { }"))) == []
+    assert ignored_features(completed(identity_config("metric_tags { key: 'Cost_center7' value: '7' }"))) == []
 
 
 async def test_setting_without_effect_is_logged_at_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_model(tmp_path, "m", identity_config("metric_tags { key: 'a' value: 'b' }"))
+    write_model(tmp_path, "m", identity_config("cc_model_filenames { key: 'a' value: 'b' }"))
     with caplog.at_level(logging.WARNING):
         async with serving(tmp_path) as core:
             assert core.ready()
-    assert [line for line in caplog.messages if line.startswith("model 'm': metric_tags has no effect")]
+    assert [line for line in caplog.messages if line.startswith("model 'm': cc_model_filenames has no effect")]
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,26 @@ async def test_load_times(tmp_path: Path) -> None:
     assert not {of_model, of_ensemble} & unloaded.keys()
 
 
+async def test_metric_tags_are_labels_of_all_families(tmp_path: Path) -> None:
+    tags = "".join(
+        f"metric_tags {{ key: '{key}' value: '{value}' }}"
+        for key, value in {"team": 'n"lp', "0": "zero", "cost-center": "7", "_x": "y", "": "z"}.items()
+    )
+    write_model(tmp_path, "m", identity_config(tags + "response_cache { enable: true }"))
+    write_model(tmp_path, "plain", identity_config())
+    async with serving(tmp_path, cache_bytes=100_000, metrics=EVERYTHING) as core:
+        await collect(core, request("m", floats(1)))
+        found = samples(core)
+    labels = '_0="zero",_team="n\\"lp",model="m",'
+    of_model = {name for name in found if 'model="m"' in name}
+    assert [name for name in of_model if f"{{{labels}" not in name] == []
+    assert {name.split("{")[0] for name in of_model} >= {
+        "nv_inference_request_success", "nv_inference_request_summary_us", "nv_model_load_duration_secs",
+        "nv_cache_num_misses_per_model",
+    }  # fmt: skip
+    assert not any("_team" in name for name in found.keys() - of_model)
+
+
 async def test_response_cache(tmp_path: Path) -> None:
     write_model(tmp_path, "cached", identity_config("response_cache { enable: true }"))
     write_model(tmp_path, "plain", identity_config())
