@@ -25,7 +25,7 @@ WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0":
 NO_EFFECT = {
     "GPU memory and devices": (
         "pinned-memory-pool-byte-size", "cuda-memory-pool-byte-size", "cuda-virtual-address-size",
-        "min-supported-compute-capability", "model-load-gpu-limit",
+        "min-supported-compute-capability", "model-load-gpu-limit", "enable-peer-access",
     ),
     "threads and pools of tritonserver's own": (
         "http-thread-count", "grpc-infer-thread-count", "grpc-infer-allocation-pool-size",
@@ -41,8 +41,8 @@ NO_EFFECT = {
     ),
     "loading": ("model-load-retry-count",),
     "other clouds' services": (
-        "sagemaker-port", "sagemaker-safe-port-range", "sagemaker-thread-count", "vertex-ai-port",
-        "vertex-ai-thread-count", "vertex-ai-default-model",
+        "sagemaker-port", "sagemaker-safe-port-range", "sagemaker-thread-count", "vertex-ai-address",
+        "vertex-ai-port", "vertex-ai-thread-count", "vertex-ai-default-model",
     ),
 }  # fmt: skip
 REFUSED = {
@@ -50,7 +50,7 @@ REFUSED = {
     "allow-sagemaker": "this service is not supported",
     "allow-vertex-ai": "this service is not supported",
 }
-BOOLEANS = frozenset((*OWN_BOOLEANS, "strict-model-config", *REFUSED))
+BOOLEANS = frozenset((*OWN_BOOLEANS, "strict-model-config", "enable-peer-access", *REFUSED))
 _SUBJECTS = {flag: subject for subject, flags in NO_EFFECT.items() for flag in flags}
 KNOWN = BOOLEANS | REFUSED.keys() | _SUBJECTS.keys() | {"response-cache-byte-size", "log-verbose"}
 

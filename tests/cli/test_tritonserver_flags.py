@@ -42,6 +42,20 @@ def test_flags_without_effect_take_their_values_along() -> None:
     assert [text.split()[0] for text in done.without_effect] == ["--host-policy", "--grpc-http2-max-ping-strikes"]
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--enable-peer-access=true"],
+        ["--enable-peer-access"],
+        ["--enable-peer-access", "false"],
+        ["--vertex-ai-address", "0.0.0.0"],
+    ],
+)
+def test_flags_without_effect_of_each_form(given: list[str]) -> None:
+    done = translate([*given, "engine"])
+    assert (done.arguments, len(done.without_effect), done.problems) == (["engine"], 1, [])
+
+
 @pytest.mark.parametrize("flag", ["--model-namespacing=1", "--allow-sagemaker", "--allow-vertex-ai=true"])
 def test_what_would_be_another_service_is_refused(flag: str) -> None:
     done = translate([flag])
