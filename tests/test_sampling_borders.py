@@ -88,7 +88,7 @@ def request_of_engine_model(values: Values) -> GenerateRequest:
         name: Tensor(name, dtypes[name], np.array(value, NUMPY_DTYPES[dtypes[name]]).reshape(1, -1))
         for name, value in given.items()
     }
-    return read_request(tensors, request_id="r", max_seq_len=100, excludes_input=True).generate
+    return read_request(tensors, request_id="r", max_seq_len=100, vocab_sizes=set(), excludes_input=True).generate
 
 
 def request_of_ensemble(values: Values) -> GenerateRequest:

@@ -285,6 +285,7 @@ class EngineInstance:
             request.inputs,
             request_id=self._id_of(request),
             max_seq_len=self.engine.info.max_seq_len,
+            vocab_sizes={self.tokenizer.vocab_size, self.engine.info.vocab_size} if self.tokenizer else set(),
             excludes_input=self.excludes_input,
             max_beam_width=self.engine.info.max_beam_width,
         )

@@ -8,7 +8,7 @@ and `beam_search_diversity_rate` steer beam search only: without effect where `b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -58,10 +58,14 @@ def is_stop(inputs: Mapping[str, Tensor]) -> bool:
 
 
 def read_request(
-    inputs: Mapping[str, Tensor], *, request_id: str, max_seq_len: int, excludes_input: bool, max_beam_width: int = 1
-) -> TensorRequest:
-    """Raise `Unsupported` when all that is wrong is what this engine cannot do, else `InvalidArgument`; of too long a
-    prompt, `PromptTooLong`."""
+    inputs: Mapping[str, Tensor], *, request_id: str, max_seq_len: int, vocab_sizes: Set[int], excludes_input: bool,
+    max_beam_width: int = 1,
+) -> TensorRequest:  # fmt: skip
+    """`vocab_sizes`: the tokenizer's and the engine's, which may be padded; empty when there is no tokenizer.
+
+    Raise `Unsupported` when all that is wrong is what this engine cannot do, else `InvalidArgument`; of too long a
+    prompt, `PromptTooLong`.
+    """
     reader = _RequestReader(inputs)
     names = UNSUPPORTED_INPUTS + (DECODER_INPUTS if reader.size("decoder_input_ids") > 1 else ())
     unsupported = [f"{name} is not supported by this engine" for name in names if reader.has(name)]
@@ -73,7 +77,7 @@ def read_request(
             end_id=reader.token("end_id"),
             stop_ids=reader.words("stop_words_list"),
             bad_ids=reader.words("bad_words_list"),
-            embedding_bias=reader.bias("embedding_bias"),
+            embedding_bias=reader.bias("embedding_bias", vocab_sizes),
             num_sequences=reader.integer(("num_return_sequences",), 1),
             beam=_beam(reader, max_beam_width),
             return_log_probs=reader.flag("return_log_probs"),
@@ -231,9 +235,14 @@ class _RequestReader:
             return ()
         return self._tried(lambda: tuple(text for value in values if (text := text_from_bytes(value, name))), ())
 
-    def bias(self, name: str) -> tuple[tuple[int, float], ...]:
-        """A dense vector, one value per token id -> the values that change something."""
+    def bias(self, name: str, vocab_sizes: Set[int]) -> tuple[tuple[int, float], ...]:
+        """A dense vector, one value per token id -> the values that change something. A single 0 stands for none."""
         values = self._row(name).astype(np.float32)
+        if vocab_sizes and values.size not in vocab_sizes and values.tolist() not in ([], [0]):
+            known = " or ".join(map(str, sorted(vocab_sizes)))
+            self.problems.append(
+                f"{name} must have one value for each token of the vocabulary: {known}, got {values.size}"
+            )
         if not np.isfinite(values).all():
             self.problems.append(f"{name} must hold finite numbers only")
         return tuple((int(token), float(values[token])) for token in np.flatnonzero(values))

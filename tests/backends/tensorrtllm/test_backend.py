@@ -71,6 +71,21 @@ async def test_a_unary_answer_is_one_response(engine: InflightEngine) -> None:
     assert (value(response, "num_prompt_tokens"), value(response, "num_completion_tokens")) == (3, 5)
 
 
+async def test_a_bias_must_fit_the_tokenizer_or_the_engine(engine: InflightEngine, tmp_path: Path) -> None:
+    write_baichuan(tmp_path)
+    instance = instance_over(engine, tokenizer_dir=str(tmp_path))
+    sizes = (load_tokenizer(tmp_path).vocab_size, engine.info.vocab_size)
+    assert sizes[0] != sizes[1]
+    for size in sizes:
+        bias = [0.0] * size
+        bias[9] = 1e6
+        (response,) = await responses(instance, request(PROMPT, embedding_bias=bias))
+        assert ids(response) == [9] * 5
+    error = await refusal(instance, embedding_bias=[1.0, 2.0])
+    assert error.code is Code.INVALID_ARGUMENT
+    assert all(str(size) in str(error) for size in (*sizes, 2))
+
+
 async def test_streaming_gives_new_ids_as_they_come(engine: InflightEngine) -> None:
     parts = await responses(instance_over(engine), request(PROMPT, streaming=True))
     assert len(parts) >= 5

@@ -14,11 +14,14 @@ from llmserve.stages.guides import GuideKind, GuideText
 from tests.backends.tensorrtllm.models import tensors
 
 
-def read(*, max_beam_width: int = 1, **values: Any) -> TensorRequest:
+def read(*, max_beam_width: int = 1, vocab_sizes: Any = frozenset({6, 8}), **values: Any) -> TensorRequest:
     given = {"input_ids": [3, 4, 5], "input_lengths": 3, "request_output_len": 7, **values}
     inputs = tensors({name: value for name, value in given.items() if value is not None and not is_array(value)})
     inputs |= {name: Tensor(name, "INT32", value) for name, value in given.items() if is_array(value)}
-    return read_request(inputs, request_id="r", max_seq_len=100, excludes_input=False, max_beam_width=max_beam_width)
+    return read_request(
+        inputs, request_id="r", max_seq_len=100, vocab_sizes=vocab_sizes, excludes_input=False,
+        max_beam_width=max_beam_width,
+    )  # fmt: skip
 
 
 def is_array(value: Any) -> bool:
@@ -95,7 +98,10 @@ def test_end_id_minus_one_never_stops() -> None:
 def test_the_dense_bias_becomes_the_values_that_matter() -> None:
     bias = [0.0] * 6
     bias[4] = -1.5
-    assert read(embedding_bias=bias).generate.embedding_bias == ((4, -1.5),)
+    for padding in ([], [0.0, 0.0]):
+        assert read(embedding_bias=bias + padding).generate.embedding_bias == ((4, -1.5),)
+    assert read(embedding_bias=[0.0]).generate.embedding_bias == ()
+    assert read(embedding_bias=[0.0, 2.0], vocab_sizes=frozenset()).generate.embedding_bias == ((1, 2.0),)
 
 
 def test_the_prompt_is_cut_to_its_length_and_may_lack_the_batch_dimension() -> None:
@@ -137,7 +143,9 @@ def test_empty_tensors_count_as_absent() -> None:
         ({"num_return_sequences": 0}, "num_return_sequences"),
         ({"stop_words": [b"\xff"]}, "stop_words is not valid UTF-8"),
         ({"bad_words_list": np.array([[1, 2], [2, 1]])}, "bad_words_list"),
-        ({"embedding_bias": [math.inf]}, "embedding_bias"),
+        ({"embedding_bias": [math.inf] * 6}, "embedding_bias"),
+        ({"embedding_bias": [1.0]}, "embedding_bias must have one value for each token .*: 6 or 8, got 1"),
+        ({"embedding_bias": [0.0] * 7}, "6 or 8, got 7"),
         ({"num_draft_tokens": 1}, "num_draft_tokens must be from 0 to 0, the number of draft_input_ids, got 1"),
         ({"draft_input_ids": [5, 6], "num_draft_tokens": -1}, "num_draft_tokens must be from 0 to 2, .* got -1"),
     ],
