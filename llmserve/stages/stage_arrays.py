@@ -1,24 +1,25 @@
 """The pre- and postprocess steps over named arrays: what the shims in `pipelines/` call.
 
-Every array has a batch dimension, which must be 1. Strings are object arrays of bytes.
+Every array has a batch dimension, the same for all. Each row is a request of its own. Strings are object arrays of
+bytes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmserve.errors import InvalidArgument, Unsupported, raise_problems
+from llmserve.errors import InvalidArgument, LlmserveError, Unsupported, raise_problems
 from llmserve.stages.chat import Message, parse_messages
 from llmserve.stages.json_values import MAX_VALUES, may_have_many, num_values
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import PreparedPrompt, Preprocessor, TextPrompt
 from llmserve.stages.text import text_from_bytes
-from llmserve.stages.word_lists import pack_word_list
+from llmserve.stages.word_lists import pack_word_lists
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -42,18 +43,14 @@ JSON_INPUTS = {  # bytes: texts of JSON that hold the interpreter lock while the
 def prepare_arrays(stage: Preprocessor, inputs: Arrays) -> dict[str, NDArray[Any]]:
     """QUERY, MESSAGES or PROMPT_IDS, and word lists -> INPUT_ID and what else the `tensorrt_llm` step wants.
 
-    `EMBEDDING_BIAS` is `[1, vocab_size]`, or `[1, 0]` without bias words. With RETURN_CHAT_STYLE there is nothing but
-    CHAT_STYLE: how answers to messages are to be read, as JSON.
+    `EMBEDDING_BIAS` is `[B, vocab_size]`, or `[B, 0]` without bias words. INPUT_ID and the word lists are padded on the
+    right to the longest of the batch. With RETURN_CHAT_STYLE there is nothing but CHAT_STYLE: how answers to messages
+    are to be read, as JSON.
     """
     if _flag(inputs, "RETURN_CHAT_STYLE"):
         style = stage.chat_style(_object(inputs, "CHAT_TEMPLATE_KWARGS"))
         return {"CHAT_STYLE": np.array([[style.to_json().encode()]], dtype=object)}
-    batches = {name: array.shape[0] for name, array in inputs.items() if array.ndim and array.shape[0] != 1}
-    raise_problems(
-        InvalidArgument,
-        "preprocessing takes a batch of one request",
-        [f"{name} has a batch of {size}" for name, size in batches.items()],
-    )
+    rows = _rows(inputs)
     raise_problems(
         Unsupported,
         "the request cannot be answered",
@@ -64,17 +61,32 @@ def prepare_arrays(stage: Preprocessor, inputs: Arrays) -> dict[str, NDArray[Any
         ],
     )
     raise_problems(InvalidArgument, "the prompt cannot be used", _size_problems(inputs, stage.tokenizer.vocab_size))
-    return _to_arrays(stage.prepare(_to_prompt(inputs)), inputs["REQUEST_OUTPUT_LEN"], stage.tokenizer.vocab_size)
+    return _to_arrays(list(_prepared(stage, rows)), inputs["REQUEST_OUTPUT_LEN"], stage.tokenizer.vocab_size)
 
 
 def text_arrays(stage: Postprocessor, inputs: Arrays) -> dict[str, NDArray[Any]]:
-    """TOKENS_BATCH `[1, beams, n]` -> OUTPUT `[beams]`.
+    """TOKENS_BATCH `[B, beams, n]` -> OUTPUT `[B * beams]`.
 
     Without FINISH_REASON the ids are taken for a whole answer; with it, WINDOW_IDS are the ids before them, and an
     empty reason says that more will come. SKIP_SPECIAL_TOKENS says for one request whether their spelling is left out.
-    With RETURN_TOKENS there are TOKEN_IDS and TOKEN_BYTES too, `[1, ids]`: the
-    new ids of all rows, and what each of them stands for by itself.
+    With RETURN_TOKENS there are TOKEN_IDS and TOKEN_BYTES too, `[B, ids]`: the new ids of all beams, and what each of
+    them stands for by itself; shorter rows are padded with -1 and no bytes.
     """
+    if len(inputs["TOKENS_BATCH"]) == 1:  # each streamed token
+        return _text_arrays(stage, inputs)
+    made = [_text_arrays(stage, row) for row in _rows(inputs)]
+    joined = {"OUTPUT": np.concatenate([row["OUTPUT"] for row in made])}
+    longest = max(row["TOKEN_IDS"].size if "TOKEN_IDS" in row else 0 for row in made)
+    if any("TOKEN_IDS" in row for row in made):
+        joined["TOKEN_IDS"] = np.full((len(made), longest), -1, np.int32)
+        joined["TOKEN_BYTES"] = np.full((len(made), longest), b"", dtype=object)
+    for at, row in enumerate(made):
+        for name in row.keys() - {"OUTPUT"}:
+            joined[name][at, : row[name].size] = row[name][0]
+    return joined
+
+
+def _text_arrays(stage: Postprocessor, inputs: Arrays) -> dict[str, NDArray[Any]]:
     tokens = inputs["TOKENS_BATCH"]
     lengths = inputs["SEQUENCE_LENGTH"].reshape(-1).tolist()
     if tokens.size != len(lengths) * tokens.shape[-1]:
@@ -127,21 +139,47 @@ def _to_prompt(inputs: Arrays) -> TextPrompt:
     )
 
 
-def _to_arrays(prompt: PreparedPrompt, max_tokens: NDArray[Any], vocab_size: int) -> dict[str, NDArray[Any]]:
-    bias = np.zeros(vocab_size if prompt.embedding_bias else 0, np.float32)
-    for token, weight in prompt.embedding_bias:
-        bias[token] = weight
+def _to_arrays(prompts: Sequence[PreparedPrompt], max_tokens: NDArray[Any], vocab_size: int) -> dict[str, NDArray[Any]]:
+    bias = np.zeros((len(prompts), vocab_size if any(prompt.embedding_bias for prompt in prompts) else 0), np.float32)
+    for row, prompt in zip(bias, prompts, strict=True):
+        for token, weight in prompt.embedding_bias:
+            row[token] = weight
+    longest = max(len(prompt.input_ids) for prompt in prompts)
+    padded = [[*prompt.input_ids, *[prompt.pad_id] * (longest - len(prompt.input_ids))] for prompt in prompts]
     return {
-        "INPUT_ID": np.array([prompt.input_ids], np.int32),
-        "REQUEST_INPUT_LEN": np.array([[len(prompt.input_ids)]], np.int32),
+        "INPUT_ID": np.array(padded, np.int32),
+        "REQUEST_INPUT_LEN": np.array([[len(prompt.input_ids)] for prompt in prompts], np.int32),
         "REQUEST_OUTPUT_LEN": max_tokens.astype(np.int32),
-        "BAD_WORDS_IDS": pack_word_list(prompt.bad_words)[None],
-        "STOP_WORDS_IDS": pack_word_list(prompt.stop_words)[None],
-        "EMBEDDING_BIAS": bias[None],
-        "OUT_END_ID": np.array([[prompt.end_id]], np.int32),
-        "OUT_PAD_ID": np.array([[prompt.pad_id]], np.int32),
-        "PROMPT_WARNING": np.array([[prompt.warning.encode()]], dtype=object),
+        "BAD_WORDS_IDS": pack_word_lists([prompt.bad_words for prompt in prompts]),
+        "STOP_WORDS_IDS": pack_word_lists([prompt.stop_words for prompt in prompts]),
+        "EMBEDDING_BIAS": bias,
+        "OUT_END_ID": np.array([[prompt.end_id] for prompt in prompts], np.int32),
+        "OUT_PAD_ID": np.array([[prompt.pad_id] for prompt in prompts], np.int32),
+        "PROMPT_WARNING": np.array([[prompt.warning.encode()] for prompt in prompts], dtype=object),
     }
+
+
+def _prepared(stage: Preprocessor, rows: Sequence[Arrays]) -> Iterator[PreparedPrompt]:
+    for index, row in enumerate(rows):
+        try:
+            yield stage.prepare(_to_prompt(row))
+        except LlmserveError as error:
+            if len(rows) == 1:
+                raise
+            raise error.at(f"in row {index} of the batch") from None
+
+
+def _rows(inputs: Arrays) -> Sequence[Arrays]:
+    sizes = {name: array.shape[0] for name, array in inputs.items() if array.ndim}
+    if len(set(sizes.values())) > 1:
+        listed = [f"{name} has a batch of {size}" for name, size in sizes.items()]
+        raise_problems(InvalidArgument, "the inputs need batches of the same size", listed)
+    size = max(sizes.values(), default=1)
+    if size < 2:
+        return [inputs]
+    return [
+        {name: array[row : row + 1] if array.ndim else array for name, array in inputs.items()} for row in range(size)
+    ]
 
 
 def _size_problems(inputs: Arrays, vocab_size: int) -> list[str]:

@@ -72,15 +72,19 @@ def check_length(text: str, tokenizer: Bounded, max_seq_len: int | None) -> None
 
 
 def tokenizing_memory(stage: Tokenizing, inputs: Mapping[str, NDArray[Any]]) -> int:
-    """Most bytes that the texts of a request take while they become tokens, one after the other. A text that is refused
-    for its length takes nothing; a conversation is cut before."""
+    """Most bytes that the texts of a request take while they become tokens, one after the other; of a batch, those of
+    one row. A text that is refused for its length takes nothing; a conversation is cut before."""
     tokenizer, max_seq_len = stage.tokenizer, stage.max_seq_len
     most, longest = (max_seq_len or USUAL_SEQ_LEN) - 1, tokenizer.longest_token
     bound = _limit_bytes(most, longest)
     if max_seq_len is not None and longest is not None:
         bound = min(bound, longest * most)
-    sizes = {name: sum(map(len, array.flat)) for name, array in inputs.items() if array.dtype == object and array.size}
-    taken = sum(min(size, bound) for name, size in sizes.items() if name not in WHOLE or size <= bound)
+    texts = {name: array for name, array in inputs.items() if array.dtype == object and array.size}
+    taken = 0
+    for row in range(max(map(len, texts.values()), default=0)):
+        sizes = {name: sum(map(len, array[row : row + 1].flat)) for name, array in texts.items()}
+        of_row = sum(min(size, bound) for name, size in sizes.items() if name not in WHOLE or size <= bound)
+        taken = max(taken, of_row)
     return tokenizer.memory_per_byte * taken
 
 

@@ -26,6 +26,18 @@ def pack_word_list(words: Sequence[Sequence[int]]) -> NDArray[np.int32]:
     return packed
 
 
+def pack_word_lists(lists: Sequence[Sequence[Sequence[int]]]) -> NDArray[np.int32]:
+    """`[B, 2, N]` for the words of each row of a batch."""
+    packed = [pack_word_list(words) for words in lists]
+    if len(packed) == 1:
+        return packed[0][None]
+    batch = np.zeros((len(packed), 2, max(each.shape[1] for each in packed)), np.int32)
+    batch[:, 1] = -1
+    for row, each in zip(batch, packed, strict=True):
+        row[:, : each.shape[1]] = each
+    return batch
+
+
 def unpack_word_list(array: NDArray[np.int32], name: str) -> tuple[tuple[int, ...], ...]:
     """Words of a `[2, N]` or `[1, 2, N]` array. `name` is the tensor's, for errors."""
     rows = array[0] if array.ndim == 3 and array.shape[0] == 1 else array

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -106,6 +107,76 @@ def test_tokens_arrive_one_by_one_and_join_to_the_whole_answer(server: ServerPro
     deltas = streamed_text(server.grpc, prompt)
     assert len(deltas) > 3
     assert "".join(deltas) == "".join(streamed_text(server.grpc, prompt, stream=False))
+
+
+def column(name: str, values: list[Any], dtype: type) -> triton.InferInput:
+    data: NDArray[Any] = np.array([[value] for value in values], dtype=dtype)
+    made = triton.InferInput(name, list(data.shape), np_to_triton_dtype(data.dtype))
+    made.set_data_from_numpy(data)
+    return made
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_batch_is_answered_row_by_row(server: ServerProcess, stream: bool) -> None:
+    prompts, lengths = [f"Summarize:\n{document}" for document in DOCUMENTS[:4]], [24, 3, 16, 9]
+    inputs = [
+        column("text_input", [prompt.encode() for prompt in prompts], object),
+        column("max_tokens", lengths, np.int32),
+        column("stream", [stream] * 4, bool),
+        column("temperature", [1.0, 0.5, 1.0, 1.0], np.float32),
+        column("stop_words", [b""] * 4, object),
+        column("random_seed", [1, 2, 3, 4], np.uint64),
+    ]
+    texts = dict.fromkeys(range(4), "")
+    client = Stream(server.grpc)
+    try:
+        client.send("ensemble", inputs)
+        results = list(client.responses())
+    finally:
+        client.close()
+    for result in results:
+        if (text := result.as_numpy("text_output")) is not None:
+            texts[result.as_numpy("batch_index").item()] += text.item().decode()
+    alone = [
+        "".join(streamed_text(server.grpc, prompt, max_tokens=length))
+        for prompt, length in zip(prompts, lengths, strict=True)
+    ]
+    assert list(texts.values()) == alone
+    finals = [result.get_response().parameters["triton_final_response"].bool_param for result in results]
+    assert finals == [False] * (len(results) - 1) + [True]
+    wait_for_idle(server)
+
+
+def test_lists_are_a_batch_over_http(server: ServerProcess) -> None:
+    prompts = [f"Summarize:\n{document}" for document in DOCUMENTS[:2]]
+    asked = {"text_input": prompts, "max_tokens": [8, 12], "stream": [True, True]}
+    with httpx.Client(base_url=f"{server.http}/v2/models/ensemble", timeout=60) as client:
+        answer = client.post("/generate_stream", json=asked).raise_for_status().text
+        refused = client.post("/generate", json=asked)
+        uneven = client.post("/generate", json={**asked, "max_tokens": 8})
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.splitlines() if line.startswith("data: ")]
+    texts = ["".join(event["text_output"] for event in events if event["batch_index"] == row) for row in range(2)]
+    assert texts == [
+        "".join(streamed_text(server.grpc, prompt, max_tokens=length))
+        for prompt, length in zip(prompts, (8, 12), strict=True)
+    ]
+    assert "exactly 1 response" in refused.json()["error"]
+    assert "batch size does not match" in uneven.json()["error"]
+    wait_for_idle(server)
+
+
+def test_a_batch_that_its_client_leaves_is_cancelled(server: ServerProcess) -> None:
+    client = Stream(server.grpc)
+    inputs = [
+        column("text_input", [DOCUMENTS[0].encode()] * 3, object),
+        column("max_tokens", [450] * 3, np.int32),
+        column("end_id", [-1] * 3, np.int32),
+        column("stream", [True] * 3, bool),
+    ]
+    client.send("ensemble", inputs)
+    next(client.responses())
+    client.close()
+    wait_for_idle(server)
 
 
 def test_32_concurrent_clients_get_what_they_get_alone(server: ServerProcess) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmserve.backends.python.backend import PythonBackend
@@ -20,7 +21,7 @@ from llmserve.engine.fake import fake_answer, fake_engine
 from llmserve.errors import Code, LlmserveError
 from llmserve.serving.backend import Backend
 from llmserve.serving.core import InferenceCore, ServerSettings
-from llmserve.serving.types import InferRequest, InferResponse
+from llmserve.serving.types import InferRequest, InferResponse, Tensor
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from tests.backends.tensorrtllm.models import PIPELINES, ids, tensor, tensors, value
 from tests.stages.conftest import write_baichuan
@@ -109,6 +110,44 @@ async def test_text_in_text_out(core: InferenceCore, tokenizer: Tokenizer) -> No
     assert value(streamed[-1], "finish_reason") == "length"
     assert value(streamed[-1], "num_prompt_tokens") == len(tokenizer.encode(prompt))
     assert [response.final for response in streamed] == [False] * (len(streamed) - 1) + [True]
+
+
+def rows(**columns: list[Any]) -> dict[str, Tensor]:
+    """Inputs of a batch: a value for each row."""
+    of_rows = {name: [tensor(name, each) for each in column] for name, column in columns.items()}
+    return {
+        name: Tensor(name, each[0].datatype, np.concatenate([row.data for row in each]))
+        for name, each in of_rows.items()
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_batch_of_texts_gets_the_text_of_each(core: InferenceCore, tokenizer: Tokenizer, stream: bool) -> None:
+    prompts, lengths = ["The small red fox", "The fox runs over hill 3", "hill"], [24, 8, 16]
+    inputs = rows(text_input=prompts, max_tokens=lengths, stream=[stream] * 3)
+    parts = [part async for part in core.infer_stream(InferRequest("ensemble", inputs))]
+    assert [part.final for part in parts] == [False] * (len(parts) - 1) + [True]
+    for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        of_row = [part for part in parts if part.output("batch_index") and value(part, "batch_index") == row]
+        assert text_of(of_row) == expected_text(tokenizer, tokenizer.encode(prompt), length)
+        assert value(of_row[-1], "num_prompt_tokens") == len(tokenizer.encode(prompt))
+    (statistics,) = core.statistics("tensorrt_llm")
+    assert statistics.inference_count == 3
+
+
+async def test_a_batch_ends_with_the_error_of_one_row(core: InferenceCore) -> None:
+    for name, wrong in (("text_input", ""), ("temperature", -1.0)):
+        columns: dict[str, list[Any]] = {
+            "text_input": ["fox", "hill"],
+            "max_tokens": [4, 4],
+            "temperature": [1.0, 1.0],
+        }
+        inputs = rows(**{**columns, name: [columns[name][0], wrong]})
+        *_, last = [part async for part in core.infer_stream(InferRequest("ensemble", inputs))]
+        assert last.final
+        assert last.error is not None
+        assert last.error.code is Code.INVALID_ARGUMENT
+        assert "row 1" in str(last.error)
 
 
 async def test_concurrent_streams_each_get_their_own_text(core: InferenceCore, tokenizer: Tokenizer) -> None:

@@ -133,6 +133,64 @@ def test_arrays_of_a_text_prompt(baichuan: Preprocessor) -> None:
     assert all(array.dtype == np.int32 for name, array in out.items() if name not in NO_IDS)
 
 
+BATCH = {
+    "QUERY": np.concatenate([strings("The fox runs"), strings("hill"), strings("The small red fox runs over")]),
+    "REQUEST_OUTPUT_LEN": np.array([[9], [3], [5]], np.int32),
+    "STOP_WORDS_DICT": np.concatenate([strings("hill", ""), strings("", ""), strings("fox", "over")]),
+    "BAD_WORDS_DICT": np.concatenate([strings("red")] * 3),
+    "EMBEDDING_BIAS_WORDS": np.concatenate([strings("fox"), strings(""), strings("hill")]),
+    "EMBEDDING_BIAS_WEIGHTS": np.array([[2.5], [0.0], [-1.0]], np.float32),
+    "END_ID": np.array([[2], [7], [-1]], np.int32),
+}
+
+
+def test_the_rows_of_a_batch_are_prepared_as_alone_and_padded_to_the_longest(baichuan: Preprocessor) -> None:
+    out = prepare_arrays(baichuan, BATCH)
+    assert {name: len(array) for name, array in out.items()} == dict.fromkeys(out, 3)
+    assert out["REQUEST_OUTPUT_LEN"].tolist() == [[9], [3], [5]]
+    assert out["OUT_END_ID"].tolist() == [[2], [7], [-1]]
+    for row in range(3):
+        alone = prepare_arrays(baichuan, {name: array[row : row + 1] for name, array in BATCH.items()})
+        (length,) = out["REQUEST_INPUT_LEN"][row]
+        assert out["INPUT_ID"][row].tolist() == [
+            *alone["INPUT_ID"][0].tolist(),
+            *[0] * (out["INPUT_ID"].shape[1] - length),  # the checkpoint's padding id
+        ]
+        for name in ("STOP_WORDS_IDS", "BAD_WORDS_IDS"):
+            assert unpack_word_list(out[name][row], name) == unpack_word_list(alone[name], name)
+        bias = alone["EMBEDDING_BIAS"][0].tolist() or [0.0] * baichuan.tokenizer.vocab_size
+        assert out["EMBEDDING_BIAS"][row].tolist() == bias
+        assert out["PROMPT_WARNING"][row].tolist() == alone["PROMPT_WARNING"][0].tolist()
+
+
+def test_inputs_of_different_batch_sizes_are_refused(baichuan: Preprocessor) -> None:
+    with pytest.raises(InvalidArgument, match="QUERY has a batch of 3") as refused:
+        prepare_arrays(baichuan, {**BATCH, "REQUEST_OUTPUT_LEN": number(9)})
+    assert "REQUEST_OUTPUT_LEN has a batch of 1" in str(refused.value)
+
+
+def test_texts_of_a_batch(baichuan: Preprocessor) -> None:
+    encode = baichuan.tokenizer.encode
+    first, second = encode("The fox runs"), encode("hill")
+    tokens = np.zeros((2, 1, len(first)), np.int32)
+    tokens[0, 0], tokens[1, 0, : len(second)] = first, second
+    inputs = {
+        "TOKENS_BATCH": tokens,
+        "SEQUENCE_LENGTH": np.array([[len(first)], [len(second)]], np.int32),
+        "FINISH_REASON": np.concatenate([strings("length"), strings("length")]),
+        "TAIL_TEXT": np.concatenate([strings(""), strings("!")]),
+    }
+    stage = Postprocessor(baichuan.tokenizer)
+    assert text_arrays(stage, inputs)["OUTPUT"].tolist() == [b"The fox runs", b"hill!"]
+    for wanted in ([1, 1], [0, 1]):
+        out = text_arrays(stage, {**inputs, "RETURN_TOKENS": np.array(wanted, np.bool_)[:, None]})
+        longest = len(first) if wanted[0] else len(second)
+        told = [*second, *[-1] * (longest - len(second))]
+        assert out["TOKEN_IDS"].tolist() == [first if wanted[0] else [-1] * longest, told]
+        assert out["TOKEN_BYTES"].shape == out["TOKEN_IDS"].shape
+        assert b"".join(out["TOKEN_BYTES"][1]).strip() == b"hill"
+
+
 def test_arrays_of_chat_messages(baichuan: Preprocessor) -> None:
     messages = strings('[{"role": "user", "content": "fox"}]')
     out = prepare_arrays(baichuan, {"MESSAGES": messages, "QUERY": strings(""), "REQUEST_OUTPUT_LEN": number(9)})

@@ -183,3 +183,7 @@ def test_memory_is_counted_of_what_is_tokenized_only(tmp_path: Path) -> None:
     assert memory(11, QUERY=10 * longest + 1) == 0, "it is refused"
     assert memory(11, MESSAGES=1_000_000) == 10 * longest, "it is cut"
     assert memory(None, QUERY=MAX_TEXT_BYTES + 1) == 0
+    batch = {
+        name: np.array([[b"x" * 30], [b"x" * size]], dtype=object) for name, size in (("QUERY", 10), ("TOOLS", 70))
+    }
+    assert tokenizing_memory(Stage(tokenizer, None), batch) == 80 * tokenizer.memory_per_byte, "one row after another"

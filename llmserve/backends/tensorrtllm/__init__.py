@@ -3,6 +3,7 @@ that name in both generations of its contract.
 
     parameters.py   a model's config -> where the engine is, and with which limits it runs
     tensors.py      a request's tensors -> GenerateRequest, every problem reported at once
+    batches.py      a request with several prompts -> one for each, and their responses as one stream
     responses.py    an event -> the response's tensors
     compared_answers.py    what of two answers to one request has to be equal
     active.py       running requests by tenant and the client's id, for `stop`

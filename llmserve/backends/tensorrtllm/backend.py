@@ -17,6 +17,7 @@ from llmserve.backends.tensorrtllm.active import ActiveRequest, ActiveRequests
 from llmserve.backends.tensorrtllm.adapters import ServedAdapters, adapter_name
 from llmserve.backends.tensorrtllm.answer import ResponseBuilder
 from llmserve.backends.tensorrtllm.answer_histograms import AnswerHistograms
+from llmserve.backends.tensorrtllm.batches import num_rows, responses_by_row
 from llmserve.backends.tensorrtllm.compared_answers import answer_reader
 from llmserve.backends.tensorrtllm.gauges import engine_facts, engine_gauges
 from llmserve.backends.tensorrtllm.parameters import ENGINE_PATH, GPU, ModelParameters
@@ -180,8 +181,13 @@ class EngineInstance:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
-        respond = self._pool if self.engine.info.pooling else self._respond
-        return [respond(request) for request in requests]
+        if self.engine.info.pooling:
+            return [self._pool(request) for request in requests]
+        is_batched = self.config.max_batch_size > 0
+        return [
+            self._respond_by_row(request) if is_batched and num_rows(request) > 1 else self._respond(request)
+            for request in requests
+        ]
 
     def healthy(self) -> bool:
         return self.engine.healthy() and not (self.watch and self.watch.problem)
@@ -192,6 +198,18 @@ class EngineInstance:
         if self.watch is not None:
             await asyncio.to_thread(self.watch.close)
         await asyncio.to_thread(self.engine.close)
+
+    async def _respond_by_row(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        if not self.config.model_transaction_policy.decoupled:
+            error = InvalidArgument(
+                f"a batch of {num_rows(request)} is answered with several responses and needs a decoupled model; send "
+                "one request for each: they are batched in flight"
+            )
+            yield self._response(request, error=error, final=True)
+            return
+        async with aclosing(responses_by_row(request, self._respond)) as responses:
+            async for response in responses:
+                yield response
 
     async def _respond(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         """The border: what is wrong becomes the stream's last response."""

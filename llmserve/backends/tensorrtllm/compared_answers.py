@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+from llmserve.backends.tensorrtllm.batches import num_rows
 from llmserve.backends.tensorrtllm.request_tensors import top_k_meant
 from llmserve.core import FinishReason, SamplingParams
 from llmserve.serving.answers import AnswerReader
@@ -42,7 +43,9 @@ class TokensOfAnswer:
 
 
 def answer_reader(request: InferRequest) -> AnswerReader | None:
-    """None for a draw that nobody gave a seed, and where the answer's tokens cannot be told."""
+    """None for a draw that nobody gave a seed, and where the answer's tokens cannot be told; for a batch, too."""
+    if num_rows(request) > 1:
+        return None
     wanted = request.requested_outputs
     if wanted and "output_ids" not in wanted:
         return None
