@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from llmserve.builder.adapter import source_digest
 from llmserve.checkpoint.adapters.adapted import open_checkpoint
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.client import Access
@@ -53,7 +52,7 @@ from llmserve.evaluation.kept import KeptAnswers, identity_of, kept_answers, tim
 from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, text_digest
 from llmserve.evaluation.reporting.report import STORED, Report, Side
 from llmserve.evaluation.reporting.versions import package_versions
-from llmserve.evaluation.same_prompts import require_same_prompts
+from llmserve.evaluation.same_prompts import require_room, require_same_adapter, require_same_prompts
 from llmserve.evaluation.served.check import Asked
 from llmserve.evaluation.served.run import ServedOptions, Subject, with_served
 from llmserve.evaluation.suite import Suite, load_suite
@@ -144,17 +143,6 @@ def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
     return with_served(report, suite, subject, served, asked, watcher)
 
 
-def _require_adapter(adapter: Path, lora: Path, directory: EngineDirectory) -> None:
-    """`EngineFileError` for one of another engine, `InvalidArgument` when the baseline would have another adapter."""
-    sealed = SealedAdapter.open(adapter)
-    sealed.require_base(directory.manifest.engine_digest)
-    if source_digest(lora) != sealed.manifest.source_digest:
-        raise InvalidArgument(
-            f"--adapter {adapter} was not built from --lora {lora}: give the folder that it was built from, or build "
-            f"it again with: llmserve adapter build {lora} --engine {directory.path}"
-        )
-
-
 def _ask_hugging_face(
     options: EvalOptions, suite: Suite, directory: EngineDirectory | None, watcher: Watcher
 ) -> tuple[Questions, Side]:
@@ -165,8 +153,8 @@ def _ask_hugging_face(
         )
     with open_checkpoint(options.checkpoint, options.lora) as checkpoint, text_folder(checkpoint) as texts:
         if options.adapter and options.lora and directory:
-            _require_adapter(options.adapter, options.lora, directory)
-        samples, prompts = _asked(options, suite, texts)
+            require_same_adapter(options.adapter, options.lora, directory)
+        samples, prompts = _asked(options, suite, texts, directory)
         dtype = options.dtype or usual_dtype(checkpoint, directory)
         key = BaselineKey(checkpoint.digest(), text_digest(texts), suite_digest(suite), dtype)
         side = _baseline_side(options, checkpoint, suite, key, prompts, watcher)
@@ -180,7 +168,7 @@ def _ask_engine(
 ) -> tuple[Questions, Side]:
     assert options.baseline is not None, "checked with the options"
     other = EngineDirectory.open(options.baseline)
-    samples, prompts = _asked(options, suite, options.baseline)
+    samples, prompts = _asked(options, suite, options.baseline, directory)
     side = asyncio.run(
         engine_baseline(
             other,
@@ -195,11 +183,16 @@ def _ask_engine(
     return Questions(samples, prompts, side.answers), side
 
 
-def _asked(options: EvalOptions, suite: Suite, texts: Path) -> tuple[list[Sample], list[PreparedPrompt]]:
+def _asked(
+    options: EvalOptions, suite: Suite, texts: Path, directory: EngineDirectory | None
+) -> tuple[list[Sample], list[PreparedPrompt]]:
     """`texts`: the files between text and ids."""
     encoder = PromptEncoder(texts, suite.max_tokens)
     samples = load_samples(suite, options.num_samples or suite.num_samples, encoder.count_ids)
-    return samples, encoder.encode_samples(samples)
+    prompts = encoder.encode_samples(samples)
+    if directory:
+        require_room(samples, prompts, suite.max_tokens, directory.path.name, directory.info().max_seq_len)
+    return samples, prompts
 
 
 def usual_dtype(checkpoint: Checkpoint, directory: EngineDirectory | None) -> str:

@@ -1,11 +1,41 @@
-"""Whether both sides of a comparison were asked the same."""
+"""Whether both sides of a comparison are asked the same, with the same adapter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from llmserve.builder.adapter import source_digest
+from llmserve.engine.adapters.sealed import SealedAdapter
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.evaluation.answers import Answer, Sample
+from llmserve.evaluation.prompts import ChoicePrompt
+from llmserve.stages.preprocess import PreparedPrompt
+
+MOST_SHOWN = 5
+
+
+def require_room(
+    samples: Sequence[Sample], prompts: Sequence[PreparedPrompt], max_tokens: int, engine: str, max_seq_len: int
+) -> None:
+    """Before anything is computed: an engine would cut conversations, refuse texts or end answers that the other side
+    has whole."""
+    lengths = [
+        max(map(len, prompt.continued)) + 1 if isinstance(prompt, ChoicePrompt) else len(prompt.input_ids) + max_tokens
+        for prompt in prompts
+    ]
+    too_long = [
+        f"sample {sample.id}: {length} tokens"
+        for sample, length in zip(samples, lengths, strict=True)
+        if length > max_seq_len
+    ]
+    raise_problems(
+        InvalidArgument,
+        f"{len(too_long)} of {len(samples)} prompts with their answers are longer than the {max_seq_len} tokens that "
+        f"{engine} takes (build it with a larger --max-seq-len, or lower max_input_tokens or max_tokens in the suite)",
+        too_long[:MOST_SHOWN],
+    )
 
 
 def require_same_prompts(samples: Sequence[Sample], baseline: Sequence[Answer], engine: Sequence[Answer]) -> None:
@@ -18,7 +48,7 @@ def require_same_prompts(samples: Sequence[Sample], baseline: Sequence[Answer], 
     raise_problems(
         InvalidArgument,
         "the engine and the baseline get different prompts (check tokenizer, chat format, end token and limits)",
-        different[:5],
+        different[:MOST_SHOWN],
     )
 
 
@@ -32,3 +62,14 @@ def _is_same_prompt(expected: Answer, actual: Answer) -> bool:
 def _prompt_words(answer: Answer) -> str:
     ids = f" (ids {answer.prompt_digest})" if answer.prompt_digest else ""
     return f"{answer.num_prompt_tokens} prompt tokens{ids}"
+
+
+def require_same_adapter(adapter: Path, lora: Path, directory: EngineDirectory) -> None:
+    """`EngineFileError` for one of another engine, `InvalidArgument` when the baseline would have another adapter."""
+    sealed = SealedAdapter.open(adapter)
+    sealed.require_base(directory.manifest.engine_digest)
+    if source_digest(lora) != sealed.manifest.source_digest:
+        raise InvalidArgument(
+            f"--adapter {adapter} was not built from --lora {lora}: give the folder that it was built from, or build "
+            f"it again with: llmserve adapter build {lora} --engine {directory.path}"
+        )

@@ -127,6 +127,17 @@ def answers_as_references(suite: Path, report: Path) -> None:
     (suite.parent / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def test_answers_that_the_engine_has_no_room_for_are_refused_before_any_is_computed(
+    checkpoint: Path, engine: Path, tmp_path: Path
+) -> None:
+    suite = write_suite(tmp_path, max_tokens=OPTIONS.max_seq_len)
+    refused = run(engine, "--hf-model-dir", checkpoint, "--suite", suite)
+    assert isinstance(refused.exception, InvalidArgument)
+    words = "32 of 32 prompts with their answers are longer than the 128 tokens that engine takes"
+    assert words in str(refused.exception)
+    assert not (tmp_path / "baselines").exists()
+
+
 def test_a_good_engine_passes_and_a_damaged_one_fails(
     checkpoint: Path, engine: Path, damaged: Path, suite: Path, tmp_path: Path
 ) -> None:
