@@ -23,7 +23,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/engine": 14_085,
     "llmserve/evaluation": 6_670,
     "llmserve/frontends": 16_706,
-    "llmserve/models": 5_699,
+    "llmserve/models": 5_717,
     "llmserve/scheduler": 3_185,
     "llmserve/serving": 9_508,
     "llmserve/stages": 5_015,

@@ -84,6 +84,7 @@ def from_hf(config: HfConfig) -> Gemma4Spec:
     sizes = read_decoder(reader, "Gemma4ForCausalLM")
     reader.expect("hidden_activation", *(key for key, ours in ACTIVATIONS.items() if ours != "silu"))
     reader.expect("attention_bias", False)
+    reader.expect("rope_scaling", {})  # which transformers does not read here either
     reader.expect("use_bidirectional_attention", None, "vision")  # of images only
     types = _layer_types(reader, sizes.num_layers)
     windows = windows_by_type(reader, types, sizes.num_layers, reader.integer("sliding_window"))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, HeadNorm, family, read_family
+from llmserve.models.rope import rope_key
 from llmserve.models.spec import HfConfig
 
 
@@ -19,7 +20,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 def with_own_rope(config: HfConfig) -> HfConfig:
     """Published configs call it dynamic. With `alpha` it is the same for all lengths."""
-    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    key = rope_key(config)
     given = config.get(key)
     if not isinstance(given, Mapping) or not given.get("alpha"):
         return config

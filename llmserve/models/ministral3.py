@@ -7,7 +7,7 @@ from typing import Any
 
 from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, family, read_family
-from llmserve.models.rope import rope_values
+from llmserve.models.rope import rope_key, rope_values
 from llmserve.models.spec import HfConfig, PositionScale
 
 STRENGTH, POSITIONS = "llama_4_scaling_beta", "max_position_embeddings"  # keys of the rope that others do not have
@@ -18,9 +18,9 @@ DEFAULT_ROPE = {  # transformers'
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
-    given = config.get("rope_parameters") or config.get("rope_scaling") or DEFAULT_ROPE
-    config = {**config, "rope_parameters": given}
-    strength = _taken(config, STRENGTH)
+    key = rope_key(config)
+    config = {**config, key: config.get(key) or DEFAULT_ROPE}
+    strength = _taken(config, key, STRENGTH)
     reader = ConfigReader(config)
     spec = read_family(reader, "Ministral3ForCausalLM")
     window = reader.integer("sliding_window", 0, minimum=0)
@@ -33,12 +33,12 @@ def from_hf(config: HfConfig) -> FamilySpec:
     return replace(spec, windows=(window,) * spec.num_layers if window else (), position_scale=scale)
 
 
-def _taken(config: dict[str, Any], key: str) -> Any:
+def _taken(config: dict[str, Any], rope: str, key: str) -> Any:
     """Of its rope parameters, which are left without what others do not have."""
-    given = config["rope_parameters"]
+    given = config[rope]
     if not isinstance(given, dict):
         return None
-    config["rope_parameters"] = {name: value for name, value in given.items() if name not in (STRENGTH, POSITIONS)}
+    config[rope] = {name: value for name, value in given.items() if name not in (STRENGTH, POSITIONS)}
     return given.get(key)
 
 

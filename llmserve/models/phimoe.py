@@ -11,6 +11,7 @@ from llmserve.models.config import ConfigReader
 from llmserve.models.experts import read_mixture
 from llmserve.models.family import family, read_family
 from llmserve.models.phi3 import ORIGINAL_POSITIONS, Phi3Spec, read_ropes
+from llmserve.models.rope import rope_key
 from llmserve.models.spec import HfConfig
 
 DEFAULTS = {"rope_theta": 1_000_000.0, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5}  # transformers'
@@ -41,7 +42,7 @@ def from_hf(config: HfConfig) -> Phi3Spec:
 
 
 def _original(config: HfConfig) -> int:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = config.get(rope_key(config))
     found = rope.get("original_max_position_embeddings") if isinstance(rope, dict) else None
     return found if isinstance(found, int) else ORIGINAL_POSITIONS
 

@@ -1,7 +1,8 @@
 """Rotary position embedding: inverse frequencies from a config, in the old and the new style.
 
-Old: `rope_theta` and `rope_scaling`. New (transformers 5): everything in `rope_parameters`. The variants are those of
-`VARIANTS`, by transformers' rules; longrope with one set of factors only (`phi3.py` has one of its own).
+Old: `rope_theta` and `rope_scaling`. New (transformers 5): everything in `rope_parameters`. Where a config has both,
+`rope_scaling` wins, as in transformers: it is what users add. The variants are those of `VARIANTS`, by transformers'
+rules; longrope with one set of factors only (`phi3.py` has one of its own).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def read_rope(reader: ConfigReader, head_dim: int, *, partial: bool = False) -> 
 def read_ropes(reader: ConfigReader, head_dim: int, theta: Mapping[str, tuple[str, float]]) -> tuple[Rope, Rope]:
     """Of layers that see everything, and of those with a window. `theta`: of each type the old key, and the default.
 
-    New style: `rope_parameters` has both by name. Old: `rope_scaling` is that of the first.
+    New style: `rope_parameters` has both by name. Old: `rope_scaling` is that of the first, also beside the new one.
     """
     nested = reader.get("rope_parameters")
     if nested is not None and not (isinstance(nested, Mapping) and nested.keys() <= theta.keys()):
@@ -55,12 +56,11 @@ def read_ropes(reader: ConfigReader, head_dim: int, theta: Mapping[str, tuple[st
         nested = {}
     found = []
     for kind in (FULL, SLIDING):
-        given = reader.get("rope_scaling", {}) if kind == FULL else {}
-        if nested is not None:
-            given = nested.get(kind) or {}
         key, default = theta[kind]
-        if isinstance(given, Mapping):
-            given = {"rope_theta": reader.get(key, default)} | dict(given)
+        added = reader.get("rope_scaling") if kind == FULL else None
+        parts = ({"rope_theta": reader.get(key, default)}, (nested or {}).get(kind) or {}, added or {})
+        wrong = [part for part in parts if not isinstance(part, Mapping)]
+        given = wrong[0] if wrong else {name: value for part in parts for name, value in part.items()}
         inner = ConfigReader({"rope_scaling": given, "max_position_embeddings": reader.get("max_position_embeddings")})
         found.append(read_rope(inner, head_dim))
         reader.problems += [f"{kind}: {problem}" for problem in inner.problems]
@@ -94,9 +94,15 @@ def plain_position_limit(config: HfConfig) -> int | None:
     return None if reader.problems else limit
 
 
+def rope_key(config: HfConfig) -> str:
+    """Of a config's rotary embedding, where the layers have one for all."""
+    return "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+
+
 def read_rope_values(reader: ConfigReader) -> dict[str, Any]:
     """As `rope_values`; null values are left out. Problems go to `reader`."""
-    given = reader.get("rope_parameters") or reader.get("rope_scaling") or {}
+    key = rope_key(reader.config)
+    given = reader.get(key) or {}
     if not isinstance(given, Mapping):
         reader.problems.append(f"rope_parameters or rope_scaling must be an object, got {given!r}")
         given = {}
@@ -104,6 +110,13 @@ def read_rope_values(reader: ConfigReader) -> dict[str, Any]:
     values.setdefault("rope_type", values.get("type", "default"))
     values.setdefault("rope_theta", reader.get("rope_theta", DEFAULT_THETA))
     values.setdefault("partial_rotary_factor", reader.get("partial_rotary_factor", 1.0))
+    replaced = reader.get("rope_parameters") if key == "rope_scaling" else None
+    if isinstance(replaced, Mapping):  # transformers forgets what only it says, which nobody wants
+        reader.problems += [
+            f"rope_scaling replaces rope_parameters and has no {name}: give it there, too ({name}: {replaced[name]!r})"
+            for name in ("rope_theta", "partial_rotary_factor")
+            if name not in given and replaced.get(name, values[name]) != values[name]
+        ]
     # some configs carry the trained length beside the rope parameters; transformers lets that one win
     trained = reader.get("original_max_position_embeddings", values.get("original_max_position_embeddings"))
     values["original_max_position_embeddings"] = trained or reader.get("max_position_embeddings", 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +61,45 @@ def test_new_style_and_old_style_agree() -> None:
     old = rope_of(rope_theta=500000.0, rope_scaling={"rope_type": "llama3", **LLAMA3})
     assert old == rope_of(rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3})
     assert old != rope_of(rope_theta=500000.0)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+MSCALES = {"short_mscale": 1.1, "long_mscale": 1.2}
+ADDED: dict[str, dict[str, Any]] = {
+    "llama": YARN,
+    "hunyuan": {"type": "dynamic", "alpha": 50.0, "factor": 1.0},
+    "ministral3": YARN | {"rope_theta": 1e6, "llama_4_scaling_beta": 0.2},
+    "phimoe": longrope(FACTORS[:8]) | MSCALES | {"original_max_position_embeddings": 64},
+    "gemma3": {"rope_type": "linear", "factor": 8.0},
+}
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_a_scaling_beside_rope_parameters_is_read_as_by_transformers(kind: str, tmp_path: Path) -> None:
+    """A checkpoint that transformers 5 saved, and whose user added `rope_scaling` as the model's card says."""
+    from transformers import AutoConfig
+
+    old = {key: value for key, value in KINDS[kind].items() if not key.startswith("rope_")}
+    saved = AutoConfig.for_model(**old).to_dict()
+    assert saved["rope_parameters"]
+    config = saved | {"rope_scaling": ADDED[kind]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    read = AutoConfig.from_pretrained(tmp_path).rope_parameters
+    expected = old | {"rope_parameters": read}
+    ours, theirs = (architecture_for(one).from_hf(one) for one in (config, expected))
+    assert ours == theirs
+    assert ours != architecture_for(saved).from_hf(saved)
+
+
+def test_a_scaling_must_not_lose_what_rope_parameters_say() -> None:
+    new = {"rope_type": "default", "rope_theta": 500000.0}
+    with pytest.raises(CheckpointError, match=r"has no rope_theta: give it there, too \(rope_theta: 500000.0\)"):
+        rope_of(rope_parameters=new, rope_scaling=YARN)
+    both = rope_of(rope_parameters=new, rope_scaling=YARN | {"rope_theta": 500000.0})
+    assert both == rope_of(rope_theta=500000.0, rope_scaling=YARN)
+    assert rope_of(rope_parameters=new, rope_scaling={}) == rope_of(rope_parameters=new)
+    with pytest.raises(CheckpointError, match=r"rope_scaling .* is not supported"):
+        architecture_for(KINDS["gemma4"]).from_hf(KINDS["gemma4"] | {"rope_scaling": YARN})
 
 
 def test_longrope_with_one_set_of_factors_divides_the_frequencies() -> None:
@@ -126,8 +167,9 @@ def test_bad_values_are_refused(config: dict[str, Any], message: str) -> None:
 )
 def test_a_scaling_stretches_the_longest_sequence(kind: str, scaling: dict[str, Any], limit: int) -> None:
     """In the build, and in the reader of text files, which must not contradict it."""
-    for key in ("rope_scaling", "rope_parameters"):
-        config = KINDS[kind] | {"max_position_embeddings": 4096, "model_max_length": 99, key: scaling}
+    both = {"rope_scaling": scaling, "rope_parameters": {"rope_type": "default"}}
+    for keys in ({"rope_scaling": scaling}, {"rope_parameters": scaling}, both):
+        config = KINDS[kind] | {"max_position_embeddings": 4096, "model_max_length": 99} | keys
         assert architecture_for(config).from_hf(config).max_position_embeddings == limit
         assert position_limit(config) == limit
 

@@ -116,6 +116,18 @@ def test_float32_logits_and_greedy_tokens(kind: str, oracle_of: OracleOf, tmp_pa
         check_greedy(oracle.model, prompt, tokens, margin=0.0)
 
 
+def test_a_scaling_that_was_added_to_what_transformers_saved(tmp_path: Path) -> None:
+    """With `rope_parameters` and `rope_scaling`, transformers computes by the latter."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    saved = {"rope_type": "default", "rope_theta": 1000000.0}
+    checkpoint = make_checkpoint(tmp_path / "both", "qwen3", rope_parameters=saved, rope_scaling=scaling)
+    engine = engine_of(checkpoint, tmp_path / "engine", "float32")
+    runner = CpuRunner.open(EngineDirectory.open(engine).engine_file, num_blocks=16)
+    wanted = oracle_logits(load_oracle(checkpoint), PROMPTS[1])
+    assert relative_error(prompt_logits(runner, list(PROMPTS[1]), sequence_id=0), wanted) < 1e-4
+    runner.close()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - set(MIXTURES) - LIKE_OTHERS))
 def test_rounded_engines_leave_the_oracle_only_at_near_ties(kind: str, dtype: str, tmp_path: Path) -> None:
