@@ -115,14 +115,25 @@ class TextFiles:
         built = self.engine_config.get("build_config", {}).get("max_seq_len")
         return int(built) if built else position_limit(self.hf_config)
 
+    @property
+    def vocab_size(self) -> int | None:
+        """Ids that the network knows: the engine's, else the checkpoint's."""
+        size = self.engine_config.get("pretrained_config", {}).get("vocab_size", self.hf_config.get("vocab_size"))
+        return size if isinstance(size, int) else None
+
     def token_ids(self, name: str) -> tuple[int, ...]:
         """A token id entry such as `eos_token_id`, which may be one id, a list or absent."""
-        value = self.generation_config.get(name)
-        if value is None:
-            value = self.hf_config.get(name)
-        if value is None:
-            return ()
-        return tuple(int(token) for token in value) if isinstance(value, list) else (int(value),)
+        hf_config = "hf_config.json" if self.engine_config else "config.json"
+        for file, config in (("generation_config.json", self.generation_config), (hf_config, self.hf_config)):
+            if (value := config.get(name)) is not None:
+                ids = value if isinstance(value, list) else [value]
+                if not all(type(token) is int for token in ids):
+                    raise CheckpointError(
+                        f"{self.path / file}: {name} must be a token id, which is an integer, or a list of them, "
+                        f"got {value!r}"
+                    )
+                return tuple(ids)
+        return ()
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -127,8 +127,10 @@ class Preprocessor:
         if isinstance(self._chat, TemplateFormat):
             self._chat = replace(self._chat, tells_date=tells_date, writes_begin=template_begins)
         self._add_special_tokens = add_special_tokens
-        declared = files.token_ids("eos_token_id")
-        self._end_ids = declared or ((tokenizer.eos_id,) if tokenizer.eos_id is not None else ())
+        self.declared_end_ids = files.token_ids("eos_token_id")
+        self._end_ids = _possible(self.declared_end_ids, files.vocab_size) or (
+            (tokenizer.eos_id,) if tokenizer.eos_id is not None else ()
+        )
         pad = files.token_ids("pad_token_id") or ((tokenizer.pad_id,) if tokenizer.pad_id is not None else ())
         self.pad_id = (*pad, *self._end_ids, NEVER)[0]
 
@@ -254,6 +256,11 @@ class Preprocessor:
             for token in set(self.tokenizer.encode(word)):
                 total[token] = total.get(token, 0.0) + weight
         return tuple(sorted(total.items()))
+
+
+def _possible(ids: tuple[int, ...], vocab_size: int | None) -> tuple[int, ...]:
+    """Those that the network can produce; the first where it can none, as no answer is to end with another then."""
+    return tuple(token for token in ids if vocab_size is None or 0 <= token < vocab_size) or ids[:1]
 
 
 def _template(path: Path) -> str:

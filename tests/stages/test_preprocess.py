@@ -75,6 +75,37 @@ def test_further_end_tokens_become_stop_words(tokenizer_dirs: dict[str, Path], t
     assert stage.prepare(TextPrompt("fox", end_id=5)).stop_words == ()
 
 
+def test_end_tokens_that_the_network_does_not_have_are_left_out(
+    tokenizer_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copy(tokenizer_dirs["qwen"] / "tokenizer.json", tmp_path)
+    write_json(tmp_path, "config.json", pretrained_config={"vocab_size": 512}, build_config={"max_seq_len": 24})
+
+    def ends(*ids: int) -> tuple[int, tuple[tuple[int, ...], ...]]:
+        write_json(tmp_path, "generation_config.json", eos_token_id=list(ids))
+        prompt = Preprocessor.open(tmp_path).prepare(TextPrompt("fox"))
+        return prompt.end_id, prompt.stop_words
+
+    assert ends(1, 5000, 511, -1) == (1, ((511,),))
+    assert ends(5000, 1) == (1, ())
+    assert ends(5000, 512) == (5000, ()), "no other token ends an answer then"
+
+
+@pytest.mark.parametrize("name", ["eos_token_id", "pad_token_id", "user_token_id"])
+@pytest.mark.parametrize("value", ["x", [[1]], {"a": 1}, 1.5, True, [1, None]])
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_token_ids_that_are_none_are_refused(
+    file: str, value: object, name: str, tokenizer_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copy(tokenizer_dirs["qwen"] / "tokenizer.json", tmp_path)
+    write_json(tmp_path, file, **{name: value})
+    with pytest.raises(CheckpointError) as caught:
+        Preprocessor.open(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path / file}: {name} must be a token id, which is an integer, or a list of them, got {value!r}"
+    )
+
+
 def test_an_engine_directory_is_read_as_well_as_a_checkpoint(tokenizer_dirs: dict[str, Path], tmp_path: Path) -> None:
     shutil.copy(tokenizer_dirs["baichuan"] / "tokenizer.model", tmp_path)
     write_json(tmp_path, "hf_config.json", model_type="baichuan", eos_token_id=2, model_max_length=4096)

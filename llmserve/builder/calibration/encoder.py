@@ -44,15 +44,21 @@ class Encoder:
             self._opened()
 
     def notes(self) -> list[str]:
-        """What of the vocabulary has no text. A table that is a little larger than its tokenizer is usual."""
+        """Of the checkpoint's end tokens, and what of the vocabulary has no text."""
         if all(self._checkpoint.text_file(name) is None for name in TOKENIZER_NAMES):
             return [f"no {' or '.join(TOKENIZER_NAMES)}: this engine can be given token ids, but no text"]
+        found = [
+            f"eos_token_id {token} is not one of the network's ids, 0 to {self._vocab_size - 1}: no answer ends with it"
+            for token in self._opened().declared_end_ids
+            if not 0 <= token < self._vocab_size
+        ]
         num_pieces = self._opened().tokenizer.vocab_size
-        if LEAST_KNOWN * self._vocab_size <= num_pieces <= self._vocab_size:
-            return []
+        if LEAST_KNOWN * self._vocab_size <= num_pieces <= self._vocab_size:  # a little larger a table is usual
+            return found
         return [
+            *found,
             f"the tokenizer has {num_pieces:,} pieces and the network {self._vocab_size:,}: is it this network's own? "
-            "Ids that only one of them has cannot be read or written"
+            "Ids that only one of them has cannot be read or written",
         ]
 
     def _encode(self, prompt: TextPrompt) -> Ids:

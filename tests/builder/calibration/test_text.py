@@ -156,6 +156,13 @@ def test_a_checkpoint_without_a_tokenizer_or_a_chat_format(tmp_path: Path) -> No
         read(tmp_path, Encoder(checkpoint, 320), {"messages": [{"role": "user", "content": "a"}]})
 
 
+def test_an_end_token_that_the_network_does_not_have_is_noted(tmp_path: Path) -> None:
+    with Checkpoint.open(make_checkpoint(tmp_path / "a", "llama", eos_token_id=[2, 5000])) as checkpoint:
+        assert Encoder(checkpoint, 320).notes() == [
+            "eos_token_id 5000 is not one of the network's ids, 0 to 319: no answer ends with it"
+        ]
+
+
 def test_a_corrupt_tokenizer_is_named(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "a", "llama")
     for name in ("tokenizer.json", "tokenizer.model"):
