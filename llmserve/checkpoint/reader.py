@@ -142,7 +142,10 @@ class Checkpoint:
     def text_file(self, name: str) -> bytes | None:
         """A small file of the checkpoint, such as config.json or the tokenizer's; None where it has none."""
         path = self.path / name
-        return path.read_bytes() if path.is_file() else None
+        if not path.is_file():
+            return None
+        _check_downloaded(path)
+        return path.read_bytes()
 
     def read(self, name: str) -> Tensor:
         """The tensor in its own dtype (bfloat16 is ml_dtypes.bfloat16), lazily where the format allows it."""
@@ -367,7 +370,7 @@ def _check_downloaded(file: Path) -> None:
     with file.open("rb") as stream:
         if stream.read(len(LFS_POINTER)) == LFS_POINTER:
             raise CheckpointError(
-                f"{file.name} is a Git LFS pointer, not the weights: run `git lfs pull` in the folder, or download it"
+                f"{file} is a Git LFS pointer, not the file itself: run `git lfs pull` in the folder, or download it"
             )
 
 

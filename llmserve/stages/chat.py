@@ -104,9 +104,9 @@ def chat_format(
 def template_format(
     tokenizer: Tokenizer, files: TextFiles, tool_format: str = AUTO, reasoning_format: str = AUTO
 ) -> TemplateFormat:
-    template = ChatTemplate(files.chat_template, files.special_tokens)
+    template = ChatTemplate(files.chat_template, files.special_tokens, files.template_place)
     has_other = files.tool_template != files.chat_template
-    for_tools = ChatTemplate(files.tool_template, files.special_tokens) if has_other else template
+    for_tools = ChatTemplate(files.tool_template, files.special_tokens, files.template_place) if has_other else template
     calls = tool_format
     if tool_format == AUTO:
         calls = (found_tool_format(files.tool_template) if "tools" in for_tools.names else "") or generic.NAME
@@ -125,8 +125,9 @@ def require_chat_format(tokenizer: Tokenizer, files: TextFiles) -> ChatFormat:
     if found := chat_format(tokenizer, files):
         return found
     raise Unsupported(
-        f"{files.path.name} has no chat format (no role token ids in generation_config.json, no chat_template in "
-        "tokenizer_config.json); send plain text instead of messages"
+        f"{files.path.name} has no chat format: no chat_template.jinja, no chat_template in tokenizer_config.json "
+        "(tokenizer.chat_template in a GGUF file), no role token ids in generation_config.json; add "
+        "chat_template.jinja, serve with --chat-template FILE, or send plain text instead of messages"
     )
 
 

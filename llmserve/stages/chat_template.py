@@ -52,10 +52,11 @@ class Ending:
 class ChatTemplate:
     """Threads take turns. They wait while the template runs, so the event loop must not be one of them."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises `CheckpointError` for a template that cannot be compiled, or not within the limits."""
+    def __init__(self, source: str, special_tokens: Mapping[str, str], place: str = "") -> None:
+        """Raises `CheckpointError`, which names `place`, for a template that cannot be compiled within the limits."""
+        self._name = f"the chat template{place and f' in {place}'}"
         if (size := len(source.encode(errors="replace"))) > MAX_SOURCE_BYTES:
-            raise CheckpointError(f"the chat template has {size} bytes, more than {MAX_SOURCE_BYTES}")
+            raise CheckpointError(f"{self._name} has {size} bytes, more than {MAX_SOURCE_BYTES}")
         self._source = source
         self._special_tokens = dict(special_tokens)
         self._turn = threading.Lock()
@@ -97,7 +98,7 @@ class ChatTemplate:
     def _compile(self) -> frozenset[str]:
         answer = self._process.ask(self._source)
         if "problem" in answer:
-            raise CheckpointError(f"the chat template cannot be compiled: {answer['problem']}")
+            raise CheckpointError(f"{self._name} cannot be compiled: {answer['problem']}")
         return frozenset(answer["names"])
 
 

@@ -23,7 +23,7 @@ from llmserve.errors import CheckpointError, NotFound
 from llmserve.models.registry import position_limit
 
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
-PAIR_TEMPLATE = "pair_template.txt"
+PAIR_TEMPLATE, TEMPLATE_FILE = "pair_template.txt", "chat_template.jinja"
 # That of Qwen3-Reranker's model card
 QWEN3_PAIR = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -47,6 +47,7 @@ class TextFiles:
     engine_config: Mapping[str, Any]
     chat_template_file: str
     pair_template_file: str = ""
+    template_place: str = ""  # where the chat template is from; empty: from a request
 
     @classmethod
     def read(cls, path: Path) -> TextFiles:
@@ -55,7 +56,7 @@ class TextFiles:
                 f"no directory {path} to read a tokenizer from; an engine directory has one, so leave tokenizer_dir "
                 "(--tokenizer-dir) out, or name a checkpoint's folder"
             )
-        config = read_json(path / "config.json")
+        config, template_file = read_json(path / "config.json"), read_text(path / TEMPLATE_FILE)
         is_engine = "build_config" in config
         return cls(
             path,
@@ -64,8 +65,9 @@ class TextFiles:
             generation_config=read_json(path / "generation_config.json"),
             hf_config=read_json(path / "hf_config.json") if is_engine else config,
             engine_config=config if is_engine else {},
-            chat_template_file=read_text(path / "chat_template.jinja"),
+            chat_template_file=template_file,
             pair_template_file=read_text(path / PAIR_TEMPLATE),
+            template_place=str(path / (TEMPLATE_FILE if template_file else "tokenizer_config.json")),
         )
 
     @property

@@ -151,7 +151,8 @@ class Preprocessor:
         files = TextFiles.read(path)
         named = named_template(template_file)
         if template_file:
-            files = replace(files, chat_template_file=named or _template(Path(template_file)))
+            own = named or _template(Path(template_file))
+            files = replace(files, chat_template_file=own, template_place=template_file)
         return cls(
             tokenizer_of(files),
             files,
@@ -223,7 +224,7 @@ class Preprocessor:
 
     def _make_format(self, template: str) -> ChatFormat:
         try:
-            return template_format(self.tokenizer, replace(self._files, chat_template_file=template))
+            return template_format(self.tokenizer, replace(self._files, chat_template_file=template, template_place=""))
         except CheckpointError as error:
             raise InvalidArgument(f"{TEMPLATE}: {error}") from error
 

@@ -143,7 +143,14 @@ def test_a_truncated_file_is_refused_by_name(name: str, keep: float, tmp_path: P
 def test_a_git_lfs_pointer_is_told_from_weights(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
-    assert f"{name} is a Git LFS pointer, not the weights: run `git lfs pull`" in problems_of(tmp_path)
+    assert f"{name} is a Git LFS pointer, not the file itself: run `git lfs pull`" in problems_of(tmp_path)
+
+
+def test_a_git_lfs_pointer_is_no_tokenizer(tmp_path: Path) -> None:
+    (checkpoint(tmp_path) / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with Checkpoint.open(tmp_path) as found, pytest.raises(CheckpointError) as caught:
+        found.text_file("tokenizer.json")
+    assert f"{tmp_path}/tokenizer.json is a Git LFS pointer, not the file itself: run" in str(caught.value)
 
 
 def test_trailing_bytes_are_refused(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from llmserve.checkpoint.reader import Checkpoint
 from llmserve.core import TopTokens
 from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer
+from llmserve.evaluation.baseline.folder import text_folder
 from llmserve.evaluation.baseline.stored import (
     Baseline,
     BaselineKey,
@@ -22,6 +24,7 @@ from llmserve.evaluation.decisions import Decision
 from llmserve.evaluation.prompts import ids_digest, text_digest
 from llmserve.stages.preprocess import PreparedPrompt
 from tests.checkpoints import make_checkpoint
+from tests.gguf_files import make_gguf
 
 KEY = BaselineKey("a" * 64, "e" * 64, "b" * 64, "float16")
 PROMPT, OTHER = PreparedPrompt((1, 2, 3), 2, 0), PreparedPrompt((1, 2, 4), 2, 0)
@@ -53,6 +56,11 @@ def test_other_end_ids_find_nothing() -> None:
     for changed in (replace(PROMPT, end_id=9), replace(PROMPT, stop_words=((9,),))):
         assert baseline(PROMPT).select([changed]) is None
     assert baseline(PROMPT).select([replace(PROMPT, stop_words=((9, 9),))])  # a phrase is no end token
+
+
+def test_the_texts_of_a_gguf_file_lie_in_a_folder_of_its_name(tmp_path: Path) -> None:
+    with Checkpoint.open(make_gguf(tmp_path / "tiny.gguf", "llama")) as checkpoint, text_folder(checkpoint) as folder:
+        assert (folder.name, (folder / "config.json").is_file()) == ("tiny.gguf", True)
 
 
 def test_text_files_have_a_digest_of_their_own(tmp_path: Path) -> None:

@@ -190,6 +190,16 @@ def test_a_template_in_its_own_file_wins(tokenizer_dirs: dict[str, Path], tmp_pa
     assert load_tokenizer(tmp_path).decode(encode(tmp_path, talk("fox"))) == "new fox"
 
 
+def test_a_template_that_is_wrong_is_named_by_its_file(tokenizer_dirs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((tokenizer_dirs["qwen"] / "tokenizer.json").read_bytes())
+    write_json(tmp_path, "tokenizer_config.json", chat_template="{% if %}")
+    with pytest.raises(CheckpointError, match=f"the chat template in {tmp_path}/tokenizer_config.json cannot be"):
+        chat_format(load_tokenizer(tmp_path), TextFiles.read(tmp_path))
+    (tmp_path / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(CheckpointError, match=f"the chat template in {tmp_path}/chat_template.jinja cannot be"):
+        chat_format(load_tokenizer(tmp_path), TextFiles.read(tmp_path))
+
+
 def test_a_template_that_refuses_says_why() -> None:
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
     with pytest.raises(InvalidArgument, match="roles must alternate"):

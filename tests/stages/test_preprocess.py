@@ -329,7 +329,7 @@ def test_tokens_are_told_on_request(baichuan: Preprocessor) -> None:
 
 def test_a_template_file_replaces_the_checkpoints_format(tokenizer_dirs: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "chat.jinja"
-    for text, problem in ((None, "cannot be read"), (" \n", "is empty"), ("{% if %}", "cannot be compiled")):
+    for text, problem in ((None, "cannot be read"), (" \n", "is empty"), ("{% if %}", f"{path} cannot be compiled")):
         if text is not None:
             path.write_text(text)
         with pytest.raises(CheckpointError, match=problem):

@@ -41,7 +41,7 @@ class Encoder:
     def require_readable(self) -> None:
         """Where the checkpoint has a tokenizer: an engine with one that cannot be read would not serve."""
         if any(self._checkpoint.text_file(name) is not None for name in TOKENIZER_NAMES):
-            self._opened()
+            self.preprocessor()
 
     def notes(self) -> list[str]:
         """Of the checkpoint's end tokens, and what of the vocabulary has no text."""
@@ -49,10 +49,10 @@ class Encoder:
             return [f"no {' or '.join(TOKENIZER_NAMES)}: this engine can be given token ids, but no text"]
         found = [
             f"eos_token_id {token} is not one of the network's ids, 0 to {self._vocab_size - 1}: no answer ends with it"
-            for token in self._opened().declared_end_ids
+            for token in self.preprocessor().declared_end_ids
             if not 0 <= token < self._vocab_size
         ]
-        num_pieces = self._opened().tokenizer.vocab_size
+        num_pieces = self.preprocessor().tokenizer.vocab_size
         if LEAST_KNOWN * self._vocab_size <= num_pieces <= self._vocab_size:  # a little larger a table is usual
             return found
         return [
@@ -62,9 +62,9 @@ class Encoder:
         ]
 
     def _encode(self, prompt: TextPrompt) -> Ids:
-        return self._known(self._opened().prepare(prompt).input_ids)
+        return self._known(self.preprocessor().prepare(prompt).input_ids)
 
-    def _opened(self) -> Preprocessor:
+    def preprocessor(self) -> Preprocessor:
         if self._preprocessor is None:
             self._preprocessor = _open_preprocessor(self._checkpoint)
         return self._preprocessor
@@ -85,4 +85,7 @@ def _open_preprocessor(checkpoint: Checkpoint) -> Preprocessor:
         for name in (*TOKENIZER_FILES, GENERATION_CONFIG_NAME, CONFIG_NAME):
             if (content := checkpoint.text_file(name)) is not None:
                 (folder / name).write_bytes(content)
-        return Preprocessor.open(folder)
+        try:
+            return Preprocessor.open(folder)
+        except CheckpointError as error:  # of a file that is gone when this is read
+            raise CheckpointError(str(error).replace(str(folder), str(checkpoint.path))) from error

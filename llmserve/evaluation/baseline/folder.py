@@ -24,7 +24,8 @@ def text_folder(checkpoint: Checkpoint) -> Iterator[Path]:
     if checkpoint.has_text_files:
         yield checkpoint.path
         return
-    with temporary_directory(PREFIX) as folder:
+    with temporary_directory(PREFIX) as parent:
+        folder = parent / checkpoint.path.resolve().name  # which errors name
         write_text_files(checkpoint, folder)
         yield folder
 
