@@ -16,7 +16,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/*.py": 1_430,
     "llmserve/backends": 7_240,
     "llmserve/benchmark": 1_383,
-    "llmserve/builder": 9_343,
+    "llmserve/builder": 9_359,
     "llmserve/checkpoint": 6_849,
     "llmserve/cli": 7_150,
     "llmserve/cluster": 1_506,

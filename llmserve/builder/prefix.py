@@ -14,6 +14,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
+from llmserve.builder.options import BuildOptions
+from llmserve.builder.resolve import resolve
+from llmserve.checkpoint.adapters.adapted import open_checkpoint
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.base import Engine
 from llmserve.engine.directory.artifact import MANIFEST_FILE, EngineDirectory
@@ -73,6 +76,16 @@ class Sealed:
     num_tokens: Sequence[tuple[str, int, int]]  # of each prefix: its name, its tokens, and those that are found
 
 
+def check_prefixes(checkpoint_dir: Path, options: BuildOptions, prefixes: Sequence[Prefix]) -> None:
+    """Raises before a build what `seal_prefixes` would raise of the prefixes after it."""
+    with open_checkpoint(checkpoint_dir, options.adapter) as checkpoint:
+        build = resolve(checkpoint, options)
+        if build.program.pools:
+            raise _makes_no_tokens(checkpoint_dir)
+        all_ids = _all_ids(build.encoder.preprocessor(), prefixes, build.options.max_seq_len)
+    _check_lengths(prefixes, all_ids, build.options.tokens_per_block)
+
+
 def seal_prefixes(path: Path, prefixes: Sequence[Prefix], *, threads: int = 0) -> Sealed:
     """In place of those that the directory has for this machine's kernels.
 
@@ -82,8 +95,8 @@ def seal_prefixes(path: Path, prefixes: Sequence[Prefix], *, threads: int = 0) -
     directory = EngineDirectory.open(path)
     info = directory.info()
     if info.pooling:
-        raise Unsupported(f"{path} makes no tokens, and keeps no KV blocks: there is nothing to compute ahead")
-    all_ids = _all_ids(path, prefixes, info.max_seq_len)
+        raise _makes_no_tokens(path)
+    all_ids = _all_ids(Preprocessor.open(path), prefixes, info.max_seq_len)
     with tempfile.TemporaryDirectory(prefix="llmserve-prefix-") as folder:
         num_tokens = sum(map(len, all_ids)) + info.max_seq_len  # room for all, and for blocks that are not full
         settings = EngineSettings(threads, max_kv_tokens=num_tokens, gpu=GpuSettings(kv_cache_dir=folder))
@@ -106,6 +119,10 @@ def seal_prefixes(path: Path, prefixes: Sequence[Prefix], *, threads: int = 0) -
     return Sealed(prefix_file(kernels), len(data), found)
 
 
+def _makes_no_tokens(path: Path) -> Unsupported:
+    return Unsupported(f"{path} makes no tokens, and keeps no KV blocks: there is nothing to compute ahead")
+
+
 def _written(folder: Path, header: Header) -> SealedPrefixes | None:
     """What an engine has kept there of the header's prefixes; None where something is missing."""
     if (written := written_files(folder)) is None:
@@ -120,8 +137,7 @@ def _written(folder: Path, header: Header) -> SealedPrefixes | None:
     return SealedPrefixes(header, contents) if len(contents) == len(keys) else None
 
 
-def _all_ids(path: Path, prefixes: Sequence[Prefix], max_seq_len: int) -> list[tuple[int, ...]]:
-    preprocessor = Preprocessor.open(path)
+def _all_ids(preprocessor: Preprocessor, prefixes: Sequence[Prefix], max_seq_len: int) -> list[tuple[int, ...]]:
     preprocessor.max_seq_len = max_seq_len
     found: list[tuple[int, ...]] = []
     problems = []

@@ -13,7 +13,7 @@ from rich.console import Console
 from llmserve.builder.build import build_engine, build_kernels
 from llmserve.builder.options import BuildOptions, DeclaredOption, declared_options
 from llmserve.builder.plan import plan_build
-from llmserve.builder.prefix import Prefix
+from llmserve.builder.prefix import Prefix, check_prefixes
 from llmserve.builder.recipe import CONVERTED_FILE, Recipe, load_recipe
 from llmserve.builder.resolve import longest_sequence
 from llmserve.checkpoint.reader import Checkpoint
@@ -92,6 +92,8 @@ def build(asked: BuildCommandOptions) -> None:
     else:
         prefixes = [Prefix.read(path, is_chat=path.suffix == ".json") for path in asked.prefix or ()]
         output_dir = asked.output_dir or recipe.output_dir or default_output_dir(source, options)
+        if prefixes:  # no engine is made without those that were asked for
+            check_prefixes(source, options, prefixes)
         _build(source, output_dir, options)
         if prefixes:
             seal(output_dir, prefixes)

@@ -81,6 +81,17 @@ def test_build_and_inspect(
     assert "= logits(" in shown
 
 
+def test_a_prefix_that_is_too_short_or_too_long_is_refused_before_the_build(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--dtype", "float32", "--output-dir", tmp_path / "e", "--prefix", tmp_path / "system.txt")
+    for text, problem in (("the", "a KV block of this engine 32"), ("the river " * 500, "the prompt is too long")):
+        (tmp_path / "system.txt").write_text(text)
+        assert llmserve(monkeypatch, "build", checkpoint, *flags) == 2
+        assert problem in capsys.readouterr().err
+        assert not (tmp_path / "e").exists()
+
+
 @pytest.mark.parametrize("flag", ["--checkpoint_dir", "--model_dir", "--checkpoint-dir"])
 def test_the_checkpoint_in_the_words_of_trtllm_build(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str
