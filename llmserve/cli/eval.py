@@ -26,6 +26,7 @@ from rich.progress import (
 from llmserve.cli.client_options import ApiKeyOption, RootCertificatesOption
 from llmserve.cli.dataclass_command import DataclassCommand, argument, option
 from llmserve.cli.eval_summarize import SummarizeFlags
+from llmserve.cli.output_file import check_writable
 from llmserve.cli.termination import terminated_as_exception
 from llmserve.errors import InvalidArgument, raise_problems
 
@@ -145,6 +146,8 @@ def _judged(flags: EvalFlags) -> bool:
     from llmserve.evaluation.suite import load_suite
     from llmserve.sealed_log import Signer
 
+    if flags.output is not None and flags.output.parent.is_dir():  # else it is made
+        check_writable(flags.output)
     signer = Signer.load(flags.sign_key) if flags.sign_key is not None else None
     judged = (flags.adapter or flags.engine).resolve().name if flags.engine and not flags.url else "server"
     suite = load_suite(flags.suite)

@@ -600,6 +600,7 @@ def test_a_server_is_not_given_the_local_engines_facts(engine: Path, suite: Path
         (("ENGINE", "--dtype", "int3"), InvalidArgument, "--dtype must be one of float16, bfloat16, float32"),
         (("ENGINE", "--suite", "none.yaml"), NotFound, "no suite file none.yaml"),
         (("ENGINE", "--hf-model-dir", "none"), NotFound, "none"),
+        (("ENGINE", "--output", "/proc"), InvalidArgument, "/proc cannot be written: Is a directory"),
     ],
 )
 def test_bad_input(

@@ -27,7 +27,8 @@ from llmserve.benchmark.workload import Given, Synthetic, Writer
 from llmserve.cli.bench.options import BenchOptions, Protocol
 from llmserve.cli.bench.plan import BenchPlan, plan_of
 from llmserve.cli.bench.report import drawn_sweep, report, sweep_report
-from llmserve.errors import InvalidArgument, LlmserveError, Unavailable
+from llmserve.cli.output_file import check_writable, write_file
+from llmserve.errors import LlmserveError, Unavailable
 
 HTTP_URL, GRPC_URL = "localhost:8000", "localhost:8001"
 SECRET = ("api_key",)  # options that no report may have
@@ -43,16 +44,15 @@ def measure_and_report(options: BenchOptions) -> None:
     """Raises `LlmserveError` when nothing could be measured."""
     plan = plan_of(options)
     for path in filter(None, (options.json, options.plot)):
-        if not path.absolute().parent.is_dir():
-            raise InvalidArgument(f"{path} cannot be written: no such directory: {path.absolute().parent}")
+        check_writable(path)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         summaries = runner.run(_measure(options, plan))
     if len(plan.loads) > 1:
         typer.echo(sweep_report(plan, summaries))
     if options.json is not None:
-        options.json.write_text(json.dumps(_document(options, plan, summaries), indent=2) + "\n", encoding="utf-8")
+        write_file(options.json, json.dumps(_document(options, plan, summaries), indent=2) + "\n")
     if options.plot is not None:
-        options.plot.write_text(drawn_sweep(plan, summaries), encoding="utf-8")
+        write_file(options.plot, drawn_sweep(plan, summaries))
     if summaries[-1].was_given_up:
         raise Unavailable("the server is gone: it was given up after many requests in a row that found none")
     if not any(summary.answered for summary in summaries):

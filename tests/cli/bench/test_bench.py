@@ -16,6 +16,7 @@ import pytest
 
 from llmserve.cli.bench.options import BenchOptions
 from llmserve.cli.bench.plan import plan_of
+from llmserve.cli.output_file import check_writable, write_file
 from llmserve.errors import InvalidArgument
 from tests.benchmark.scripted_server import HOST, Script, scripted_server
 from tests.cli.chat.terminal import LLMSERVE
@@ -153,6 +154,26 @@ def test_without_a_folder_for_the_report_nothing_is_measured() -> None:
     assert (done.returncode, done.stderr) == (
         2, "error: /nowhere/out.json cannot be written: no such directory: /nowhere\n",
     )  # fmt: skip
+
+
+def test_a_report_that_cannot_be_written_is_known_before_the_load(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path, "Is a directory"), (Path("/proc/x.json"), "No such file or directory")):
+        done = bench("--json", str(path))
+        assert (done.returncode, done.stderr) == (2, f"error: {path} cannot be written: {reason}\n")
+    done = bench("--json", "kept.json", "--plot", str(tmp_path), "--rate", "1,2", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"error: {tmp_path} cannot be written: Is a directory\n")
+    assert not (tmp_path / "kept.json").exists()
+
+
+def test_files_are_as_they_were_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("old", "new", "pipe"):
+        check_writable(tmp_path / name)
+    assert (tmp_path / "old").read_text() == "old"
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(InvalidArgument, match="cannot be written: Is a directory"):
+        write_file(tmp_path, "text")
 
 
 def test_what_is_asked_for() -> None:

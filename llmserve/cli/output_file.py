@@ -1,0 +1,30 @@
+"""Files for results: whether they can be written is checked before the work that makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmserve.errors import InvalidArgument
+
+
+def check_writable(path: Path) -> None:
+    """Raises `InvalidArgument`. What the file holds stays, and no file is left where none was."""
+    if not path.absolute().parent.is_dir():
+        raise InvalidArgument(f"{path} cannot be written: no such directory: {path.absolute().parent}")
+    is_there = path.exists()
+    if is_there and not (path.is_file() or path.is_dir()):
+        return  # a pipe: whoever reads it would see its end
+    try:
+        path.open("ab").close()
+        if not is_there:
+            path.unlink()
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_file(path: Path, text: str) -> None:
+    """Raises `InvalidArgument`."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be written: {error.strerror}") from error
