@@ -23,6 +23,7 @@ from llmserve.cli.encryption import files_without_effect, grpc_tls, http_tls, me
 from llmserve.cli.engine_flags import speculation_flag
 from llmserve.cli.help import GroupedHelpCommand
 from llmserve.cli.old_flags import Translation, say_without_effect
+from llmserve.cli.ports import check_ports
 from llmserve.cli.serve_options import ServeOptions
 from llmserve.cli.service_file import read_services
 from llmserve.cli.termination import EndPastThreads
@@ -77,6 +78,7 @@ def with_any_suite(arguments: Sequence[str]) -> list[str]:
 
 def serve(options: ServeOptions) -> None:
     """Serve models over gRPC (8001), HTTP (8000) and metrics (8002), as Triton does."""
+    check_ports(options)
     if options.frontends > 1:
         from llmserve.cli.front_ends import serve_by_several
 

@@ -53,10 +53,6 @@ def url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def port_in_use(host: str, port: int, flag: str, reason: str) -> Unavailable:
-    return Unavailable(f"cannot listen on {url_host(host)}:{port} ({flag}): {reason}; choose another port with {flag}")
-
-
 def claim_port(host: str, port: int, flag: str, *, shared: bool = False) -> socket.socket:
     """A listening socket; `Unavailable`, naming the port and its flag, when that cannot be had.
 
@@ -79,7 +75,7 @@ def hold_port(host: str, port: int, flag: str, *, shared: bool = False) -> socke
         # with its protocol named, else asyncio leaves Nagle's algorithm on and every answer may wait 40 ms
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise port_in_use(host, port, flag, error.strerror or str(error)) from error
+        raise _unavailable(host, port, flag, error) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
@@ -96,7 +92,11 @@ def hold_port(host: str, port: int, flag: str, *, shared: bool = False) -> socke
 
 def _unavailable(host: str, port: int, flag: str, error: OSError) -> Unavailable:
     in_use = error.errno == errno.EADDRINUSE
-    return port_in_use(host, port, flag, "the port is already in use" if in_use else (error.strerror or str(error)))
+    reason = "the port is already in use" if in_use else error.strerror or str(error)
+    advice = f"choose another port with {flag}"
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        advice = f"give an address of this machine with {flag.removesuffix('port')}address or --host"
+    return Unavailable(f"cannot listen on {url_host(host)}:{port} ({flag}): {reason}; {advice}")
 
 
 def _notice_dead_peers(listener: socket.socket) -> None:

@@ -244,6 +244,14 @@ def test_a_port_in_use_is_one_clear_error(tmp_path: Path, flag: str) -> None:
     )
 
 
+@pytest.mark.parametrize("more", [(), ("--frontends", "2")])
+def test_two_flags_with_the_same_port(tmp_path: Path, more: tuple[str, ...]) -> None:
+    done = run("--model-repository", str(identity_model(tmp_path, "first")), "--metrics-port", "8000", *more)
+    assert (done.returncode, done.stderr) == (
+        2, "error: --http-port and --metrics-port are both 8000; give each a port of its own\n",
+    )  # fmt: skip
+
+
 def test_an_address_of_another_machine(tmp_path: Path) -> None:
     done = run("--model-repository", str(identity_model(tmp_path, "first")), *ANY_PORTS, "--host", "203.0.113.7")
     assert done.returncode == 1

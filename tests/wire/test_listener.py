@@ -29,8 +29,9 @@ def test_a_port_in_use_names_its_flag() -> None:
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
 def test_an_unusable_host(host: str) -> None:
-    with pytest.raises(Unavailable, match=rf"cannot listen on {host}:1234"):
-        claim_port(host, 1234, "--flag")
+    advice = "give an address of this machine with --http-address or --host"
+    with pytest.raises(Unavailable, match=rf"cannot listen on {host}:1234 \(--http-port\): .*; {advice}"):
+        claim_port(host, 1234, "--http-port")
 
 
 def has_ipv6() -> bool:
