@@ -357,6 +357,10 @@ def find_repositories(engine: Path | None, repositories: Sequence[str]) -> tuple
 
     if engine is None and not repositories:
         raise InvalidArgument("nothing to serve: give an engine directory, or --model-repository DIR")
+    for location in repositories:
+        if (Path(location) / "config.pbtxt").is_file():
+            parent = Path(location).absolute().parent
+            raise InvalidArgument(f"--model-repository {location} is a model's own folder; give its parent: {parent}")
     pools = engine is not None and bool(EngineDirectory.open(engine).info().pooling)
     return tuple(repositories) or (packaged_repository(pools=pools),)
 

@@ -252,6 +252,13 @@ def test_two_flags_with_the_same_port(tmp_path: Path, more: tuple[str, ...]) -> 
     )  # fmt: skip
 
 
+def test_a_models_own_folder_is_no_repository(tmp_path: Path) -> None:
+    repository = identity_model(tmp_path, "first")
+    done = run("--model-repository", str(repository / "first"), *ANY_PORTS)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"is a model's own folder; give its parent: {repository}\n" in done.stderr
+
+
 def test_an_address_of_another_machine(tmp_path: Path) -> None:
     done = run("--model-repository", str(identity_model(tmp_path, "first")), *ANY_PORTS, "--host", "203.0.113.7")
     assert done.returncode == 1
