@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import io
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO, cast
 
 BRIEF = ("inspect", "doctor")  # they import and print: garbage collection and OpenBLAS's threads are a quarter of that
+LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what was written has found no place
 INTERRUPTED = 128 + signal.SIGINT  # a shell's exit code for it
 
 
@@ -20,10 +24,44 @@ def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in BRIEF:
         gc.disable()
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _open_streams()
     from llmserve.cli.app import run_command
 
     signal.signal(signal.SIGINT, previous)
-    run_command()
+    try:
+        run_command()
+    except (SystemExit, OSError) as end:
+        is_lost = isinstance(end, OSError) and end.filename is None and end.errno in LOST
+        problem = _unwritten() or (end if is_lost else None)
+        if not isinstance(problem, OSError):
+            raise
+        if not isinstance(problem, BrokenPipeError):  # whoever reads may stop
+            with suppress(OSError):
+                print(f"error: the output cannot be written: {problem.strerror}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _open_streams() -> None:
+    """A closed one leads nowhere, and what the encoding of standard output does not have is printed as "?"."""
+    sys.stdin = sys.stdin or _nowhere("r")  # in this order: the first takes the descriptor 0
+    sys.stdout = sys.stdout or _nowhere("w")
+    sys.stderr = sys.stderr or _nowhere("w")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _nowhere(mode: str) -> TextIO:
+    return cast(TextIO, open(os.devnull, mode))
+
+
+def _unwritten() -> OSError | None:
+    """Why what was printed is not where it should be. Then the rest of it is dropped."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at its end
+        return error
+    return None
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
