@@ -11,13 +11,14 @@ def check_writable(path: Path) -> None:
     """Raises `InvalidArgument`. What the file holds stays, and no file is left where none was."""
     if not path.absolute().parent.is_dir():
         raise InvalidArgument(f"{path} cannot be written: no such directory: {path.absolute().parent}")
-    is_there = path.exists()
-    if is_there and not (path.is_file() or path.is_dir()):
+    target = path.resolve()
+    is_there = target.exists()
+    if is_there and not (target.is_file() or target.is_dir()):
         return  # a pipe: whoever reads it would see its end
     try:
-        path.open("ab").close()
+        target.open("ab").close()
         if not is_there:
-            path.unlink()
+            target.unlink()
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be written: {error.strerror}") from error
 

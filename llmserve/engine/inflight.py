@@ -21,7 +21,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from llmserve.core import Allowance, GenerateRequest, Tenant, TokenEvent
+from llmserve.core import EVERYBODY, Allowance, GenerateRequest, Tenant, TokenEvent
 from llmserve.engine.adapters.pool import AdapterPool
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import BlockRunner, EngineInfo, EngineStats, PipelinedRunner, Runner
@@ -90,7 +90,7 @@ class InflightEngine:
         self._arriving: list[Sequence] = []
         self._held: list[Sequence] = []  # while files are looked through for their prompts
         self._fetched: list[Fetched] = []
-        self._leaving: list[int] = []
+        self._leaving: dict[int, Tenant] = {}
         self._posted = Posted()
         self._adapters = AdapterPool(runner, self._post, base_digest=info.digest, limits=adapter_limits)
         self._outbox = Outbox()
@@ -194,7 +194,8 @@ class InflightEngine:
             self._budgets.check(tenant)
 
     def _num_sequences(self) -> Counter[Tenant]:
-        return Counter(self._load.num_sequences) + Counter(one.tenant for one in (*self._arriving, *self._held))
+        here = Counter(self._load.num_sequences) + Counter(one.tenant for one in (*self._arriving, *self._held))
+        return here - Counter(self._leaving.values())
 
     def _check_room(self, sequences: list[Sequence]) -> None:
         load, config = self._load, self._scheduler.config
@@ -208,7 +209,7 @@ class InflightEngine:
     def _leave(self, sequences: list[Sequence]) -> None:
         """The consumer is gone. What still runs, so that the step thread is awake, is freed before the next step."""
         with self._lock:
-            self._leaving += [sequence.id for sequence in sequences if self._streams.pop(sequence.id, None)]
+            self._leaving |= {one.id: one.tenant for one in sequences if self._streams.pop(one.id, None)}
 
     def _shut(self, error: LlmserveError) -> None:
         """End every open stream with `error`, and take no more requests."""
@@ -339,12 +340,11 @@ class InflightEngine:
         with self._lock:
             self._publish_load()
             for sequence_id, event in updates:
-                stream = self._streams.get(sequence_id)
-                if stream is None:  # its consumer left while the step ran
-                    continue
-                self._outbox.put(stream, event)
+                if (stream := self._streams.get(sequence_id)) is not None:  # else its consumer left while the step ran
+                    self._outbox.put(stream, event)
                 if event.finish_reason is not None:
-                    del self._streams[sequence_id]
+                    self._streams.pop(sequence_id, None)
+                    self._leaving.pop(sequence_id, None)
         closed = self._outbox.flush()
         if closed:
             self._leave_loops(closed)
@@ -360,7 +360,7 @@ class InflightEngine:
             gone = [sequence_id for sequence_id, stream in self._streams.items() if stream.loop in closed]
             for sequence_id in gone:
                 del self._streams[sequence_id]
-            self._leaving += gone
+            self._leaving |= dict.fromkeys(gone, EVERYBODY)
 
     def _snapshot(self, plan: StepPlan) -> EngineStats:
         scheduler, pool = self._scheduler, self._scheduler.pool

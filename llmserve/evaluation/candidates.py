@@ -16,10 +16,11 @@ from llmserve.client import Access, AsyncClient, Parameter
 from llmserve.core import GenerateRequest, Guide, PromptScores, SamplingParams, TopTokens, Usage
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.base import AdapterEngine, Engine
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
 from llmserve.engine.validation import MAX_TOP_LOG_PROBS
-from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unsupported
+from llmserve.errors import InvalidArgument, LlmserveError, NotFound, ResourceExhausted, Unsupported
 from llmserve.evaluation.answers import Answer, Performance, Sample
 from llmserve.evaluation.choices import likeliest
 from llmserve.evaluation.decisions import Decision
@@ -202,6 +203,11 @@ async def engine_candidate(
     encoder, postprocessor = PromptEncoder(path, max_tokens), Postprocessor.open(path)
     engine = open_engine(path, EngineSettings(threads=threads))
     try:
+        if engine.info.max_seq_len < (built := EngineDirectory.open(path).info().max_seq_len):
+            raise ResourceExhausted(
+                f"the KV cache has room for {engine.info.max_seq_len} tokens of a prompt and its answer, and not for "
+                f"{built}: free some memory, so that no answer ends early"
+            )
         compiled = GuideCompiler(load_tokenizer(path), engine.info.vocab_size).compile(guide) if guide else None
         digest = added_adapter(engine, adapter) if adapter else ""
         yield EngineCandidate(engine, encoder, postprocessor, max_tokens, guide=compiled, adapter=digest)

@@ -166,7 +166,7 @@ def _tool_call(call: Any) -> Mapping[str, Any]:
     made = arguments
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
-            made = json.loads(arguments or "{}")
+            made = json.loads(arguments or "{}", strict=False)
         made = made if isinstance(made, dict) else arguments
     if not isinstance(made, dict | str):
         problem = f"the arguments of a call of {function['name']} are not a JSON object"

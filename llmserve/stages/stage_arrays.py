@@ -31,6 +31,7 @@ UNSUPPORTED_INPUTS = {  # refused rather than swallowed; the name that the ensem
 
 WORD_INPUTS = ("STOP_WORDS_DICT", "BAD_WORDS_DICT", "EMBEDDING_BIAS_WORDS")
 BIAS_INPUTS = ("EMBEDDING_BIAS_WEIGHTS", "LOGIT_BIAS_IDS", "LOGIT_BIAS_WEIGHTS")
+MAX_BATCH_NUMBERS = 4 * 2**20  # of the prompts of a batch, padded, or of their biases
 MAX_WORDS = 16 * 1024  # of a list: engines take no more tokens in all of them
 MAX_WORDS_BYTES = 1024 * 1024
 JSON_INPUTS = {  # bytes: texts of JSON that hold the interpreter lock while they are read
@@ -140,11 +141,17 @@ def _to_prompt(inputs: Arrays) -> TextPrompt:
 
 
 def _to_arrays(prompts: Sequence[PreparedPrompt], max_tokens: NDArray[Any], vocab_size: int) -> dict[str, NDArray[Any]]:
-    bias = np.zeros((len(prompts), vocab_size if any(prompt.embedding_bias for prompt in prompts) else 0), np.float32)
+    bias_size = vocab_size if any(prompt.embedding_bias for prompt in prompts) else 0
+    longest = max(len(prompt.input_ids) for prompt in prompts)
+    if len(prompts) > 1 and len(prompts) * max(bias_size, longest) > MAX_BATCH_NUMBERS:
+        raise InvalidArgument(
+            f"{len(prompts)} rows, each as long as the longest prompt ({longest} tokens), with a bias for each of "
+            f"{bias_size} tokens, need too much memory; send one request for each: they are batched in flight"
+        )
+    bias = np.zeros((len(prompts), bias_size), np.float32)
     for row, prompt in zip(bias, prompts, strict=True):
         for token, weight in prompt.embedding_bias:
             row[token] = weight
-    longest = max(len(prompt.input_ids) for prompt in prompts)
     padded = [[*prompt.input_ids, *[prompt.pad_id] * (longest - len(prompt.input_ids))] for prompt in prompts]
     return {
         "INPUT_ID": np.array(padded, np.int32),

@@ -10,6 +10,7 @@ import pytest
 
 from llmserve.core import Allowance, GenerateRequest, SamplingParams, Tenant
 from llmserve.engine.budgets import TokenBudgets
+from llmserve.engine.fake import FakeRunner
 from llmserve.errors import InvalidArgument, RateLimited, ResourceExhausted
 from llmserve.tenant_counters import TOKENS_PER_MINUTE
 from tests.engine.test_inflight import RecordingRunner, opened, until
@@ -67,6 +68,19 @@ async def test_an_engine_keeps_both_limits() -> None:
         assert 30 < caught.value.retry_after_s <= 36
         async with aclosing(engine.submit(request(Tenant("other")))) as stream:
             assert [event async for event in stream]
+
+
+async def test_an_answer_that_its_client_has_left_no_longer_counts() -> None:
+    """Though the step that computes it goes on."""
+    tenant = Tenant("one", max_answers=1)
+    sampling = SamplingParams(max_tokens=50, temperature=0.0)
+    asked = GenerateRequest("r", (1, 2, 3), sampling, tenant=tenant)
+    with opened(FakeRunner(step_delay_s=0.05)) as engine:
+        for _ in range(3):
+            async with aclosing(engine.submit(asked)) as stream:
+                await anext(stream)
+                with pytest.raises(RateLimited):
+                    await anext(engine.submit(asked))
 
 
 async def test_what_the_queue_refuses_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

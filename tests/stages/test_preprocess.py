@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmserve.errors import CheckpointError, InvalidArgument
+from llmserve.stages import stage_arrays
 from llmserve.stages.chat import Message
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import Preprocessor, TextPrompt
@@ -192,6 +193,15 @@ def test_the_rows_of_a_batch_are_prepared_as_alone_and_padded_to_the_longest(bai
         bias = alone["EMBEDDING_BIAS"][0].tolist() or [0.0] * baichuan.tokenizer.vocab_size
         assert out["EMBEDDING_BIAS"][row].tolist() == bias
         assert out["PROMPT_WARNING"][row].tolist() == alone["PROMPT_WARNING"][0].tolist()
+
+
+def test_a_batch_that_would_be_mostly_padding_is_refused(
+    baichuan: Preprocessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_arrays, "MAX_BATCH_NUMBERS", 3 * baichuan.tokenizer.vocab_size - 1)
+    with pytest.raises(InvalidArgument, match="3 rows, each as long as the longest prompt"):
+        prepare_arrays(baichuan, BATCH)
+    prepare_arrays(baichuan, {name: array[:2] for name, array in BATCH.items()})
 
 
 def test_inputs_of_different_batch_sizes_are_refused(baichuan: Preprocessor) -> None:

@@ -200,10 +200,15 @@ class EngineInstance:
         await asyncio.to_thread(self.engine.close)
 
     async def _respond_by_row(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        count, tenant = num_rows(request), request.tenant
+        problem = ""
         if not self.config.model_transaction_policy.decoupled:
+            problem = "is answered with several responses and needs a decoupled model"
+        elif count > tenant.max_answers > 0:
+            problem = f"is more than the {tenant.max_answers} answers that '{tenant.name}' may have running at once"
+        if problem:
             error = InvalidArgument(
-                f"a batch of {num_rows(request)} is answered with several responses and needs a decoupled model; send "
-                "one request for each: they are batched in flight"
+                f"a batch of {count} {problem}; send one request for each: they are batched in flight"
             )
             yield self._response(request, error=error, final=True)
             return

@@ -38,7 +38,9 @@ async def responses_by_row(
                 if response.error is not None:
                     yield replace(response, error=response.error.at(f"in row {index} of the batch"))
                     return
-                if not response.final:
+                if response.final:
+                    await streams[index].aclose()  # what ends at a stop word would go on in the engine
+                else:
                     pulls[_pull(streams[index])] = index
                 if response.outputs or not pulls:
                     yield replace(response, outputs=_indexed(response.outputs, index), final=not pulls)

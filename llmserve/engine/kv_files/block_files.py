@@ -93,9 +93,10 @@ class BlockFiles:
             return None
         return content
 
-    def touch(self, keys: Iterable[bytes]) -> None:
-        """They were used now, the last of them last."""
-        now = time.time_ns()  # clocks of file systems are coarse
+    def touch(self, keys: Iterable[bytes], ahead_s: float = 0.0) -> None:
+        """They were used now, the last of them last. `ahead_s`: as if that was later, so that they outlast what is
+        written until then."""
+        now = time.time_ns() + int(1e9 * ahead_s)  # clocks of file systems are coarse
         for place, key in enumerate(keys):
             with suppress(OSError):  # not here, or in a folder that is only readable
                 os.utime(self._path(key), ns=(now + place, now + place))

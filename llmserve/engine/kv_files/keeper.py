@@ -171,14 +171,18 @@ class KvKeeper:
 
     def _save_all(self, deadline: float) -> None:
         self.keep()  # the last step may have given away states, and no step follows that would overwrite them
+        self._touch_files(END_S)  # what was in the pool all the time has the oldest files, and would make room first
         for kind in (self._states, self._blocks):
             for block_hash, place in kind.pool.known_blocks():
                 if self._num_given - self._num_done >= MAX_UNWRITTEN:
                     self._wait_for_writer(deadline)
                 self._save(kind, place, block_hash)
         self._wait_for_writer(deadline)
+        self._touch_files()
+
+    def _touch_files(self, ahead_s: float = 0.0) -> None:
         for kind in (self._states, self._blocks):
-            self._files.touch(kind.key(block_hash) for block_hash, _ in kind.pool.known_blocks())
+            self._files.touch((kind.key(block_hash) for block_hash, _ in kind.pool.known_blocks()), ahead_s)
 
     def _wait_for_writer(self, deadline: float) -> None:
         """Raises `TimeoutError`."""

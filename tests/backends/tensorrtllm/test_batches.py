@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llmserve.core import Tenant
+from llmserve.core import GenerateRequest, Tenant, TokenEvent
 from llmserve.engine.fake import fake_answer, fake_engine
 from llmserve.engine.inflight import InflightEngine
-from llmserve.errors import InvalidArgument, RateLimited
+from llmserve.errors import InvalidArgument
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
+from llmserve.stages.tokenizer import load_tokenizer
 from tests.backends.tensorrtllm.models import ids, instance_over, load_model, read_config, responses, tensors, value
+from tests.stages.conftest import write_baichuan
 
 PROMPTS = ([1, 2, 3], [7, 8], [5, 6, 7, 8, 9])
 LENGTHS = (4, 7, 2)
@@ -117,10 +120,40 @@ async def test_stop_ends_all_rows(engine: InflightEngine) -> None:
     await wait_until_idle(engine)
 
 
+async def test_a_row_that_stops_at_a_word_leaves_the_engine_before_the_others(
+    engine: InflightEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, left = engine.submit, []
+
+    async def watched(request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        async with aclosing(submit(request)) as events:
+            try:
+                async for event in events:
+                    yield event
+            finally:
+                left.append(list(request.prompt_ids))
+
+    monkeypatch.setattr(engine, "submit", watched)
+    write_baichuan(tmp_path)
+    word = load_tokenizer(tmp_path).decode(fake_answer(PROMPTS[0], 3)[2:])
+    assert word
+    sent = batch(lengths=(200, 200, 200), streaming=[True] * 3, stop_words=[word, "nothing", "nothing"])
+    (stream,) = instance_over(engine, gpt_model_path=str(tmp_path)).execute([sent])
+    async with aclosing(stream):
+        reasons = {}
+        while 0 not in reasons:
+            part = await anext(stream)
+            if reason := value(part, "finish_reason"):
+                reasons[value(part, "batch_index")] = reason
+        assert reasons == {0: "stop_words"}
+        assert left == [PROMPTS[0]]
+
+
 async def test_a_key_may_have_as_many_answers_as_it_may_without_batches(engine: InflightEngine) -> None:
     instance = instance_over(engine)
     (part,) = await responses(instance, replace(batch(), tenant=Tenant("few", max_answers=2)))
-    assert isinstance(part.error, RateLimited)
+    assert isinstance(part.error, InvalidArgument)
+    assert "a batch of 3 is more than the 2 answers that 'few' may have" in str(part.error)
     parts = await responses(instance, replace(batch(), tenant=Tenant("enough", max_answers=3)))
     assert len(by_row(parts)) == 3
 

@@ -168,8 +168,11 @@ def test_a_report_that_cannot_be_written_is_known_before_the_load(tmp_path: Path
 def test_files_are_as_they_were_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("old")
     os.mkfifo(tmp_path / "pipe")
-    for name in ("old", "new", "pipe"):
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for name in ("old", "new", "pipe", "link"):
         check_writable(tmp_path / name)
+    assert (tmp_path / "link").is_symlink()
+    assert not (tmp_path / "nothing").exists()
     assert (tmp_path / "old").read_text() == "old"
     assert not (tmp_path / "new").exists()
     with pytest.raises(InvalidArgument, match="cannot be written: Is a directory"):

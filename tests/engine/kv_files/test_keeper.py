@@ -343,6 +343,25 @@ async def test_what_was_removed_to_make_room_is_written_again(tmp_path: Path) ->
     assert (found, usage.cached_tokens) == (fake_answer(LONG[:20], 4), 16)
 
 
+async def test_what_was_found_in_memory_is_not_removed_for_what_closing_writes(tmp_path: Path) -> None:
+    files = BlockFiles(tmp_path, "fake", BLOCK_BYTES, max_bytes=14 * (BLOCK_BYTES + 48))
+    engine = fake_engine(replace(INFO, num_blocks=22), files=files)
+    hot = LONG[:20]
+    await answer(engine, hot, 4)
+    await answer(engine, tuple(range(500, 584)), 4)  # needs the whole pool
+    for start in (100, 200):
+        await answer(engine, tuple(range(start, start + 16)), 1)
+        await answer(engine, hot, 4)
+    assert engine._keeper is not None
+    engine._keeper._writer.submit(int).result()
+    names = {block_hash.hex() for block_hash in hashes_of(hot)[:4]}
+    for path in oldest_first(tmp_path):
+        if path.name in names:
+            os.utime(path, (0, 0))
+    engine.close()
+    assert names <= {path.name for path in oldest_first(tmp_path)}
+
+
 async def test_a_runner_that_begins_steps_ahead_has_no_files(tmp_path: Path) -> None:
     files = BlockFiles(tmp_path, "fake", BLOCK_BYTES)
     with closing(fake_engine(INFO)) as plain:

@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.fake import fake_answer
 from llmserve.frontends.shared.api_keys import ApiKeys
+from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.serving.settings import ControlMode
 from llmserve.stages.tokenizer import Tokenizer
 from tests.engine.test_adapters import adapters
@@ -60,6 +61,24 @@ def text_of(tokenizer: Tokenizer, ids: list[int], digest: str, num_tokens: int =
 def prompt_ids(http: httpx.Client) -> list[int]:
     found: list[int] = http.post("/tokenize", json={"model": "ensemble", "prompt": PROMPT}).json()["tokens"]
     return found
+
+
+def test_an_adapter_is_known_by_ollamas_form_of_its_name(text_dir: Path, known: list[SealedAdapter]) -> None:
+    """Also where the server takes any name."""
+    given = json.dumps({"formal": str(known[0].path), "terse:latest": str(known[1].path)})
+    text = TextSettings(takes_any_name=True)
+    with (
+        serving(text_dir, engine={"adapters": given}, text=text) as server,
+        httpx.Client(base_url=server.http_url, timeout=60) as client,
+    ):
+        body = {"prompt": PROMPT, "raw": True, "stream": False, "options": {"temperature": 0, "num_predict": 8}}
+        said = {
+            name: client.post("/api/generate", json={**body, "model": name}).json()["response"]
+            for name in ("formal", "formal:latest", "terse", "terse:latest", "other")
+        }
+    assert said["formal"] == said["formal:latest"]
+    assert said["terse"] == said["terse:latest"]
+    assert len(set(said.values())) == 3
 
 
 def test_each_is_a_model_with_a_parent(client: openai.OpenAI, http: httpx.Client, known: list[SealedAdapter]) -> None:

@@ -124,7 +124,8 @@ def test_a_call_that_the_model_left_off_is_none(qwen: Talker) -> None:
     message = qwen.anthropic.messages.create(**claude)
     assert ([block.type for block in message.content], message.stop_reason) == (["text"], "end_turn")
     with qwen.anthropic.messages.stream(**claude) as stream:
-        assert stream.get_final_message().stop_reason == "end_turn"
+        streamed = stream.get_final_message()
+    assert ([block.type for block in streamed.content], streamed.stop_reason) == (["text", "tool_use"], "end_turn")
 
     ollama = httpx.post(f"{qwen.server.http_url}/api/chat", json={**asked, "stream": False}).json()
     assert (ollama["message"].get("tool_calls"), ollama["message"]["content"]) == (None, "Let me see.")
@@ -133,6 +134,20 @@ def test_a_call_that_the_model_left_off_is_none(qwen: Talker) -> None:
     assert [item.status for item in response.output] == ["completed", "incomplete"]  # type: ignore[union-attr]
     following = qwen.openai.responses.create(model=MODEL, input="Go on", previous_response_id=response.id)
     assert following.status == "completed"
+
+
+def test_arguments_may_have_line_breaks_in_their_texts(qwen: Talker) -> None:
+    """As models write code, without a guide."""
+    qwen.says(CALLED.replace("Rome", "Ro\nme"))
+    made = qwen.openai.chat.completions.create(model=MODEL, messages=ASKED, tools=TOOLS).choices[0]
+    assert made.finish_reason == "tool_calls"
+    claude: Any = {"model": MODEL, "max_tokens": 50, "messages": ASKED, "tools": CLAUDES_TOOLS}
+    (block,) = qwen.anthropic.messages.create(**claude).content
+    assert block.type == "tool_use"
+    assert block.input == {"city": "Ro\nme"}
+    again = [*ASKED, made.message, {"role": "tool", "tool_call_id": "1", "content": "20"}]
+    qwen.openai.chat.completions.create(model=MODEL, messages=again, tools=TOOLS)
+    assert r'{"city": "Ro\nme"}' in qwen.prompt
 
 
 def test_blocks_come_in_the_order_in_which_they_were_said(qwen: Talker) -> None:

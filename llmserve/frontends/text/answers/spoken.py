@@ -26,7 +26,7 @@ class Call:
     def value(self) -> dict[str, Json] | None:
         """The arguments as an object; None: they are none, or were cut off."""
         try:
-            found = json.loads(self.arguments)
+            found = json.loads(self.arguments, strict=False)  # models break lines in strings
         except (ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None

@@ -154,19 +154,19 @@ def _tool_use(name: str, arguments: Json) -> dict[str, Json]:
 
 def _content(parts: Sequence[Part]) -> list[Json]:
     """Blocks in the order in which they were said; a call that was cut off is none."""
-    runs: list[tuple[PartKind, Call]] = []  # what is no call has its text in the same pieces
+    runs: list[tuple[Part, list[str]]] = []  # how each block begins, and its text or its arguments
     for part in parts:
         kind: PartKind = PartKind.CALL if part.kind is PartKind.ARGUMENTS else part.kind
-        if part.kind is PartKind.CALL or not runs or runs[-1][0] is not kind:
-            runs.append((kind, Call(part.text)))
+        if part.kind is PartKind.CALL or not runs or runs[-1][0].kind is not kind:
+            runs.append((part, []))
         if part.kind is not PartKind.CALL:
-            runs[-1][1].pieces.append(part.text)
+            runs[-1][1].append(part.text)
     blocks: list[Json] = []
-    for kind, run in runs:
-        if kind is not PartKind.CALL:
-            blocks.append(_empty_block(Part(kind, "")) | {DELTAS[kind][1]: run.arguments})
-        elif run.value is not None:
-            blocks.append(_tool_use(run.name, run.value))
+    for first, texts in runs:
+        if first.kind is not PartKind.CALL:
+            blocks.append(_empty_block(first) | {DELTAS[first.kind][1]: "".join(texts)})
+        elif (arguments := Call(first.text, pieces=texts).value) is not None:
+            blocks.append(_tool_use(first.text, arguments))
     return blocks or [_empty_block(Part(PartKind.TEXT, ""))]
 
 

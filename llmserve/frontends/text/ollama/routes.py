@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -15,7 +15,7 @@ from fastapi import Request, Response
 from llmserve import __version__
 from llmserve.frontends.http.json_fields import Json, encode_json
 from llmserve.frontends.text.answers.event_stream import EventStream, json_answer
-from llmserve.frontends.text.answers.failures import ModelNotFound, Refused
+from llmserve.frontends.text.answers.failures import Refused
 from llmserve.frontends.text.answers.generation import Piece
 from llmserve.frontends.text.answers.log_probs import chat_log_probs, scored_output
 from llmserve.frontends.text.answers.replies import LIMITS
@@ -188,15 +188,14 @@ class Ollama:
 
     def _find(self, body: Named) -> Ensemble:
         """By its name, which Ollama's clients may give with or without `LATEST`. Answers have the client's form."""
-        asked = body.model
-        other = asked.removesuffix(LATEST) if asked.endswith(LATEST) else asked + LATEST
-        for body.model in (asked, other):
-            with suppress(ModelNotFound):
-                ensemble = self.state.ensembles.named(body)
-                body.model = asked if body.model in (asked, other) else body.model
-                return ensemble
-        body.model = asked
-        return self.state.ensembles.named(body)
+        asked, ensembles = body.model, self.state.ensembles
+        plain = asked.removesuffix(LATEST)
+        known = {*ensembles.names(), *ensembles.listed(), *ensembles.adapters()}
+        name = next((each for each in (asked, plain, plain + LATEST) if each in known), plain)
+        body.model = name
+        ensemble = ensembles.named(body)
+        body.model = asked if body.model == name else body.model
+        return ensemble
 
 
 def _raw(body: OllamaGenerateRequest) -> Prepared:
