@@ -99,6 +99,9 @@ class Scheduler:
         bisect.insort(self.waiting, sequence, key=self._place)
         if (deadline := sequence.request.deadline) is not None:
             heapq.heappush(self._deadlines, (deadline, sequence.id))
+            if len(self._deadlines) > 2 * len(self._sequences) + 64:
+                self._deadlines = [entry for entry in self._deadlines if entry[1] in self._sequences]
+                heapq.heapify(self._deadlines)
 
     def cancel(self, sequence_id: int) -> None:
         """Forget a sequence and free its blocks; nothing happens when it has ended already."""

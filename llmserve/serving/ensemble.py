@@ -73,7 +73,7 @@ class EnsembleScheduler:
         self._stages_for = lru_cache(MAX_PLANS)(plan.stages)
         self._statistics = statistics
         limit = config.ensemble_scheduling.max_inflight_requests
-        self._in_flight = {_place(step): asyncio.Semaphore(limit) for step in plan.steps} if limit else {}
+        self._in_flight = {step.place: asyncio.Semaphore(limit) for step in plan.steps} if limit else {}
         self._stopped = False
 
     @property
@@ -181,7 +181,7 @@ class EnsembleScheduler:
     def _open(self, current: _Pass, step: Step, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         """Start a step, when as few requests as the ensemble allows are in it."""
         stream = self._models[step.model_name, step.model_version].infer(request, current.timing)
-        return _limited(stream, self._in_flight[_place(step)]) if self._in_flight else stream
+        return _limited(stream, self._in_flight[step.place]) if self._in_flight else stream
 
     def _step_request(self, current: _Pass, step: Step, tensors: Mapping[str, Tensor]) -> InferRequest:
         """Tensors that are not there (optional inputs) stay absent."""
@@ -211,11 +211,6 @@ class EnsembleScheduler:
                 "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
             )
         return InferResponse(self._name, self._version, current.request.request_id, outputs, final=final)
-
-
-def _place(step: Step) -> tuple[object, ...]:
-    """Which step it is, whatever of its outputs is read."""
-    return step.model_name, step.model_version, step.inputs
 
 
 def _named(name: str, tensor: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ class Step:
     requested_outputs: tuple[str, ...]  # empty: all
     decoupled: bool
     needed_outputs: tuple[str, ...] = ()  # see `InferRequest`
+    place: int = 0  # in the config
     targets: Mapping[str, str] = field(init=False, repr=False, compare=False)  # `outputs`, for look-up
 
     def __post_init__(self) -> None:
@@ -116,7 +117,7 @@ def step_models(config: ModelConfig) -> list[str]:
 def plan_ensemble(config: ModelConfig, find: Callable[[str, str], ServedModel]) -> EnsemblePlan:
     """Raise `ModelConfigError` that lists everything which keeps the steps from fitting together."""
     planner = _Planner(config)
-    steps = [planner.add(declared, find) for declared in config.ensemble_scheduling.step]
+    steps = [planner.add(*numbered, find) for numbered in enumerate(config.ensemble_scheduling.step)]
     planner.check_ends()
     known = [step for step in steps if step is not None]
     ordered = planner.order(known) if len(known) == len(steps) else ()  # without all of them there is no order to judge
@@ -141,7 +142,7 @@ class _Planner:
         if not config.ensemble_scheduling.step:
             self.problems.append("it has no steps")
 
-    def add(self, declared: ModelEnsembling.Step, find: Callable[[str, str], ServedModel]) -> Step | None:
+    def add(self, place: int, declared: ModelEnsembling.Step, find: Callable[[str, str], ServedModel]) -> Step | None:
         version = "" if declared.model_version in (0, -1) else str(declared.model_version)
         if declared.model_namespace:
             self.problems.append(f"step '{declared.model_name}': model_namespace is not supported; remove it")
@@ -164,6 +165,7 @@ class _Planner:
             tuple(declared.output_map.items()),
             () if set(named) == set(model.signature.outputs) else named,
             model.decoupled,
+            place=place,
         )
 
     def check_ends(self) -> None:

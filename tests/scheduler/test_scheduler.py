@@ -256,6 +256,18 @@ def test_cancelling_what_has_ended_or_never_was_does_nothing() -> None:
     bench.check()
 
 
+def test_deadlines_of_sequences_that_have_ended_are_forgotten() -> None:
+    bench = Bench(INFO)
+    [waiting] = bench.add([2], deadline=2.0)
+    for _ in range(1000):
+        [ended] = bench.add([1], deadline=1e9)
+        bench.scheduler.cancel(ended)
+    assert len(bench.scheduler._deadlines) < 100
+    for _ in range(3):
+        bench.step()
+    assert bench.reasons[waiting] is FinishReason.TIMED_OUT
+
+
 def test_a_deadline_ends_waiting_and_running_sequences() -> None:
     bench = Bench(replace(INFO, max_batch_size=1))
     [running] = bench.add([1], deadline=3.0)

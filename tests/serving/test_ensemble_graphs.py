@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -76,6 +76,7 @@ class Script:
 
 def ensemble(script: Script, *steps: Step, outputs: str, limit: int = 0) -> EnsembleScheduler:
     """Steps are given in the order of their tensors."""
+    steps = tuple(replace(one, place=place) for place, one in enumerate(steps))
     script.outputs.update({one.model_name: [name for name, _ in one.outputs] for one in steps})
     declared = tensors("input", X="FP32 [ -1 ]") + tensors("output", **dict.fromkeys(outputs.split(), "FP32 [ -1 ]"))
     text = f'name: "ens" {declared} ensemble_scheduling {{ max_inflight_requests: {limit} }}'
@@ -123,6 +124,14 @@ async def test_decoupled_branches_answer_in_rounds() -> None:
     assert numbers(responses) == [{"Y": 2 * i + 2, "l": i} for i in range(3)]
     assert [response.final for response in responses] == [False] * 3 + [True]
     assert +script.running == Counter()  # the longer one has been closed
+
+
+async def test_two_steps_of_one_model_have_a_limit_each() -> None:
+    script = Script(counts={"m": 2})
+    steps = (step("m", "X", "l", decoupled=True), step("m", "X", "r", decoupled=True), step("join", "l r", "Y"))
+    target = ensemble(script, *steps, outputs="Y", limit=1)
+    script.outputs["m"] = ["l", "r"]
+    assert len(numbers(await ask(target))) == 2
 
 
 async def test_failure_of_one_branch_closes_the_other() -> None:

@@ -176,10 +176,13 @@ def _batching_problems(config: ModelConfig) -> list[str]:
         for level in batching.priority_queue_policy
         if not 1 <= level <= levels
     ]
-    for policy in (batching.default_queue_policy, *batching.priority_queue_policy.values()):
-        if policy.timeout_action == ModelQueuePolicy.DELAY and batching.preserve_ordering:
-            problems.append("dynamic_batching: timeout_action DELAY contradicts preserve_ordering")
-            break
+    if batching.preserve_ordering and levels > 1:  # an answer would wait for one that has to wait for its request
+        problems.append("dynamic_batching: preserve_ordering takes one priority level only")
+    policies = (batching.default_queue_policy, *batching.priority_queue_policy.values())
+    if batching.preserve_ordering and any(
+        policy.timeout_action == ModelQueuePolicy.DELAY and policy.default_timeout_microseconds for policy in policies
+    ):
+        problems.append("dynamic_batching: timeout_action DELAY contradicts preserve_ordering")
     return problems
 
 

@@ -40,6 +40,7 @@ class PassThroughScheduler:
             raise Rejected(f"model '{request.model_name}' is being unloaded")
         counted = min(self._instances, key=lambda counted: counted.num_running)
         counted.num_running += 1
+        has_answered = has_failed = False
         try:
             (stream,) = counted.instance.execute((request,))
             async with aclosing(stream):
@@ -48,13 +49,19 @@ class PassThroughScheduler:
                     async for response in stream:  # the wait is the model's time; what the reader does between is not
                         timing.infer_ns += time.monotonic_ns() - start_ns
                         start_ns = 0
+                        has_failed = response.error is not None
+                        has_answered = has_answered or not has_failed
                         yield response
                         start_ns = time.monotonic_ns()
                 finally:
                     timing.infer_ns += time.monotonic_ns() - start_ns if start_ns else 0
+        except Exception:
+            has_failed = True
+            raise
         finally:
             counted.num_running -= 1
-            self._statistics.batch_executed(self._batch_size(request), input_ns=0, infer_ns=timing.infer_ns)
+            if has_answered or not has_failed:  # what is refused has not been executed
+                self._statistics.batch_executed(self._batch_size(request), input_ns=0, infer_ns=timing.infer_ns)
 
     async def stop(self) -> None:
         self._stopped = True

@@ -23,6 +23,8 @@ from llmserve.serving.schedulers.shared import NOTHING_SHARED, SharedResources
 from llmserve.serving.signature import ModelSignature, request_label
 from llmserve.serving.types import InferRequest, InferResponse
 
+LOOK_AGAIN_S = 0.25  # at instances that may work again, as nobody says when
+
 
 class QueuedScheduler:
     def __init__(
@@ -93,6 +95,8 @@ class QueuedScheduler:
                 self._delay_timer = asyncio.get_running_loop().call_later(delay_s, self._pump)
                 break
             if not self._run(queued_requests):
+                if any(instance.is_idle and not instance.healthy() for instance in self._instances):
+                    self._delay_timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._pump)
                 return
         if self._is_limited:
             for instance in self._instances:
@@ -128,6 +132,9 @@ class QueuedScheduler:
                 self._instances.append(instance)
                 return instance
         if any(instance.healthy() for instance in self._instances):
+            for instance in self._instances:
+                if not instance.healthy():
+                    instance.decline()
             return None
         return next((instance for instance in self._instances if instance.take()), None)
 

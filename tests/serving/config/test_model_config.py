@@ -63,6 +63,8 @@ def test_an_output_that_is_declared_again_in_the_same_words_is_dropped() -> None
 
 def test_good_config_has_no_problems() -> None:
     assert config_problems(completed(identity_config("max_batch_size: 4 dynamic_batching { }"))) == []
+    timeless = "dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY } }"
+    assert config_problems(completed(identity_config(f"max_batch_size: 4 {timeless}"))) == []
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,16 @@ def test_good_config_has_no_problems() -> None:
         ("instance_group { count: -1 }", "count must be at least 1, got -1"),
         ("instance_group { name: 'a' } instance_group { name: 'a' }", "instance_group 'a' is declared 2 times"),
         ("dynamic_batching { }", "dynamic_batching needs max_batch_size of at least 1"),
+        (
+            "max_batch_size: 4 "
+            "dynamic_batching { preserve_ordering: true priority_levels: 2 default_priority_level: 1 }",
+            "preserve_ordering takes one priority level only",
+        ),
+        (
+            "max_batch_size: 4 dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY "
+            "default_timeout_microseconds: 9 } }",
+            "DELAY contradicts preserve_ordering",
+        ),
         ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 8 }", "preferred_batch_size 8 is not in 1 .."),
         (
             "max_batch_size: 4 dynamic_batching { priority_levels: 2 }",

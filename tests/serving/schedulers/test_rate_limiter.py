@@ -113,6 +113,21 @@ async def test_what_is_granted_and_not_used_goes_to_others() -> None:
     assert two.batches == []
 
 
+async def test_an_instance_that_has_died_keeps_nothing_that_was_granted() -> None:
+    limiter = RateLimiter({"R": 1})
+    other, dead, alive = Instance(), Instance(), Instance(works=False)
+    of_other = client(limiter, other, group=limited(1))
+    await of_other.send("a")
+    of_both = client(limiter, dead, alive, group=limited(1, count=2))
+    await of_both.send("b")  # the claim of one is staged
+    dead.works, alive.works = False, True
+    other.gate.set()
+    alive.gate.set()
+    await of_other.wait()
+    await of_both.wait()
+    assert (dead.batches, alive.batches) == ([], [["b"]])
+
+
 async def test_unloaded_model_holds_nothing() -> None:
     limiter = RateLimiter({"R": 1})
     one, two = Instance(), Instance()

@@ -14,6 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from llmserve.errors import Unavailable
 from llmserve.serving.backend import Execution
 from llmserve.serving.instruments.model_statistics import ModelStatistics, RequestTiming
+from llmserve.serving.schedulers import queued_scheduler
 from llmserve.serving.schedulers.base import Rejected
 from llmserve.serving.schedulers.passthrough import PassThroughScheduler
 from llmserve.serving.schedulers.queued_scheduler import QueuedScheduler
@@ -84,6 +85,22 @@ async def test_nothing_is_run_ahead_where_another_instance_or_a_larger_batch_cou
     assert batching.batches == [["a"]]
     batching.finish(Execution(0, 1))
     assert batching.batches == [["a"], ["b", "c"]]
+
+
+async def test_an_instance_that_works_again_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queued_scheduler, "LOOK_AGAIN_S", 0.001)
+    busy, dead = Instance("busy"), Instance("dead", works=False)
+    client = Client(scheduler(busy, dead))
+    await client.send("a", "b")
+    assert (busy.batches, dead.batches) == ([["a"]], [])
+    dead.works = True
+    dead.gate.set()
+    async with asyncio.timeout(60):
+        while "b" not in client.ended:
+            await settle()
+    assert dead.batches == [["b"]]
+    busy.gate.set()
+    await client.wait()
 
 
 async def test_time_in_the_line_of_an_instance_is_queue_time() -> None:
@@ -357,6 +374,20 @@ async def test_pass_through_takes_everything_at_once_and_fills_the_least_busy_in
     await client.wait()
     assert client.ended == ["b", "c"] or client.ended == ["c", "b"]
     assert statistics.execution_count == 3
+
+
+async def test_what_an_engine_refuses_is_no_execution() -> None:
+    class Refusing(Instance):
+        async def _respond(self, wanted: InferRequest) -> AsyncGenerator[InferResponse, None]:
+            if wanted.request_id == "b":
+                raise Unavailable("it is being restarted")
+            yield InferResponse("m", "1", wanted.request_id, error=Unavailable("the queue is full"), final=True)
+
+    statistics = ModelStatistics("m", "1")
+    client = Client(PassThroughScheduler((Refusing(),), statistics, lambda _: 1))
+    await client.send("a", "b")
+    await client.wait()
+    assert statistics.execution_count == 0
 
 
 async def test_responses_stop_the_instance_until_they_are_read() -> None:
