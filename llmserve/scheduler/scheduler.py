@@ -100,8 +100,7 @@ class Scheduler:
         if (deadline := sequence.request.deadline) is not None:
             heapq.heappush(self._deadlines, (deadline, sequence.id))
             if len(self._deadlines) > 2 * len(self._sequences) + 64:
-                self._deadlines = [entry for entry in self._deadlines if entry[1] in self._sequences]
-                heapq.heapify(self._deadlines)
+                self._deadlines = sorted(entry for entry in self._deadlines if entry[1] in self._sequences)
 
     def cancel(self, sequence_id: int) -> None:
         """Forget a sequence and free its blocks; nothing happens when it has ended already."""

@@ -73,7 +73,7 @@ RULES: Mapping[str, WordRule] = {
     "stablelm2": STABLELM2,
     "seed-coder": SEED_CODER,
     "tekken": TEKKEN,
-    "gpt-4o": GPT4O,
+    **dict.fromkeys(("gpt-4o", "llama4"), GPT4O),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "command-r", "exaone", "minerva-7b"), DIGITS_APART),
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "exaone4"), PLAIN),
     "default": DEFAULT,

@@ -243,6 +243,9 @@ def _gemma1(file: Described, config: Config) -> Config:
 
 
 def _glm4(file: Described, config: Config) -> Config:
+    """Converters order the queries and keys of GLM-4.1V and 4.6V otherwise."""
+    if file.reader.has(sections := "{}.rope.dimension_sections"):
+        file.reader.problems.append(f"metadata {file.reader.key(sections)}: language models of GLM-V are not supported")
     return part_of_heads(file, config) | {"attention_bias": file.has_bias("attn_q")}
 
 

@@ -15,6 +15,7 @@ from llmserve.checkpoint.gguf.vocabulary import MODEL_KEY, TokenType, Vocabulary
 ENCODERS = (WORD_PIECES, UNIGRAM)
 BYTE_LEVEL, PIECES, CHARACTERS, NONE = "gpt2", "llama", "gemma4", ("none", "no_vocab")
 TEMPLATE_KEY = "tokenizer.chat_template"
+TOOL_USE = "tool_use"  # the name of a template for conversations with tools
 PIECES_CLASS = "LlamaTokenizer"
 # Phi-3's special tokens take white space behind them along, but for these; a GGUF file does not say it
 WITHOUT_STRIP = ("<unk>", "<s>", "<|endoftext|>")
@@ -64,7 +65,10 @@ def _settings(reader: MetadataReader, vocabulary: Vocabulary, tokenizer_class: s
         },
     }
     if reader.has(TEMPLATE_KEY):
-        config["chat_template"] = reader.text(TEMPLATE_KEY)
+        config["chat_template"] = template = reader.text(TEMPLATE_KEY)
+        if reader.has(f"{TEMPLATE_KEY}.{TOOL_USE}"):
+            named = {"default": template, TOOL_USE: reader.text(f"{TEMPLATE_KEY}.{TOOL_USE}")}
+            config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
     return {
         "tokenizer_config.json": _encoded(config, indent=2),
         "generation_config.json": _encoded(_generation_config(vocabulary), indent=2),

@@ -20,10 +20,14 @@ SPECIAL_KEYS = {
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-# Control tokens that end an answer in every model that has them. Files name one of them, and often not that of a turn.
-END_TEXTS = frozenset(
-    ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
-)
+# Tokens that end an answer in every model that has them, as in llama.cpp. Files name one of them, and often not that of
+# a turn or of a call; and some converters took them for tokens that users have added.
+END_TEXTS = frozenset((
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
+    "<|return|>", "<|call|>", "<turn|>", "<eos>", "<|tool_response>",
+))  # fmt: skip
+ENDS_A_MESSAGE = "<|end|>"  # and no answer, where a vocabulary has the other two: gpt-oss's thoughts end with it
+HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))
 MAX_NAMED = 5  # of a kind, in a message
 
 
@@ -67,7 +71,11 @@ def read_vocabulary(reader: MetadataReader, num_rows: int, *, adds_bos: bool) ->
     scores = _per_token(reader, "tokenizer.ggml.scores", "numbers", len(tokens), 0.0).astype(np.float32)
     special = {name: _token_id(reader, key, len(tokens)) for name, key in SPECIAL_KEYS.items() if reader.has(key)}
     named = [_token_id(reader, key, len(tokens)) for key in END_KEYS if reader.has(key)]
-    by_text = [i for i, text in enumerate(tokens) if text in END_TEXTS and types[i] == TokenType.CONTROL]
+    ends = END_TEXTS - ({ENDS_A_MESSAGE} if set(tokens) >= HARMONY_ENDS else set())
+    marked = (TokenType.CONTROL, TokenType.USER_DEFINED)
+    by_text = [i for i, text in enumerate(tokens) if text in ends and types[i] in marked]
+    for token in by_text:
+        types[token] = TokenType.CONTROL
     return Vocabulary(
         tokens,
         types,

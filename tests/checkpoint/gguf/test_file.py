@@ -142,6 +142,13 @@ def test_gemma_2_of_27b_scales_attention_by_width(layers: int, scalar: int, tmp_
         assert found.config["query_pre_attn_scalar"] == scalar
 
 
+def test_the_language_models_of_glm_v_are_refused(tmp_path: Path) -> None:
+    """Their queries and keys are ordered otherwise."""
+    metadata = {"glm4.rope.dimension_sections": [8, 12, 12, 0]}
+    with pytest.raises(CheckpointError, match=r"glm4\.rope\.dimension_sections: language models of GLM-V"):
+        Checkpoint.open(make_gguf(tmp_path / "m.gguf", "glm4", metadata=metadata))
+
+
 def test_mistral_3_whose_queries_do_not_grow_is_mistral(tmp_path: Path) -> None:
     metadata = {"mistral3.attention.temperature_scale": None, "mistral3.rope.scaling.yarn_log_multiplier": None}
     with Checkpoint.open(make_gguf(tmp_path / "m.gguf", "ministral3", metadata=metadata)) as found:

@@ -15,6 +15,7 @@ from llmserve.checkpoint.gguf.byte_level import RULES
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.errors import CheckpointError
 from llmserve.stages.chat import Message
+from llmserve.stages.files import TextFiles
 from llmserve.stages.preprocess import Preprocessor, TextPrompt
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from tests.gguf_files import byte_level_metadata, make_gguf, pieces_metadata
@@ -231,6 +232,41 @@ def test_an_end_of_turn_is_found_by_its_text(tmp_path: Path) -> None:
         assert checkpoint.generation_config["eos_token_id"] == [5, 0, 2]  # <|endoftext|>, <|im_end|>
 
 
+def renamed(path: Path, kinds: dict[str, int], **metadata: Any) -> Path:
+    """Tokens from 300 on have these texts and types."""
+    entries = byte_level_metadata(path.parent / "original", 320, "gpt-4o")
+    entries["tokenizer.ggml.merges"] = entries["tokenizer.ggml.merges"][:20]  # of tokens before them
+    tokens, types = entries["tokenizer.ggml.tokens"], entries["tokenizer.ggml.token_type"]
+    for place, (text, kind) in enumerate(kinds.items(), 300):
+        tokens[place], types[place] = text, kind
+    return make_gguf(path, "qwen2", metadata=entries | {f"tokenizer.ggml.{k}": v for k, v in metadata.items()})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ({"<|return|>": 3, "<|call|>": 3, "<|end|>": 3}, [300, 301]),  # gpt-oss: thoughts end with the third
+        ({"<|end|>": 3}, [300]),  # Phi-3
+        ({"<turn|>": 3, "<|tool_response>": 4, "<eos>": 3}, [300, 301, 302]),  # Gemma 4
+        ({"<|eot_id|>": 4, "<think>": 4}, [300]),  # a token that a user has added
+    ],
+)
+def test_what_ends_the_answers_of_chat_models(kinds: dict[str, int], expected: list[int], tmp_path: Path) -> None:
+    path = renamed(tmp_path / "m.gguf", kinds, eos_token_id=5)
+    with Checkpoint.open(path) as checkpoint:
+        assert sorted(checkpoint.generation_config["eos_token_id"]) == [0, 2, 5, *expected]
+        config = json.loads(checkpoint.text_file("tokenizer_config.json") or b"")
+    assert {str(token) for token in expected} <= config["added_tokens_decoder"].keys()
+
+
+def test_the_template_for_tools_is_used_for_them(tmp_path: Path) -> None:
+    templates = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "with tools"}
+    entries = byte_level_metadata(tmp_path / "original", 320, "gpt-2") | templates
+    ours(make_gguf(tmp_path / "m.gguf", "qwen2", metadata=entries), tmp_path / "ours")
+    files = TextFiles.read(tmp_path / "ours")
+    assert (files.chat_template, files.tool_template) == ("plain", "with tools")
+
+
 def test_the_chat_template_is_used(tmp_path: Path) -> None:
     ours(byte_level(tmp_path / "m.gguf"), tmp_path / "ours")
     prompt = TextPrompt(messages=[Message("user", "hi")])
@@ -296,6 +332,7 @@ def test_bad_pieces_are_refused_by_name(change: dict[str, Any], problem: str, tm
 @pytest.mark.parametrize(
     ("pre", "wanted"),
     [
+        ("llama4", ["it's", "Ġ", "123", "45", ";ĊĊ", "ok"]),
         ("glm4", ["it", "'s", "Ġ", "123", "45", ";ĊĊ", "ok"]),
         ("seed-coder", ["it", "'s", "Ġ", "1", "2", "3", "4", "5", ";", "ĊĊ", "ok"]),
         ("qwen35", ["it", "'s", "Ġ", "1", "2", "3", "4", "5", ";ĊĊ", "ok"]),
