@@ -53,7 +53,7 @@ class Balancer:
     name: str
     folder: Path
     servers: list[ServerProcess]
-    ports: list[int] = field(default_factory=lambda: free_ports(2))
+    ports: list[int] = field(default_factory=list)
     _process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -92,11 +92,20 @@ class Balancer:
         return [program(self.name), "-p", str(self.folder), "-c", str(self.file), "-g", settings, *more]
 
     def start(self) -> None:
-        self.file.write_text(self.configuration())
-        self._process = subprocess.Popen(
-            self.command(), env=with_libraries(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        wait_until(self.is_ready, timeout_s=20)
+        """On ports that nobody has taken since they were free."""
+        for _ in range(5):
+            self.ports = free_ports(2)
+            self.file.write_text(self.configuration())
+            self._process = subprocess.Popen(
+                self.command(), env=with_libraries(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            wait_until(lambda: self.has_ended() or self.is_ready())
+            if not self.has_ended():
+                return
+        raise AssertionError(f"{self.name} does not start")
+
+    def has_ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
 
     def is_ready(self) -> bool:
         try:
