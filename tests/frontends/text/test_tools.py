@@ -132,6 +132,9 @@ def test_a_call_that_the_model_left_off_is_none(qwen: Talker) -> None:
 
     response = qwen.openai.responses.create(model=MODEL, input="Weather?", tools=RESPONSE_TOOLS)
     assert [item.status for item in response.output] == ["completed", "incomplete"]  # type: ignore[union-attr]
+    with qwen.openai.responses.stream(model=MODEL, input="Weather?", tools=RESPONSE_TOOLS) as events:
+        done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.status for item in done] == ["completed", "incomplete"]  # type: ignore[union-attr]
     following = qwen.openai.responses.create(model=MODEL, input="Go on", previous_response_id=response.id)
     assert following.status == "completed"
 

@@ -79,6 +79,8 @@ class _Item:
 
     def document(self, status: str) -> dict[str, Json]:
         text, has_begun = "".join(self.texts), status != "in_progress"
+        if status == "completed" and not self.is_complete:
+            status = "incomplete"
         head: dict[str, Json] = {"id": self.id, "status": status}
         if self.kind is PartKind.CALL:
             call = {"call_id": self.call_id, "name": self.name, "arguments": text}
@@ -191,8 +193,7 @@ class _Reply:
 
     def _item(self, item: _Item, status: str) -> Json:
         """What cut the answer cut its last item."""
-        ending = status if item is self.items[-1] else "completed"
-        return item.document(ending if item.is_complete else "incomplete")
+        return item.document(status if item is self.items[-1] else "completed")
 
 
 def _usage(usage: Usage | None) -> Json:
