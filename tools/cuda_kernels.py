@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmserve.builder.quantization import quantized_params
-from llmserve.builder.targets.cuda.compiler import Compiled, TritonCompiler
+from llmserve.builder.targets.cuda.compiler import Compiled, Compiler, TritonCompiler
 from llmserve.builder.targets.cuda.lowering import lower
 from llmserve.builder.targets.cuda.tiles import tiles_for, without_choice
 from llmserve.engine.cuda.layout import Kernel
@@ -145,9 +145,9 @@ def distinct(networks: Sequence[str], precisions: Sequence[str] = PRECISIONS) ->
     return first
 
 
-def rows(kernels: Mapping[Kernel, tuple[str, str]], architectures: Sequence[str]) -> Iterator[Row]:
+def rows(kernels: Mapping[Kernel, tuple[str, str]], architectures: Sequence[str], compiler: Compiler) -> Iterator[Row]:
     for architecture in architectures:
-        found = TritonCompiler().compile(list(kernels), architecture, num_threads(0))
+        found = compiler.compile(list(kernels), architecture, num_threads(0))
         for (kernel, (name, precision)), compiled in zip(kernels.items(), found, strict=True):
             yield Row(name, precision, kernel, architecture, compiled)
 
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=REPORT)
     options = parser.parse_args()
     precisions, architectures = options.precision.split(","), options.gpu.split(",")
-    found = list(rows(distinct([*CONFIGS, *HYBRIDS], precisions), architectures))
+    found = list(rows(distinct([*CONFIGS, *HYBRIDS], precisions), architectures, TritonCompiler()))
     data = csv_table(found)
     options.output.with_suffix(".csv").write_text(data)
     options.output.write_text(report(data, TritonCompiler().version, architectures))

@@ -6,7 +6,7 @@ beside it: `make cuda-kernels` compiles them all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,6 +15,7 @@ from llmserve.builder.targets.cuda import compiler
 from llmserve.builder.targets.cuda.compiler import TritonCompiler
 from llmserve.engine.cuda.layout import Kernel
 from llmserve.errors import InternalError
+from tests.engine.cuda.compiled_before import CompiledBefore
 from tests.engine.cuda.engines import peculiar_kernels
 from tools.benchmark.hybrids import HYBRIDS
 from tools.cuda_kernels import (
@@ -69,38 +70,45 @@ def largest(kernels: Iterable[Kernel], *others: str, smallest: bool = False) -> 
     return list({common(kernel): kernel for kernel in ordered}.values())
 
 
+@pytest.fixture(scope="module")
+def triton() -> Iterator[CompiledBefore]:
+    compiler = CompiledBefore()
+    yield compiler
+    compiler.close()
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_networks_of_real_shape_fit_every_architecture(architecture: str) -> None:
+def test_networks_of_real_shape_fit_every_architecture(architecture: str, triton: CompiledBefore) -> None:
     """One with everything that is usual, and the layers with states of others."""
     kernels = distinct(["Qwen3-0.6B", *HYBRIDS])
     chosen = {*largest(kernels), *(largest(kernels, smallest=True) if architecture == BOTH_SIZES else ())}
     kernels = {kernel: where for kernel, where in kernels.items() if kernel in chosen}
-    found = list(rows(kernels, [architecture]))
+    found = list(rows(kernels, [architecture], triton))
     assert {row.architecture for row in found} == {architecture}
     assert [problem for row in found for problem in row.problems] == []
 
 
-def test_kernels_that_few_networks_have_compile_too() -> None:
+def test_kernels_that_few_networks_have_compile_too(triton: CompiledBefore) -> None:
     """Soft caps, windows, ALiBi, tanh, erf, odd widths, bfloat16. Between them the tests see every kernel there is."""
     strides = (("TILE_COLUMNS", 512), ("WIDTH", 384), ("X_STRIDE", 768), ("Y_STRIDE", 384))
     of_two_formats = Kernel(  # of gates and ups in more formats than one
         "rowwise.gated_activation", (("x", "*bf16"), ("y", "*bf16")), (), (("ACTIVATION", "silu"), *strides), 4, 3
     )
     kernels = [*largest(peculiar_kernels("bfloat16"), "TILE"), of_two_formats]  # the other tests have all tiles
-    compiled = list(TritonCompiler().compile(kernels, "sm_90", 2))
+    compiled = list(triton.compile(kernels, "sm_90", 2))
     assert all(each.num_arguments == len(kernel.types) + 2 for each, kernel in zip(compiled, kernels, strict=True))
     real = [kernel for precision in PRECISIONS for kernel in kernels_of("Qwen3-0.6B", precision)]
     assert {kernel.function for kernel in [*kernels, *real]} == FUNCTIONS
 
 
 @pytest.mark.parametrize(("architecture", "precision"), [("sm_90", "float16"), ("sm_80", "int4"), ("sm_100", "int8")])
-def test_what_may_be_tried_instead_compiles_too(architecture: str, precision: str) -> None:
+def test_what_may_be_tried_instead_compiles_too(architecture: str, precision: str, triton: CompiledBefore) -> None:
     """That nothing of it spills nobody asks: time tells."""
     usual = kernels_of("Qwen3-0.6B", precision)
     others = [kernel for kernel in kernels_of("Qwen3-0.6B", precision, with_tactics=True) if kernel not in usual]
     others = largest(others)
     assert len(others) >= 8
-    for compiled in TritonCompiler().compile(others, architecture, 2):
+    for compiled in triton.compile(others, architecture, 2):
         assert compiled.shared_bytes <= SHARED_BYTES[architecture] * 1024 - RESERVED_SHARED_BYTES
 
 
@@ -151,23 +159,23 @@ def test_arguments_in_another_order_are_an_error_of_ours() -> None:
         list(TritonCompiler().compile([replace(kernel, types=kernel.types[::-1])], "sm_90", 1))
 
 
-def test_wide_heads_over_integers_have_room_in_tensor_memory() -> None:
+def test_wide_heads_over_integers_have_room_in_tensor_memory(triton: CompiledBefore) -> None:
     """With as many keys at a time as others have, the compiler makes a trap of them, and says nothing."""
     kernels = kernels_of("Qwen3-0.6B", "float16+kv-int8", head_dim=256)
     kernel = next(kernel for kernel in kernels if kernel.function == "attention.attention_segments")
-    (fits,) = TritonCompiler().compile([kernel], "sm_100", 1)
+    (fits,) = triton.compile([kernel], "sm_100", 1)
     assert fits.registers > 100
     others = tuple((name, 64 if name == "TILE_KEYS" else value) for name, value in kernel.constants)
     with pytest.raises(InternalError, match="attention_segments wants 576 columns of tensor memory, of 512"):
         list(TritonCompiler().compile([replace(kernel, constants=others)], "sm_100", 1))
 
 
-def test_heads_of_gemma_4_have_room_in_shared_memory() -> None:
+def test_heads_of_gemma_4_have_room_in_shared_memory(triton: CompiledBefore) -> None:
     """Where there is least of it, with half as many queries and keys at a time."""
     kernels = kernels_of("Qwen3-0.6B", head_dim=512)
     kernels = [kernel for kernel in kernels if kernel.function.startswith("attention.attention")]
     assert len(kernels) == 2
-    for compiled in TritonCompiler().compile(kernels, "sm_120", 1):
+    for compiled in triton.compile(kernels, "sm_120", 1):
         assert compiled.shared_bytes <= SHARED_BYTES["sm_120"] * 1024 - RESERVED_SHARED_BYTES
 
 
