@@ -8,7 +8,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.grpc.service_pb2 import ModelStatistics
@@ -340,7 +340,7 @@ def http_handler(
         if found.guard is not None and (refusal := found.guard(request)) is not None:
             return _at_once(refusal)
         if found.handler is None:
-            return _at_once(_not_allowed(request, mounted))
+            return _at_once(_not_allowed(request, mounted, found.methods))
         request.path_params = found.params
         name_model(found.params.get("model", ""))
         return found.handler(request)
@@ -355,11 +355,12 @@ def _not_found(request: Request, mounted: Sequence[Mount]) -> WholeAnswer:
     return refused("Not Found", 404, TEXT)
 
 
-def _not_allowed(request: Request, mounted: Sequence[Mount]) -> WholeAnswer:
+def _not_allowed(request: Request, mounted: Sequence[Mount], methods: Sequence[str]) -> WholeAnswer:
+    answer = refused("Method Not Allowed", 405, TEXT if request.path.endswith(PLAIN_ROUTES) else JSON)
     for mount in mounted:
         if request.path.startswith(mount.prefixes):
-            return mount.refuse(request, 405, f"{request.path} is not for {request.method}")
-    return refused("Method Not Allowed", 405, TEXT if request.path.endswith(PLAIN_ROUTES) else JSON)
+            answer = mount.refuse(request, 405, f"{request.path} is not for {request.method}")
+    return replace(answer, headers={**answer.headers, "Allow": ", ".join(methods)})
 
 
 async def _at_once(answer: Answer) -> Answer:

@@ -32,6 +32,7 @@ class Found:
     handler: Handler | None  # None: not for this method
     params: Mapping[str, str]
     guard: Guard | None  # of the path, whatever the method
+    methods: Sequence[str]
 
 
 class Routes:
@@ -55,7 +56,7 @@ class Routes:
         """None for a path that is none of them. A parameter called version is a number."""
         params: dict[str, str] = {}
         node = _descend(self._root, _segments(path), 0, params) if path.startswith("/") else None
-        return None if node is None else Found(node.methods.get(method), params, node.guard)
+        return None if node is None else Found(node.methods.get(method), params, node.guard, [*node.methods])
 
 
 def _segments(path: str) -> list[str]:

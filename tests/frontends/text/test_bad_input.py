@@ -136,16 +136,17 @@ def test_a_body_that_stops_in_the_middle(served: RunningServer, http: httpx.Clie
 
 
 def test_paths_and_methods_that_do_not_exist(http: httpx.Client) -> None:
-    for method, path, status in (
-        ("GET", "/v1/nothing", 404),
-        ("POST", "/v1/images/generations", 404),
-        ("POST", "/v1/completions/x", 404),
-        ("GET", "/v1/completions", 405),
-        ("DELETE", "/v1/models/ensemble", 405),
-        ("GET", "/docs", 404),
+    for method, path, status, allowed in (
+        ("GET", "/v1/nothing", 404, None),
+        ("POST", "/v1/images/generations", 404, None),
+        ("POST", "/v1/completions/x", 404, None),
+        ("GET", "/v1/completions", 405, "POST"),
+        ("DELETE", "/v1/models/ensemble", 405, "GET, HEAD"),
+        ("POST", "/v2/models/ensemble/config", 405, "GET"),
+        ("GET", "/docs", 404, None),
     ):
         answer = http.request(method, path)
-        assert answer.status_code == status, path
+        assert (answer.status_code, answer.headers.get("allow")) == (status, allowed), path
         assert "error" in answer.json()
 
 
