@@ -76,10 +76,11 @@ def gptq(bits: int = 4, *, symmetric: bool = False, ordered: bool = False, versi
     return Method(config | ({"checkpoint_format": "gptq_v2"} if version == 2 else {}), encode)
 
 
-def awq(group: int = GROUP) -> Method:
+def awq(group: int = GROUP, *, symmetric: bool = False) -> Method:
     def encode(rng: Rng, outputs: int, inputs: int) -> Encoded:
         groups = np.arange(inputs) // (group if group > 0 else inputs)
         zeros = rng.integers(6, 11, (outputs, int(groups.max()) + 1))
+        zeros = np.full_like(zeros, 8) if symmetric else zeros
         levels, scales, weight = drawn(rng, outputs, inputs, 4, zeros, groups)
         order = [0, 2, 4, 6, 1, 3, 5, 7]
 
@@ -91,7 +92,7 @@ def awq(group: int = GROUP) -> Method:
         return Encoded(parts, weight)
 
     return Method(
-        {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}, encode
+        {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": not symmetric, "version": "gemm"}, encode
     )
 
 
@@ -108,6 +109,18 @@ def fp8(block: tuple[int, int] | None, config: Mapping[str, Any], scale: str, dt
         return Encoded({"weight": numbers, scale: scales if block else np.array(scales[0, 0])}, weight)
 
     return Method(config, encode)
+
+
+def divided(method: Method) -> Method:
+    """GPTQModel's: what a number was multiplied by when it was rounded."""
+
+    def encode(rng: Rng, outputs: int, inputs: int) -> Encoded:
+        parts = dict(method.encode(rng, outputs, inputs).parts)
+        stored = np.float32(1) / parts["weight_scale_inv"].astype(np.float32)
+        weight = parts["weight"].astype(np.float32) * (np.float32(1) / stored)
+        return Encoded(parts | {"weight_scale_inv": stored[:, 0]}, weight)
+
+    return Method(method.config, encode)
 
 
 def compressed(format: str, weights: Mapping[str, Any], **others: Any) -> dict[str, Any]:
@@ -171,6 +184,10 @@ def mxfp4() -> Method:
 FLOATS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
 DEEPSEEK: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 AUTOFP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+GPTQMODEL: dict[str, Any] = {
+    "quant_method": "fp8", "bits": 8, "group_size": -1, "format": "float8_e4m3fn", "weight_scale_method": "row",
+    "weight_scale_semantics": "inverse",
+}  # fmt: skip
 FBGEMM: dict[str, Any] = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}
 MODELOPT: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head*"]}
 METHODS: dict[str, Method] = {
@@ -183,6 +200,7 @@ METHODS: dict[str, Method] = {
         ml_dtypes.float8_e8m0fnu,
     ),
     "fp8-tensor": fp8(None, AUTOFP8, "weight_scale"),
+    "fp8-divided": divided(fp8((1, 0), GPTQMODEL, "weight_scale_inv")),
     "fbgemm": fp8((1, 0), FBGEMM, "weight_scale"),
     "modelopt": fp8(None, MODELOPT, "weight_scale"),
     "packed-int4": packed_levels(4, symmetric=True),
@@ -193,6 +211,7 @@ METHODS: dict[str, Method] = {
     "compressed-fp8": fp8((1, 0), compressed("float-quantized", FLOATS), "weight_scale", np.float16),
     "awq": awq(),
     "awq-channel": awq(-1),
+    "awq-sym": awq(symmetric=True),
     "gptq": gptq(),
     "gptq-ordered": gptq(ordered=True),
     "gptq-int8-sym": gptq(8, symmetric=True),

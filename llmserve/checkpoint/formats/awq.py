@@ -32,12 +32,14 @@ from llmserve.checkpoint.stored_tensor import Tensor
 from llmserve.models.config import ConfigReader
 
 PER_WORD = 8
+MIDDLE = 8  # of four bits: the zero point where there is none to choose
 PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # in a word, of each of eight outputs
 
 
 @dataclass(frozen=True, slots=True)
 class Awq:
     group_size: int  # -1: all inputs
+    symmetric: bool  # every zero point is the middle; they are stored all the same
     kept: ListedModules  # modules that are not quantized
 
     name = "AWQ"
@@ -57,6 +59,8 @@ class Awq:
         shape = (num_words * PER_WORD, num_inputs)
         check.expect("qzeros", (num_inputs // group_size, num_words), WORDS)
         check.expect("scales", (num_inputs // group_size, shape[0]), SCALE_DTYPES)
+        if self.symmetric and check.passed and (unpacked(module.read("qzeros"), 4) != MIDDLE).any():
+            check.wrong(f"the config says that it has no zero points (zero_point), but not all of them are {MIDDLE}")
         others = frozenset({"qzeros", "scales"} & module.tensors.keys())
         kind = f"AWQ int4 ({grouped(self.group_size)})"
         return StoredWeight(shape, kind, self.main, others, partial(_expand, module, shape))
@@ -82,7 +86,7 @@ def _in_order(words: Tensor) -> Bytes:
 
 
 def awq(reader: ConfigReader) -> Awq:
-    """From the config that AutoAWQ has written, whose problems are added to the reader's."""
+    """From the config that AutoAWQ or GPTQModel has written, whose problems are added to the reader's."""
     reader.integer("bits", 4, maximum=32)
     reader.expect("bits", 4)
     order = str(reader.get("version", reader.get("format", "gemm"))).lower()
@@ -90,6 +94,6 @@ def awq(reader: ConfigReader) -> Awq:
         reader.problems.append(
             f"version {order!r} is not supported; supported: 'gemm', which AutoAWQ writes with {{'version': 'GEMM'}}"
         )
-    reader.expect("zero_point", True)
+    has_zeros = reader.flag("zero_point", True)  # GPTQModel's default is false
     kept = listed_modules(reader.get("modules_to_not_convert"), "modules_to_not_convert", reader.problems)
-    return Awq(read_group_size(reader.get("group_size", 128), "group_size", reader.problems), kept)
+    return Awq(read_group_size(reader.get("group_size", 128), "group_size", reader.problems), not has_zeros, kept)

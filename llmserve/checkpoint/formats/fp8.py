@@ -4,9 +4,12 @@
     weight_scale_inv  [rows of blocks, columns of blocks], the last of which may be narrower; or one number
     weight_scale      one number, or [outputs, 1]
 
-Both are what a stored number is multiplied by; the inverse is that of the scale when it was rounded. Scales of blocks
-in uint8 or float8_e8m0fnu are exponents. From transformers' integrations/finegrained_fp8.py and fbgemm_fp8.py, vLLM's
-quantization/fp8.py and ModelOpt's export. Scales of activations and of the KV cache are not used.
+Both are what a stored number is multiplied by; the inverse is that of the scale when it was rounded. Only GPTQModel
+stores the scale itself as weight_scale_inv, and says so (weight_scale_semantics): there a number is divided by it.
+Scales of blocks in uint8 or float8_e8m0fnu are exponents. Scales of activations and of the KV cache are not used.
+
+From transformers' integrations/finegrained_fp8.py and fbgemm_fp8.py, vLLM's quantization/fp8.py, ModelOpt's export and
+GPTQModel's nn_modules/qlinear/fp8.py.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class Fp8:
     block: Block | None  # outputs and inputs that share a scale; None: an output's, or all
     kept: ListedModules
     kept_key: str
+    divides: bool = False  # by the stored scales
 
     name = "FP8"
     main = "a weight in float8_e4m3fn"
@@ -63,7 +67,7 @@ class Fp8:
             return None
         (part,) = scales
         block = _scale_block(module, part, shape, self.block, check)
-        expand = partial(_expand, module, part, shape, block)
+        expand = partial(_expand, module, part, shape, block, self.divides)
         return StoredWeight(shape, f"FP8 ({in_words(self.block or block, shape)})", "weight", frozenset(scales), expand)
 
 
@@ -81,11 +85,14 @@ def _scale_block(module: Module, part: str, shape: Block, block: Block | None, c
     return block
 
 
-def _expand(module: Module, part: str, shape: Block, block: Block) -> ScaledRows:
+def _expand(module: Module, part: str, shape: Block, block: Block, divides: bool) -> ScaledRows:
     stored = module.read("weight").view(np.uint8)
     scales = module.read(part).reshape(-(-shape[0] // block[0]), -1)
     if scales.dtype.itemsize == 1:
         scales = EXPONENTS[scales.view(np.uint8)]
+    if divides:
+        with np.errstate(divide="ignore"):  # reported where the values are used
+            scales = np.float32(1) / scales.astype(np.float32)
 
     def numbers(rows: slice) -> Tensor:
         return np.take(E4M3, stored[rows])
@@ -94,14 +101,16 @@ def _expand(module: Module, part: str, shape: Block, block: Block) -> ScaledRows
 
 
 def fp8(reader: ConfigReader) -> Fp8:
-    """Of DeepSeek, Qwen and others (blocks), and of AutoFP8 and vLLM (tensors)."""
+    """Of DeepSeek, Qwen and others (blocks), of AutoFP8 and vLLM (tensors), and of GPTQModel (any)."""
     reader.expect("fmt", "e4m3", "float8_e4m3fn")
     reader.expect("activation_scheme", "dynamic", "static")
+    reader.expect("weight_scale_semantics", "inverse")
     key = "modules_to_not_convert" if reader.get("modules_to_not_convert") is not None else "ignored_layers"
     return Fp8(
         read_block(reader.get("weight_block_size"), "weight_block_size", reader.problems),
         listed_modules(reader.get(key), key, reader.problems),
         key,
+        divides=reader.get("weight_scale_semantics") is not None,
     )
 
 

@@ -129,6 +129,11 @@ def gptq(reader: ConfigReader) -> Gptq:
         reader.problems.append(
             f"checkpoint_format {kind!r} is not supported; supported: {', '.join(SHIFTS)} (GPTQModel converts to them)"
         )
+    if rotation := reader.get("rotation"):
+        reader.problems.append(
+            f"rotation {rotation!r} is not supported: activations would have to be transformed, too; quantize it again "
+            "without rotation"
+        )
     settings = Settings(
         bits=bits if bits in (4, 8) else 4,
         group_size=read_group_size(reader.get("group_size", -1), "group_size", reader.problems),

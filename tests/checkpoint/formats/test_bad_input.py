@@ -43,6 +43,7 @@ def words(*shape: int) -> Any:
         ({"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not supported; supported: gptq, gptq_v2"),
         ({"is_marlin_format": True}, "checkpoint_format 'marlin' is not supported"),
         ({"checkpoint_format": {}}, "checkpoint_format '{}' is not supported"),
+        ({"rotation": "hadamard"}, "rotation 'hadamard' is not supported: activations would have to be transformed"),
         ({"quant_method": None}, "quantization_config must name its quant_method, got None"),
         ({"dynamic": [1]}, "dynamic must be an object, got [1]"),
         ({"dynamic": {"a(": {}}}, "pattern 'a(' is wrong"),
@@ -94,7 +95,12 @@ def test_gptq_tensors(tensors: dict[str, Any], problem: str, tmp_path: Path) -> 
     [
         ({"bits": 8}, {}, "quantization_config: bits 8 is not supported; supported: 4"),
         ({"version": "gemv"}, {}, "version 'gemv' is not supported; supported: 'gemm'"),
-        ({"version": "GEMM", "zero_point": False}, {}, "zero_point False is not supported; supported: True"),
+        (
+            {"version": "GEMM", "zero_point": False},
+            {},
+            f"{MODULE}: the config says that it has no zero points (zero_po",
+        ),
+        ({"zero_point": 0}, {}, "zero_point must be true or false, got 0"),
         ({"group_size": 24}, {}, f"{MODULE}: groups of 24 do not divide its 64 inputs"),
         ({"modules_to_not_convert": "x"}, {}, "modules_to_not_convert must be a list of module names, got 'x'"),
         ({"modules_to_not_convert": ["re:("]}, {}, "modules_to_not_convert: pattern '(' is wrong"),
@@ -114,6 +120,7 @@ def test_awq(config: dict[str, Any], tensors: dict[str, Any], problem: str, tmp_
     ("config", "tensors", "problem"),
     [
         ({"fmt": "e5m2"}, {}, "quantization_config: fmt 'e5m2' is not supported; supported: 'e4m3'"),
+        ({"weight_scale_semantics": "direct"}, {}, "weight_scale_semantics 'direct' is not supported; supported: 'inv"),
         ({"weight_block_size": [16]}, {}, "weight_block_size must be two positive integers, got [16]"),
         ({"weight_block_size": [16, True]}, {}, "weight_block_size must be two positive integers"),
         (
