@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES: Mapping[str, int] = {
-    "llmserve/*.py": 1_430,
+    "llmserve/*.py": 1_440,
     "llmserve/backends": 7_260,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 9_359,
@@ -21,7 +21,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cli": 7_150,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 14_085,
-    "llmserve/evaluation": 6_685,
+    "llmserve/evaluation": 6_705,
     "llmserve/frontends": 16_706,
     "llmserve/models": 5_717,
     "llmserve/scheduler": 3_185,

@@ -23,7 +23,17 @@ PACKAGE = ROOT / "llmserve"
 
 # From docs/architecture.md: imports point left only.
 LAYERS = (
-    ("errors", "metrics", "owned_directory", "sealed_log", "tenant_counters", "progress", "at_once", "__init__"),
+    (
+        "errors",
+        "metrics",
+        "owned_directory",
+        "sealed_log",
+        "strict_yaml",
+        "tenant_counters",
+        "progress",
+        "at_once",
+        "__init__",
+    ),
     ("wire",),
     ("core",),
     ("models",),

@@ -18,7 +18,7 @@ PLACES = {
         "backends/ benchmark/ checkpoint/ cluster/ compat/ contracts/ evaluation/ frontends/ fuzz/ models/ "
         "pipelines/ scheduler/ serving/ stages/ tools/ wire/ test_budgets.py test_client.py "
         "test_dependencies.py test_images.py test_laws.py test_owned_directory.py test_project.py "
-        "test_prose.py test_sampling_borders.py test_sealed_log.py"
+        "test_prose.py test_sampling_borders.py test_sealed_log.py test_strict_yaml.py"
     ),
     "engine": "builder/ engine/ parity/",
     "process": "cli/ clients/ e2e/ hostile/",

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from llmserve.builder.options import BuildOptions, declared_options
 from llmserve.errors import NotFound, RecipeError, raise_problems
+from llmserve.strict_yaml import read_yaml
 
 CONVERTED_FILE = "recipe.yaml"  # in a folder of `llmserve convert-checkpoint`
 PATH_KEYS = ("checkpoint", "output_dir")
@@ -39,10 +38,10 @@ class Recipe:
 def load_recipe(path: Path) -> Recipe:
     """Read and check a recipe. Its paths are relative to its own folder. `RecipeError` lists every problem."""
     try:
-        content = yaml.safe_load(path.read_bytes())
+        content = read_yaml(path.read_bytes())
     except FileNotFoundError:
         raise NotFound(f"no recipe {path}") from None
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise RecipeError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(content, dict):
         raise RecipeError(f"{path} must hold `key: value` lines; keys are {', '.join(KEY_TYPES)}")

@@ -146,8 +146,15 @@ def _row_problems(suite: Suite, rows: list[Row]) -> list[str]:
         return problems
     if suite.choices_column:
         return [f"row {i} {problem}" for i, row in enumerate(rows) if (problem := _choice_problem(suite, row))][:10]
-    empty = [i for i, row in enumerate(rows) if not str(row[suite.reference_column] or "").strip()]
-    return [f"row {index} has no reference text" for index in empty[:10]]
+    problems = [_reference_problem(row[suite.reference_column]) for row in rows]
+    return [f"row {index} {problem}" for index, problem in enumerate(problems) if problem][:10]
+
+
+def _reference_problem(reference: Any) -> str:
+    """A number is a text, too; 0 is one."""
+    if isinstance(reference, list | dict):
+        return f"needs one text as its reference, got {reference!r:.60}"
+    return "" if reference is not None and str(reference).strip() else "has no reference text"
 
 
 def _choice_problem(suite: Suite, row: Row) -> str:

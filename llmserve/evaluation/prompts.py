@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmserve.engine.directory.artifact import GENERATION_CONFIG_FILE, TOKENIZER_FILES, hash_file
-from llmserve.errors import InvalidArgument, raise_problems
+from llmserve.errors import InvalidArgument, PromptTooLong, raise_problems
 from llmserve.evaluation.answers import Sample
 from llmserve.stages.chat import Message
 from llmserve.stages.preprocess import PreparedPrompt, Preprocessor, TextPrompt
@@ -40,7 +40,11 @@ class PromptEncoder:
         return self._preprocessor.prepare(TextPrompt(messages=prompt, max_tokens=self._max_tokens))
 
     def count_ids(self, prompt: str | tuple[Message, ...]) -> int:
-        return len(self.encode(prompt).input_ids)
+        """Of one that is too long to be tokenized, a smaller number, but more than a prompt may have."""
+        try:
+            return len(self.encode(prompt).input_ids)
+        except PromptTooLong as error:
+            return max(error.num_tokens, error.limit + 1)
 
     def encode_samples(self, samples: Sequence[Sample]) -> list[PreparedPrompt]:
         """A `ChoicePrompt` where a sample has choices."""

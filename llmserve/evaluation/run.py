@@ -52,7 +52,12 @@ from llmserve.evaluation.kept import KeptAnswers, identity_of, kept_answers, tim
 from llmserve.evaluation.prompts import ChoicePrompt, PromptEncoder, text_digest
 from llmserve.evaluation.reporting.report import STORED, Report, Side
 from llmserve.evaluation.reporting.versions import package_versions
-from llmserve.evaluation.same_prompts import require_room, require_same_adapter, require_same_prompts
+from llmserve.evaluation.same_prompts import (
+    require_room,
+    require_same_adapter,
+    require_same_ids,
+    require_same_prompts,
+)
 from llmserve.evaluation.served.check import Asked
 from llmserve.evaluation.served.run import ServedOptions, Subject, with_served
 from llmserve.evaluation.suite import Suite, load_suite
@@ -192,6 +197,7 @@ def _asked(
     prompts = encoder.encode_samples(samples)
     if directory:
         require_room(samples, prompts, suite.max_tokens, directory.path.name, directory.info().max_seq_len)
+        require_same_ids(samples, prompts, PromptEncoder(directory.path, suite.max_tokens).encode_samples(samples))
     return samples, prompts
 
 

@@ -10,10 +10,11 @@ from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.evaluation.answers import Answer, Sample
-from llmserve.evaluation.prompts import ChoicePrompt
+from llmserve.evaluation.prompts import ChoicePrompt, ids_digest
 from llmserve.stages.preprocess import PreparedPrompt
 
 MOST_SHOWN = 5
+Told = tuple[int, str]  # of a prompt: the number of its tokens, and their digest, if it is known
 
 
 def require_room(
@@ -40,10 +41,22 @@ def require_room(
 
 def require_same_prompts(samples: Sequence[Sample], baseline: Sequence[Answer], engine: Sequence[Answer]) -> None:
     """A comparison counts only on the same prompts: an engine with another tokenizer or chat format is refused."""
+    told = [[(answer.num_prompt_tokens, answer.prompt_digest) for answer in side] for side in (baseline, engine)]
+    _require_same(samples, *told)
+
+
+def require_same_ids(
+    samples: Sequence[Sample], baseline: Sequence[PreparedPrompt], engine: Sequence[PreparedPrompt]
+) -> None:
+    """The same, before anything is computed."""
+    _require_same(samples, *([(len(p.input_ids), ids_digest(p)) for p in side] for side in (baseline, engine)))
+
+
+def _require_same(samples: Sequence[Sample], baseline: Sequence[Told], engine: Sequence[Told]) -> None:
     different = [
-        f"sample {sample.id}: {_prompt_words(expected)} for the baseline, {_prompt_words(actual)} for the engine"
+        f"sample {sample.id}: {_in_words(expected)} for the baseline, {_in_words(actual)} for the engine"
         for sample, expected, actual in zip(samples, baseline, engine, strict=True)
-        if not _is_same_prompt(expected, actual)
+        if not _is_same(expected, actual)
     ]
     raise_problems(
         InvalidArgument,
@@ -52,16 +65,13 @@ def require_same_prompts(samples: Sequence[Sample], baseline: Sequence[Answer], 
     )
 
 
-def _is_same_prompt(expected: Answer, actual: Answer) -> bool:
+def _is_same(expected: Told, actual: Told) -> bool:
     """By ids and end ids; through a server, which tells no ids, by their number."""
-    if expected.prompt_digest and actual.prompt_digest:
-        return expected.prompt_digest == actual.prompt_digest
-    return expected.num_prompt_tokens == actual.num_prompt_tokens
+    return expected[1] == actual[1] if expected[1] and actual[1] else expected[0] == actual[0]
 
 
-def _prompt_words(answer: Answer) -> str:
-    ids = f" (ids {answer.prompt_digest})" if answer.prompt_digest else ""
-    return f"{answer.num_prompt_tokens} prompt tokens{ids}"
+def _in_words(told: Told) -> str:
+    return f"{told[0]} prompt tokens" + (f" (ids {told[1]})" if told[1] else "")
 
 
 def require_same_adapter(adapter: Path, lora: Path, directory: EngineDirectory) -> None:

@@ -33,8 +33,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from llmserve.errors import InvalidArgument, NotFound, raise_problems
 from llmserve.evaluation.choices import CHOICE_METRICS
 from llmserve.evaluation.judging.evidence import LOSSES
@@ -44,6 +42,7 @@ from llmserve.models.config import is_number
 from llmserve.models.number_formats import WEIGHTS
 from llmserve.stages.chat import Message
 from llmserve.stages.guides import GuideKind, GuideText
+from llmserve.strict_yaml import read_yaml
 
 LOCAL_FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 REQUIRED = ("name", "data", "columns", "num_samples", "max_tokens")
@@ -146,8 +145,8 @@ def load_suite(path: Path) -> Suite:
             f"no suite file {path}; give one with --suite. Those that come with the project are in eval/suites"
         )
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        content = read_yaml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise InvalidArgument(f"suite {path} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise InvalidArgument(f"suite {path} must be a mapping with the keys {', '.join(REQUIRED)}")
@@ -203,6 +202,8 @@ class _SuiteReader:
         )
         if not any(self._content.get(key) for key in ("margins", "loss_margins", "rounding_margins", "floors")):
             self.problems.append("the suite has no criterion; give margins, loss_margins, rounding_margins or floors")
+        if "/" in suite.name or suite.name.startswith("."):
+            self.problems.append(f"name must have no '/' and no '.' in front, as reports are named so: {suite.name!r}")
         if not suite.is_plain and (suite.needs_served or suite.speed_margins):
             self.problems.append(
                 "as_served and speed_margins need free text; leave them out with columns.choices and structured_output"

@@ -424,12 +424,19 @@ def test_choices_pass_by_likelihood_and_a_damaged_engine_fails(
     assert run(engine, *against).exit_code == 0
 
 
-def test_an_engine_with_another_tokenizer_weighs_other_choices(checkpoint: Path, tmp_path: Path) -> None:
+def test_an_engine_with_another_tokenizer_weighs_other_choices(
+    checkpoint: Path, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is computed to find that out."""
+    monkeypatch.delattr("llmserve.evaluation.run.compute_choices")
+    monkeypatch.delattr("llmserve.evaluation.run.engine_baseline")
     other = make_checkpoint(tmp_path / "other", "baichuan2-7b", vocab_size=560)
     build_engine(other, tmp_path / "engine", OPTIONS)
     suite = write_choice_suite(tmp_path / "suite")
     arguments = (tmp_path / "engine", "--hf-model-dir", checkpoint, "--suite", suite)
     assert "the engine and the baseline get different prompts" in str(run(*arguments).exception)
+    against = (engine, "--baseline", tmp_path / "engine", "--suite", suite)
+    assert "the engine and the baseline get different prompts" in str(run(*against).exception)
 
 
 def test_a_plan_runs_nothing(

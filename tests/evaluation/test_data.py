@@ -11,8 +11,10 @@ import pytest
 from llmserve.errors import InvalidArgument, NotFound, Unavailable
 from llmserve.evaluation.answers import Sample
 from llmserve.evaluation.data import load_samples, suite_digest
+from llmserve.evaluation.prompts import PromptEncoder
 from llmserve.evaluation.suite import load_suite
 from llmserve.stages.chat import Message
+from tests.checkpoints import make_checkpoint
 from tests.evaluation.suites import ROWS, write_choice_suite, write_suite
 
 FIRST = Sample("row-0", (Message("user", f"Summarize:\n{ROWS[0]['document']}"),), ROWS[0]["summary"])
@@ -62,6 +64,17 @@ def test_long_documents_are_cut_at_their_end(tmp_path: Path) -> None:
     assert prompt.endswith(" TL;DR:")
 
 
+def test_documents_far_beyond_the_context_are_cut_too(tmp_path: Path) -> None:
+    """The stage that makes ids refuses such a text before it looks at it."""
+    encoder = PromptEncoder(make_checkpoint(tmp_path / "tiny", "llama", max_position_embeddings=64), 8)
+    path = write_suite(tmp_path, messages=None, prompt="Task: {document} TL;DR:", max_input_tokens=40)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "i", "document": "word " * 50_000, "summary": "s"}) + "\n")
+    (sample,) = load_samples(load_suite(path), 1, encoder.count_ids)
+    assert isinstance(sample.prompt, str)
+    assert sample.prompt.endswith(" TL;DR:")
+    assert 20 < len(encoder.encode(sample.prompt).input_ids) <= 40
+
+
 def test_what_is_wrong_with_the_rows_is_said(tmp_path: Path) -> None:
     suite = load_suite(write_suite(tmp_path, columns={"id": "key", "reference": "title"}))
     with pytest.raises(InvalidArgument) as caught:
@@ -69,6 +82,26 @@ def test_what_is_wrong_with_the_rows_is_said(tmp_path: Path) -> None:
     assert "no column 'title'" in str(caught.value)
     assert "no column 'key'" in str(caught.value)
     assert "33 samples are requested, but the data has 32" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("reference", "found"),
+    [
+        (0, "0"),
+        (1.5, "1.5"),
+        (" ", "row 0 has no reference text"),
+        (None, "row 0 has no reference text"),
+        (["a", "b"], r"row 0 needs one text as its reference, got \['a', 'b'\]"),
+    ],
+)
+def test_a_reference_is_a_text_or_a_number(tmp_path: Path, reference: object, found: str) -> None:
+    suite = load_suite(write_suite(tmp_path))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "i", "document": "d", "summary": reference}) + "\n")
+    if not found.startswith("row"):
+        assert load_samples(suite, 1, count_words)[0].reference == found
+        return
+    with pytest.raises(InvalidArgument, match=found):
+        load_samples(suite, 1, count_words)
 
 
 def test_choices_are_texts_and_one_of_them_is_right(tmp_path: Path) -> None:

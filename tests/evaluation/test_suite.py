@@ -115,6 +115,7 @@ def test_required_keys(tmp_path: Path, key: str) -> None:
         ({"messages": None, "prompt": "{document.__class__}"}, "may only refer to columns"),
         ({"messages": None, "prompt": "{document!r}"}, "may only refer to columns"),
         ({"messages": None, "prompt": "{document"}, "malformed"),
+        ({"name": "../../reports"}, "name must have no '/'"),
         ({"messages": None, "prompt": "{}"}, "may only refer to columns"),
         ({"messages": [{"role": "user"}]}, "messages must be a list"),
         ({"messages": []}, "messages must be a list"),
@@ -165,6 +166,9 @@ def test_not_a_suite(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("a: [1\n")
     with pytest.raises(InvalidArgument, match="not valid YAML"):
         load_suite(tmp_path / "broken.yaml")
+    (tmp_path / "twice.yaml").write_text("name: a\nmargins: {rougeL: 1}\nmargins: {rougeL: 50}\n")
+    with pytest.raises(InvalidArgument, match="the key 'margins' is there twice"):
+        load_suite(tmp_path / "twice.yaml")
 
 
 @pytest.mark.parametrize("path", sorted(SUITES.glob("*.yaml")), ids=lambda path: path.stem)

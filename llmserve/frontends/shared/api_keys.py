@@ -17,11 +17,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import yaml
-
 from llmserve.core import EVERYBODY, Tenant
 from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.frontends.shared.restrictions import Api
+from llmserve.strict_yaml import read_yaml
 from llmserve.tenant_counters import MAX_ANSWERS, TOKENS_PER_MINUTE, TenantCounters
 
 HEADERS = frozenset(("authorization", "x-api-key"))
@@ -145,11 +144,13 @@ class ApiKeys:
 def read_owners(file: Path) -> tuple[KeyOwner, ...]:
     """Raises one `InvalidArgument` with everything that is wrong, and no key in it."""
     try:
-        document = yaml.safe_load(file.read_bytes())
+        document = read_yaml(file.read_bytes())
     except OSError as error:
         raise InvalidArgument(f"the API keys cannot be read: {error}") from error
-    except yaml.YAMLError:
-        raise InvalidArgument(f"{file} is no YAML") from None  # whose message would quote a part of it
+    except ValueError:
+        raise InvalidArgument(
+            f"{file} is no YAML, or has a key twice"
+        ) from None  # whose message would quote a part of it
     entries = document.get("keys") if isinstance(document, Mapping) and set(document) == {"keys"} else None
     if not isinstance(entries, list):
         raise InvalidArgument(f"{file} must be a mapping with one entry, `keys`, which is a list")
