@@ -158,6 +158,8 @@ class LoadedModel:
     allowance: Callable[[Tenant], Allowance | None] = no_limits  # what is left to a tenant; cheap
     reads_answer: ReadsAnswer = every_output  # for comparing it with another version's
     promised_bytes: Callable[[], int] = no_promises  # of memory that looks free, and that it will take
+    # of what the ids in its tensors stand for, by name; blocking. Versions that differ cannot take each other's place
+    id_digests: Callable[[], Mapping[str, str]] = dict
     adapters: Adapters | None = None
 
 

@@ -110,6 +110,10 @@ class ServedModel:
         """Of memory that looks free, and that it will take."""
         return self._loaded.promised_bytes()
 
+    def id_digests(self) -> Mapping[str, str]:
+        """Of what the ids in its tensors stand for, by name; blocking."""
+        return self._loaded.id_digests()
+
     def allowance(self, tenant: Tenant) -> Allowance | None:
         """What its limits leave to a tenant, here or in the first step that has any; None: there are none."""
         own = self._loaded.allowance(tenant)

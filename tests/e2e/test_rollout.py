@@ -249,6 +249,11 @@ async def test_candidates_that_cannot_be_opened_are_refused(
     code, text = await rollout(server, "start", MODEL, "--engine", str(broken))
     assert code == 2
     assert "rank0.engine" in text
+    other = make_checkpoint(tmp_path / "other-tokens", "llama", vocab_size=336)
+    assert llmserve("build", str(other), "--dtype", "float32", "--output-dir", str(tmp_path / "other")).returncode == 0
+    code, text = await rollout(server, "start", MODEL, "--engine", str(tmp_path / "other"), "--min-agreement", "none")
+    assert code == 2
+    assert "the candidate's tokenizer.model has other tokens than that of version" in text
     too_large = {**parameters(engines["a"]), "max_tokens_in_paged_kv_cache": str(10**10)}
     with pytest.raises(urllib.error.HTTPError) as caught:
         ask(server, "/start", {"parameters": too_large})

@@ -39,6 +39,7 @@ from llmserve.engine.directory.artifact import EngineDirectory, read_manifest
 from llmserve.engine.directory.file_watch import FileWatch
 from llmserve.engine.directory.gate_record import GateRecord, GateRule, standing
 from llmserve.engine.directory.identity import EngineIdentity
+from llmserve.engine.directory.vocabulary import tokenizer_digests
 from llmserve.engine.settings import EngineSettings
 from llmserve.errors import CheckpointError, InvalidArgument, LlmserveError, NotFound, Unsupported
 from llmserve.serving.answers import every_output
@@ -123,6 +124,7 @@ class TensorrtLlmBackend:
             histograms=instance.histograms.by_name,
             reads_answer=every_output if engine.info.pooling else answer_reader,
             promised_bytes=lambda: engine.stats().promised_bytes,
+            id_digests=lambda: _id_digests(parameters.engine_dir, engine.info.digest),
             adapters=adapters,
         )
 
@@ -136,6 +138,15 @@ def _identity(path: Path) -> EngineIdentity | None:
         return EngineIdentity.of(read_manifest(path))
     except LlmserveError:
         return None
+
+
+def _id_digests(path: Path, digest: str) -> Mapping[str, str]:
+    """Of an engine that is open; empty where its directory is not there any more, or is another's."""
+    try:
+        directory = EngineDirectory.open(path)
+    except LlmserveError:
+        return {}
+    return tokenizer_digests(directory) if directory.manifest.engine_digest == digest else {}
 
 
 def _made(engine: Engine) -> set[str]:

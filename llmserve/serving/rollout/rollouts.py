@@ -121,8 +121,9 @@ class Rollouts:
             self._failed(rollout, f"the candidate cannot be loaded: {error}")
             raise
         try:
+            await asyncio.to_thread(_require_same_ids, self._table.find(rollout.name), model)
             self._begin(rollout, model)
-        except LlmserveError as error:
+        except (LlmserveError, asyncio.CancelledError) as error:
             candidate.close(model)
             self._failed(rollout, str(error))
             raise
@@ -344,6 +345,18 @@ class Rollouts:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, LlmserveError):  # those are among the decisions
             logger.error("a rollout went wrong", exc_info=error)
+
+
+def _require_same_ids(stable: ServedModel, candidate: ServedModel) -> None:
+    """Other steps and clients make the ids, and read them: they would mean something else to the candidate."""
+    if candidate is stable:
+        return
+    known, own = stable.id_digests(), candidate.id_digests()
+    if differing := sorted(name for name in known.keys() & own.keys() if known[name] != own[name]):
+        raise InvalidArgument(
+            f"the candidate's {' and '.join(differing)} has other tokens than that of version {stable.version}, and "
+            "the pipeline keeps its tokenizer: serve an engine with another one as a model of its own"
+        )
 
 
 def _has_rules(source: ModelSource) -> bool:

@@ -340,6 +340,22 @@ async def test_a_candidate_that_cannot_be_loaded_changes_nothing(tmp_path: Path,
         assert core.rollout("m")["state"] == "shadow"
 
 
+async def test_a_candidate_whose_ids_mean_something_else_is_refused(tmp_path: Path, versions: Versions) -> None:
+    """Only what both have is compared."""
+    versions[1].id_digests = {"a": "1", "b": "2"}
+    versions[2].id_digests = {"a": "1", "b": "3", "c": "4"}
+    async with serving_versions(write_repository(tmp_path, versions=(1,)), versions) as core:
+        write_m(tmp_path, versions=(2,))
+        with pytest.raises(InvalidArgument, match="the candidate's b has other tokens than that of version 1"):
+            await core.start_rollout("m", Asked(rules=QUICK))
+        assert core.rollout("m")["state"] == "failed"
+        await until(lambda: versions[2].num_closed)
+        assert await clients(core) == [whole(value) for value in range(16)]
+        versions[2].id_digests = {"a": "1", "c": "4"}
+        await core.start_rollout("m", Asked(rules=QUICK))
+        assert core.rollout("m")["state"] == "shadow"
+
+
 async def test_a_candidate_that_an_ensemble_cannot_stand_on_is_refused(tmp_path: Path, versions: Versions) -> None:
     async with serving_versions(write_repository(tmp_path, versions=(1,)), versions) as core:
         config = f'backend: "versioned"\n{tensors("input", X="FP32 [ 1 ]")}\n{tensors("output", Z="FP32 [ 1 ]")}'

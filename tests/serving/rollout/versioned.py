@@ -41,6 +41,7 @@ class Behaviour:
     delay_s: float = 0.0  # before each response
     works: bool = True
     promised_bytes: int = 0
+    id_digests: dict[str, str] = field(default_factory=dict)
     reserved_bytes: int = -1  # what it was told when it was loaded
     num_loads: int = 0
     num_closed: int = 0
@@ -79,6 +80,7 @@ class Versions:
             batches_itself=True,
             reads_answer=self._reader,
             promised_bytes=lambda: behaviour.promised_bytes,
+            id_digests=lambda: behaviour.id_digests,
             adapters=self.adapters,
         )
 
