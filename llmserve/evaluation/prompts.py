@@ -48,7 +48,16 @@ class PromptEncoder:
 
     def encode_samples(self, samples: Sequence[Sample]) -> list[PreparedPrompt]:
         """A `ChoicePrompt` where a sample has choices."""
-        return [self._encode_choices(s) if s.choices else self.encode(s.prompt) for s in samples]
+        return [self._encode_choices(sample) if sample.choices else self._encode_text(sample) for sample in samples]
+
+    def _encode_text(self, sample: Sample) -> PreparedPrompt:
+        try:
+            prompt = self.encode(sample.prompt)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"sample {sample.id}: {error}") from error
+        if not prompt.input_ids:
+            raise InvalidArgument(f"sample {sample.id}: its prompt has no tokens")
+        return prompt
 
     def _encode_choices(self, sample: Sample) -> ChoicePrompt:
         """A text goes on in its own ids, as lm-evaluation-harness cuts it: what it has of ids with a choice behind it

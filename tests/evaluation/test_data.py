@@ -75,6 +75,14 @@ def test_documents_far_beyond_the_context_are_cut_too(tmp_path: Path) -> None:
     assert 20 < len(encoder.encode(sample.prompt).input_ids) <= 40
 
 
+def test_a_prompt_that_makes_no_ids_is_named(tmp_path: Path) -> None:
+    encoder = PromptEncoder(make_checkpoint(tmp_path / "tiny", "qwen2"), 8)
+    with pytest.raises(InvalidArgument, match="sample b: its prompt has no tokens"):
+        encoder.encode_samples([Sample("a", "text", "r"), Sample("b", "", "r")])
+    with pytest.raises(InvalidArgument, match="sample c: the prompt cannot be used: the text has lone surrogates"):
+        encoder.encode_samples([Sample("c", "half \ud800", "r")])
+
+
 def test_what_is_wrong_with_the_rows_is_said(tmp_path: Path) -> None:
     suite = load_suite(write_suite(tmp_path, columns={"id": "key", "reference": "title"}))
     with pytest.raises(InvalidArgument) as caught:

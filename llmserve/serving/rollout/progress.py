@@ -145,8 +145,10 @@ class Progress:
             return "somebody who promotes it"
         num_missing = self.rules.requests - self._seen_in_step()
         seconds = self.rules.seconds - (now - self._step_began)
+        has_copies = self._num_seen()[0] - self._num_before[0] >= self.rules.requests
+        what = "answers that can be compared" if has_copies and not self.canary_share else "requests of the candidate"
         missing = [
-            f"{num_missing} more requests of the candidate" if num_missing > 0 else "",
+            f"{num_missing} more {what}" if num_missing > 0 else "",
             f"{seconds:.0f} more seconds" if seconds > 0 else "",
             *self._against(),
         ]

@@ -108,6 +108,14 @@ def test_answers_that_need_not_be_equal_are_no_evidence() -> None:
     assert verdict(free.decide(0.0)) is Verdict.NEXT_STEP
 
 
+def test_a_step_says_that_it_waits_for_answers_that_can_be_compared() -> None:
+    run = progress()
+    copies(run, 12, equal=None)
+    copies(run, 3)
+    assert run.decide(1.0) is None
+    assert run.waits_for(1.0) == "7 more answers that can be compared"
+
+
 def test_slowness_rolls_it_back_and_speed_does_not() -> None:
     for factor, slow in ((3.0, True), (0.3, False), (1.0, False)):
         run = progress(max_latency_ratio=2.0)
