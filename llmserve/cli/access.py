@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 HTTP_VARIABLE, GRPC_VARIABLE = "LLMSERVE_HTTP_RESTRICTED_API", "LLMSERVE_GRPC_RESTRICTED_PROTOCOL"
 KEY_VARIABLES = {"LLMSERVE_API_KEY": ("environment", False), "LLMSERVE_ADMIN_API_KEY": ("environment-admin", True)}
+SECRETS = (HTTP_VARIABLE, GRPC_VARIABLE, *KEY_VARIABLES)  # taken out of the environment by whoever reads them
 
 
 def http_restrictions(options: ServeOptions) -> Restrictions:

@@ -14,14 +14,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmserve.cli.access import SECRETS
 from llmserve.cli.serve_options import ServeOptions
 from llmserve.cli.server import METRICS, started_line
 from llmserve.cli.stop_signals import StopSignals, unless
@@ -51,6 +52,7 @@ def serve_by_several(options: ServeOptions) -> int:
     from llmserve.cli.serve import engine_elsewhere, gate_rule, make_extensions, run, server_settings
 
     raise_problems(InvalidArgument, f"--frontends {options.frontends}", _problems(options))
+    secrets = {name: os.environ[name] for name in SECRETS if name in os.environ}  # every server reads them itself
     make_extensions(options).close()  # checks, and sets up the log
     gate_rule(options)
     elsewhere = engine_elsewhere(options) is not None
@@ -59,7 +61,7 @@ def serve_by_several(options: ServeOptions) -> int:
         logger.warning("--frontends %d: this machine has %d cores; more servers than cores only cost memory",
                        options.frontends, cores)  # fmt: skip
     engine = None if elsewhere else find_engine(server_settings(options))
-    return run(FrontEnds(options, engine).run())
+    return run(FrontEnds(options, engine, secrets).run())
 
 
 def _problems(options: ServeOptions) -> list[str]:
@@ -74,7 +76,7 @@ def _problems(options: ServeOptions) -> list[str]:
         "--allow-client-shm: memory is registered with one server": options.allow_client_shm,
         "--rate-limit: resources are counted by each server": options.rate_limit != "off",
         "--trace-config with a file: each server would write it": any(
-            text.startswith("triton,") for text in options.trace_config or ()
+            text.startswith(("triton,", "file=")) for text in options.trace_config or ()
         ),
     }
     return [f"{text}; leave it out, or serve by one server" for text, is_given in given.items() if is_given]
@@ -146,6 +148,7 @@ class FrontEnd:
     """A server's process: started, ready, ended, and started again."""
 
     command: Sequence[str]
+    secrets: Mapping[str, str] = field(repr=False)  # variables that this process does not have any more
     process: asyncio.subprocess.Process | None = None
     metrics_port: int = 0  # 0: it is not ready
 
@@ -157,6 +160,7 @@ class FrontEnd:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
+            env={**os.environ, **self.secrets},
             limit=MAX_LINE_BYTES,
         )
         assert self.process.stdout is not None
@@ -203,9 +207,11 @@ class FrontEnd:
 class FrontEnds:
     """The process above them; `run` is its life."""
 
-    def __init__(self, options: ServeOptions, engine: ModelParameters | None) -> None:
+    def __init__(self, options: ServeOptions, engine: ModelParameters | None, secrets: Mapping[str, str]) -> None:
+        """`secrets`: variables of the environment that say who may call."""
         self._options = options
         self._engine = engine
+        self._secrets = secrets
         self._front_ends: list[FrontEnd] = []
         self._signals = StopSignals()
 
@@ -234,7 +240,7 @@ class FrontEnds:
             stack.push_async_callback(asyncio.to_thread, engine.close)
             options = replace(options, engine_socket=engine.socket)
         command = [*SERVE, *flags(_of_one_server(options))]
-        self._front_ends = [FrontEnd(command) for _ in range(options.frontends)]
+        self._front_ends = [FrontEnd(command, self._secrets) for _ in range(options.frontends)]
         starts = await asyncio.gather(*(each.start() for each in self._front_ends), return_exceptions=True)
         said: list[list[str]] = []
         for start in starts:

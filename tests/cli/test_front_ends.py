@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -16,6 +17,7 @@ import pytest
 import typer
 
 from llmserve.cli import front_ends
+from llmserve.cli.access import SECRETS
 from llmserve.cli.app import app
 from llmserve.cli.front_ends import FrontEnds, HeldPorts, find_engine, flags
 from llmserve.cli.pipelines import packaged_repository
@@ -121,7 +123,7 @@ def several(monkeypatch: pytest.MonkeyPatch, program: str) -> FrontEnds:
     options = ServeOptions(
         host="127.0.0.1", http_port=0, grpc_port=0, metrics_port=0, frontends=2, engine_socket=Path("/e.sock")
     )
-    return FrontEnds(options, None)
+    return FrontEnds(options, None, {})
 
 
 async def end_when(front: FrontEnds, is_due: Callable[[str], bool], capsys: pytest.CaptureFixture[str]) -> str:
@@ -154,12 +156,43 @@ def test_a_server_that_does_not_start_ends_all(
     assert said.endswith("a server has ended with exit code 1 before it was ready\nexit code 1")
 
 
+# The servers say what they find in their environment, and end.
+ENVIRONMENT = """
+import sys
+from pathlib import Path
+from llmserve.cli import front_ends
+from llmserve.cli.serve_options import ServeOptions
+program = "import os; print([os.environ.get(name) for name in %r])"
+front_ends.SERVE = (sys.executable, "-c", program)
+front_ends.serve_by_several(ServeOptions(
+    host="127.0.0.1", http_port=0, grpc_port=0, metrics_port=0, frontends=2, engine_socket=Path("/e.sock")
+))
+"""
+
+
+def test_every_server_knows_the_keys_of_the_environment() -> None:
+    """Without them it would be open to everybody."""
+    values = ["health:a=1", "health:b=2", "user-0123456789abcdef", "admin-0123456789abcdef"]
+    environment = {**os.environ, **dict(zip(SECRETS, values, strict=True))}
+    command = [sys.executable, "-c", ENVIRONMENT % (SECRETS,)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert str(values) in done.stdout, done.stderr
+
+
 def test_the_end_does_not_wait_for_the_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     begun = tmp_path / "begun"
     front = several(monkeypatch, SERVER % f"open({str(begun)!r}, 'w').close(); sys.stdin.read()")
     assert asyncio.run(end_when(front, lambda text: begun.exists(), capsys)) == "exit code 0"
+
+
+def test_a_quantile_is_that_of_the_servers_that_have_one() -> None:
+    """One that has answered nothing for a minute has none."""
+    sample = 'nv_inference_queue_summary_us{model="m",quantile="0.5"}'
+    head = "# TYPE nv_inference_queue_summary_us summary"
+    assert added_up([f"{head}\n{sample} {value}\n" for value in ("NaN", "5", "NaN", "3")]) == f"{head}\n{sample} 5\n"
+    assert added_up([f"{head}\n{sample} NaN\n"] * 2) == f"{head}\n{sample} NaN\n"
 
 
 def test_metrics_of_servers_are_added_up() -> None:

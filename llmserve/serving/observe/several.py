@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -49,13 +50,15 @@ def _family(families: dict[str, _Family], comment: str) -> _Family:
 def _add(family: _Family, line: str) -> None:
     key, _, value = line.rpartition(" ")
     number = float(value)
-    if key not in family.samples:
+    if math.isnan(family.samples.get(key, math.nan)):  # not there yet, or a quantile of nothing
         family.samples[key] = number
     elif family.adds_up and "quantile=" not in key:
         family.samples[key] += number
-    else:
+    elif not math.isnan(number):
         family.samples[key] = max(family.samples[key], number)
 
 
 def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
     return str(int(value)) if value.is_integer() else repr(value)
