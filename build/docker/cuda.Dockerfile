@@ -8,6 +8,7 @@ WORKDIR /source
 COPY CMakeLists.txt pyproject.toml README.md LICENSE ./
 COPY llmserve llmserve
 COPY pipelines pipelines
+COPY pipelines-embeddings pipelines-embeddings
 RUN pip wheel --no-cache-dir --wheel-dir /wheels '.[cuda,nvidia]'
 
 FROM ${PYTHON_IMAGE}

@@ -7,6 +7,7 @@ WORKDIR /source
 COPY CMakeLists.txt pyproject.toml README.md LICENSE ./
 COPY llmserve llmserve
 COPY pipelines pipelines
+COPY pipelines-embeddings pipelines-embeddings
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM ${PYTHON_IMAGE}

@@ -8,6 +8,7 @@ WORKDIR /source
 COPY CMakeLists.txt pyproject.toml README.md LICENSE ./
 COPY llmserve llmserve
 COPY pipelines pipelines
+COPY pipelines-embeddings pipelines-embeddings
 RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM ${TENSORRT_LLM_IMAGE}
