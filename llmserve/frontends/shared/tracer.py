@@ -161,10 +161,17 @@ class _TraceFile:
             self._has_failed = True
 
     def _write(self, path: Path, text: str) -> None:
-        with path.open("r+b" if path.exists() else "w+b") as file:
+        """Raises `OSError`, and leaves the file as it was."""
+        with path.open("r+b" if path.exists() else "w+b", buffering=0) as file:
             size = file.seek(0, 2)
-            if size < 2:
-                file.write(b"[" + text.encode() + b"]")
-            else:
-                file.seek(size - 1)
-                file.write(b"," + text.encode() + b"]")
+            start = size - 1 if size > 1 else 0
+            data = b"%b%b]" % (b"," if start else b"[", text.encode())
+            file.seek(start)
+            try:
+                while data:  # a disk that gets full takes a part, and fails with the next one
+                    data = data[file.write(data) :]
+            except OSError:
+                file.seek(start)
+                file.write(b"]"[:start])  # where it was, which needs no room
+                file.truncate(start + bool(start))
+                raise

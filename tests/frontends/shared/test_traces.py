@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -248,6 +250,28 @@ def test_a_directory_that_cannot_be_written_loses_traces_only(tmp_path: Path, ca
         tracer.finish("m", trace)
     tracer.close()
     assert caplog.text.count("cannot write traces") == 1
+
+
+# As a limit of the size of files, which is lifted again. Traces of two lengths: the first fits.
+FULL_DISK = """
+import resource, signal, sys
+from llmserve.frontends.shared.tracer import _TraceFile
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+file, most = _TraceFile(sys.argv[1]), (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), most[1]))
+for number in (1, 2, 3):
+    file.append([{"id": number, "model_name": "m" * 10_000 * (number == 2)}], 0)
+resource.setrlimit(resource.RLIMIT_FSIZE, most)
+file.append([{"id": 4}], 0)
+"""
+
+
+@pytest.mark.parametrize(("room", "kept"), [(4096, [1, 3, 4]), (1, [4])])
+def test_a_full_disk_loses_traces_and_not_the_file(tmp_path: Path, room: int, kept: list[int]) -> None:
+    path = tmp_path / "trace.json"
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, path, str(room)], capture_output=True, text=True)
+    assert "cannot write traces" in done.stderr
+    assert [record["id"] for record in json.loads(path.read_text())] == kept
 
 
 def test_the_flag(tmp_path: Path) -> None:

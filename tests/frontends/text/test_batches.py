@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from llmserve.frontends.text.batches.jobs import AT_ONCE, NUM_RUNNING
 from llmserve.frontends.text.batches.lines import num_complete
 from llmserve.frontends.text.batches.multipart import read_form
 from llmserve.frontends.text.batches.store import Store
+from llmserve.owned_directory import try_lock
 from tests.frontends.server import RunningServer, wait_until
 from tests.frontends.text.conftest import serving
 from tests.frontends.text.talkers import WideEngine
@@ -394,6 +397,26 @@ def test_one_server_at_a_time_has_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InvalidArgument, match="cannot hold batches"):
         Store.open(tmp_path / "file")
+
+
+def test_the_folder_may_be_a_volume_that_belongs_to_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes lets a pod write there as a group."""
+    monkeypatch.setattr(stores, "try_lock", lambda folder: None if folder == tmp_path else try_lock(folder))
+    Store.open(tmp_path).close()
+
+
+def test_a_full_disk_keeps_nothing_that_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.open(tmp_path)
+
+    def full(*paths: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(Unavailable, match="cannot be written: No space left on device"):
+        store.add_file("a", "x", "batch", b"123456")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_key_may_have_so_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,12 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmserve.errors import InvalidArgument, NotFound
+from llmserve.errors import InvalidArgument, NotFound, Unavailable
 from llmserve.owned_directory import PRIVATE, try_lock
 
 FILES, BATCHES = "files", "batches"
@@ -46,9 +47,11 @@ class Store:
                 (folder / name).mkdir(PRIVATE, parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidArgument(f"{folder} cannot hold batches: {error}") from error
-        lock = try_lock(folder)
+        lock = try_lock(folder / FILES)  # the folder itself may be a volume that belongs to another user
         if lock is None:
-            raise InvalidArgument(f"{folder} is used by another server; give this one a folder of its own")
+            raise InvalidArgument(
+                f"{folder} is used by another server, or was by another user; give this one a folder of its own"
+            )
         return cls(folder, lock)
 
     def close(self) -> None:
@@ -56,15 +59,16 @@ class Store:
         os.close(self.lock)
 
     def add_file(self, owner: str, name: str, purpose: str, content: bytes) -> Document:
-        """Raises `InvalidArgument` for more than an owner may have."""
+        """Raises `InvalidArgument` for more than an owner may have, `Unavailable` where the disk is full."""
         own = [found for found in self._documents(FILES) if found[OWNER] == owner]
         if len(own) >= MAX_FILES or sum(found["bytes"] for found in own) + len(content) > MAX_OWNED_BYTES:
             raise InvalidArgument(
                 f"files: a key may have {MAX_FILES} files with {MAX_OWNED_BYTES} bytes together; delete some"
             )
         file_id = new_id("file-")
-        self.content(file_id).write_bytes(content)
-        return self.describe_file(file_id, owner, name, purpose)
+        with _removed_unless_written(self.content(file_id)):
+            self.content(file_id).write_bytes(content)
+            return self.describe_file(file_id, owner, name, purpose)
 
     def describe_file(self, file_id: str, owner: str, name: str, purpose: str) -> Document:
         """Of content that is there. From here on clients see it."""
@@ -108,10 +112,12 @@ class Store:
         return sorted(found, key=lambda document: (document["created_at"], document["id"]))
 
     def write(self, kind: str, document: Document) -> None:
+        """Raises `Unavailable` where the disk is full."""
         path = self._path(kind, document["id"])
         temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(document))
-        os.replace(temporary, path)
+        with _removed_unless_written(temporary):
+            temporary.write_text(json.dumps(document))
+            os.replace(temporary, path)
 
     def _path(self, kind: str, document_id: str) -> Path:
         return self.folder / kind / f"{document_id}.json"
@@ -128,6 +134,19 @@ class Store:
         except (OSError, ValueError):  # deleted meanwhile
             return None
         return found
+
+
+@contextmanager
+def _removed_unless_written(path: Path) -> Iterator[None]:
+    """On a full disk nothing stays that no client could delete."""
+    try:
+        yield
+    except (OSError, Unavailable) as error:
+        with suppress(OSError):
+            path.unlink()
+        if isinstance(error, Unavailable):
+            raise
+        raise Unavailable(f"the folder of --batch-dir cannot be written: {error.strerror}; try again later") from error
 
 
 def new_id(prefix: str) -> str:
