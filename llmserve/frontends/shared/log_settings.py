@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from logging.handlers import WatchedFileHandler
 from typing import TypeAlias
 
 from llmserve.errors import InvalidArgument, Unsupported
@@ -25,17 +26,21 @@ MAX_UINT32 = 2**32 - 1
 LogValue: TypeAlias = bool | int | str
 
 
-class LogFile(logging.FileHandler):
-    """On a full disk it says so once, on standard error; the records are lost, and the server goes on."""
+class LogFile(WatchedFileHandler):
+    """On a full disk it says so once, on standard error; the records are lost, and the server goes on. When somebody
+    has moved the file, another one begins."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(path)
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")  # a path may have any bytes
         self._has_failed = False  # with this record
         self._is_reported = False
 
     def emit(self, record: logging.LogRecord) -> None:
         self._has_failed = False
-        super().emit(record)
+        try:
+            super().emit(record)
+        except OSError:  # it cannot be opened anew
+            self.handleError(record)
         self._is_reported = self._has_failed
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name

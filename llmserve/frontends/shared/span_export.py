@@ -7,7 +7,6 @@ costs spans and nothing else. What OTEL_* in the environment says of headers, ce
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -37,14 +36,14 @@ class SpanExport:
         """Raises `InvalidArgument` when the library is not there, or cannot work like this."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+            from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         except ImportError as error:
             raise InvalidArgument("spans need OpenTelemetry's library: pip install 'llmserve[otel]'") from error
         logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)  # failures, but not every try
-        name = os.environ.get("OTEL_SERVICE_NAME", SERVICE)
-        self._resource = Resource.create({SERVICE_NAME: name, SERVICE_VERSION: __version__, **settings.resource})
+        ours, given = {SERVICE_NAME: SERVICE, SERVICE_VERSION: __version__}, OTELResourceDetector().detect().attributes
+        self._resource = Resource.create({**ours, **given, **settings.resource})
         self._scope = InstrumentationScope(SERVICE, __version__)
         try:
             self._exporter = OTLPSpanExporter(settings.url, timeout=EXPORT_TIMEOUT_S)

@@ -26,8 +26,10 @@ from llmserve.backends.python.backend import PythonBackend
 from llmserve.cli.tracing import make_tracer
 from llmserve.errors import InvalidArgument
 from llmserve.frontends.shared.api_keys import ApiKeys
+from llmserve.frontends.shared.span_export import ExportSettings, SpanExport
 from llmserve.frontends.shared.trace_context import parent_of
 from llmserve.serving.core import InferenceCore, ServerSettings
+from llmserve.serving.instruments import spans
 from tests.frontends.server import HOST, RunningServer, running_server, wait_until
 from tests.frontends.text.conftest import serving
 from tools.servers import free_ports
@@ -165,6 +167,19 @@ def test_a_chat_as_a_tree_of_spans(text_dir: Path, collector: Collector, tmp_pat
     }
     assert (resource["service.name"], resource["deployment.environment"]) == ("llmserve", "test")
     assert not any(SECRET.encode() in each.SerializeToString() for each in collector.requests)
+
+
+@pytest.mark.parametrize("service", ["", "first"])
+def test_the_environment_may_name_the_service(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=second,team=a")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", service)
+    export = SpanExport(ExportSettings(collector.url))
+    export.export([spans.Span("x", spans.SpanIds(1, 2), 3, 4)])
+    export.close()
+    found = {each.key: each.value.string_value for each in collector.requests[0].resource_spans[0].resource.attributes}
+    assert (found["service.name"], found["team"]) == (service or "second", "a")
 
 
 def test_who_decides_what_is_traced(text_dir: Path, collector: Collector) -> None:
