@@ -105,6 +105,16 @@ def test_every_part_is_there_when_it_is_asked_for() -> None:
     ):  # fmt: skip
         assert selector.items() <= labels.items()
     assert "replicas" not in only(resources, "Deployment")["spec"], "the autoscaler's"
+    job = only(resources, "ServiceMonitor")["spec"]["jobLabel"]
+    assert {each["metadata"]["labels"][job] for each in resources if each["kind"] == "Service"} == {"llmserve"}
+    assert 'up{job="llmserve"}' in (ROOT / "deploy/prometheus/alerts.yml").read_text()
+
+
+def test_names_are_short_enough_for_kubernetes() -> None:
+    release = "r" * 53  # the longest that Helm takes
+    done = helm("template", release, str(CHART), *(flag for value in ENGINE for flag in ("--set", value)))
+    names = [document["metadata"]["name"] for document in yaml.safe_load_all(done.stdout) if document]
+    assert max(map(len, names)) == 63
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
+{{/* At most 58 letters: a Service has five more. */}}
 {{- define "llmserve.name" -}}
 {{- if contains "llmserve" .Release.Name -}}
-{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 58 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-llmserve" .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- printf "%s-llmserve" .Release.Name | trunc 58 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
