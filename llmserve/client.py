@@ -84,6 +84,9 @@ class Access:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Raises `InvalidArgument` for a key that no server can have, of which gRPC would say so with a traceback."""
+        if not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise InvalidArgument("an API key has printable ASCII characters only; it may have been copied wrongly")
         return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
 
     def credentials(self, url: str) -> grpc.ChannelCredentials | None:

@@ -20,7 +20,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/checkpoint": 6_849,
     "llmserve/cli": 7_150,
     "llmserve/cluster": 1_506,
-    "llmserve/engine": 14_085,
+    "llmserve/engine": 14_095,
     "llmserve/evaluation": 6_715,
     "llmserve/frontends": 16_706,
     "llmserve/models": 5_717,

@@ -16,7 +16,7 @@ import pytest
 
 from llmserve.benchmark.http_client import parse_server
 from llmserve.benchmark.openai_endpoint import only_model
-from llmserve.client import AsyncClient, Client
+from llmserve.client import Access, AsyncClient, Client
 from llmserve.errors import DeadlineExceeded, InvalidArgument, LlmserveError, NotFound, Unavailable
 from tests.frontends.server import HOST, RunningServer, wait_until
 from tests.frontends.stub_core import StubCore
@@ -138,6 +138,12 @@ def test_nobody_answers() -> None:
         pytest.raises(Unavailable, match=f"no server answers at {HOST}:{port}"),
     ):
         next(client.generate("x"))
+
+
+@pytest.mark.parametrize("key", ["schlüssel-0123456789", "key-0123456789abc\r"])
+def test_a_key_that_no_header_can_carry(key: str) -> None:
+    with pytest.raises(InvalidArgument, match="printable ASCII characters only"):
+        AsyncClient("localhost:1", access=Access(key))
 
 
 def test_another_port_of_the_server_is_told_from_no_server(server: RunningServer) -> None:

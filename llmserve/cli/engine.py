@@ -14,10 +14,9 @@ import typer
 from llmserve.cli.dataclass_command import DataclassCommand, option
 from llmserve.cli.engine_flags import OpenedEngineOptions, draft_settings, engine_option
 from llmserve.cli.stop_signals import StopSignals, unless
+from llmserve.engine.remote.child import MAX_PATH_BYTES
 from llmserve.engine.settings import AdapterLimits, EngineSettings, GpuSettings
 from llmserve.errors import AlreadyExists, InvalidArgument
-
-MAX_PATH_BYTES = 107  # of a Unix socket's
 
 logger = logging.getLogger(__name__)
 

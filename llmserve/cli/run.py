@@ -17,7 +17,7 @@ import numpy as np
 
 from llmserve.cli.dataclass_command import DataclassCommand, argument, option
 from llmserve.cli.engine_flags import DRAFT_HELP, SPECULATION_HELP, draft_settings, speculation_flag
-from llmserve.cli.run_files import NO_PROMPT, RunPrompt, prompts_of, write_ids
+from llmserve.cli.run_files import NO_PROMPT, RunPrompt, check_id_files, prompts_of, write_ids
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.base import Engine
 from llmserve.engine.open import open_engine
@@ -259,6 +259,7 @@ def run(options: RunOptions) -> None:
     raise_problems(InvalidArgument, "options", options.problems())
     if options.benchmark is None and not (options.texts or options.input_file):
         raise InvalidArgument(NO_PROMPT)
+    check_id_files(options.output_csv, options.output_npy)
     text_files = options.tokenizer_dir or directory
     every_prompt_waits = SchedulerSettings(max_queue_size=0, speculation=speculation_flag(options.speculation))
     gpu = GpuSettings(draft_engine=draft_settings(options.draft_engine))

@@ -10,12 +10,14 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmserve.cli.output_file import check_writable
 from llmserve.errors import InvalidArgument
 from llmserve.stages.text import text_from_bytes
 
@@ -58,13 +60,20 @@ def _csv_rows(lines: Sequence[str], name: str) -> list[RunPrompt]:
         raise InvalidArgument(f"{name} must have token ids, separated by commas: {error}") from error
 
 
+def check_id_files(*files: Path | None) -> None:
+    """Before the work that they are for; makes their folders. Raises `InvalidArgument`."""
+    for file in filter(None, files):
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(file)
+
+
 def write_ids(rows: Sequence[Sequence[int]], pad_id: int, *, csv_file: Path | None, npy_file: Path | None) -> None:
     """Prompt and answer in a row, filled up with `pad_id` to the longest. Raises `InvalidArgument` naming the file."""
     longest = max(map(len, rows))
     padded = np.array([[*row, *[pad_id] * (longest - len(row))] for row in rows], np.int32)
     for file in filter(None, (csv_file, npy_file)):
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
             if file is csv_file:
                 with file.open("w", newline="") as stream:
                     csv.writer(stream).writerows(padded.tolist())

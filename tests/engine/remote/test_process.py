@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
@@ -147,6 +148,15 @@ def test_a_process_that_dies_while_it_loads_says_how(tmp_path: Path, caplog: pyt
     with pytest.raises(Unavailable, match="ended while it loaded the engine: signal 6, SIGABRT"):
         ProcessEngine(dying, tmp_path, tmp_path, EngineSettings())
     assert "last words" in caplog.text
+
+
+def test_a_socket_whose_path_would_be_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(InvalidArgument, match="set TMPDIR to a folder with a shorter path"):
+        ProcessEngine(FAKE_COMMAND, tmp_path, tmp_path, EngineSettings())
+    assert [*folder.iterdir()] == []
 
 
 def test_signals_for_the_parent_do_not_end_it(engine: ProcessEngine) -> None:

@@ -247,7 +247,10 @@ keys:
     assert "short" not in text
 
 
-@pytest.mark.parametrize("content", ["", "keys:", "keys: 3", "[]", "keys: []\nmore: 1", "keys: [", "\xff"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "keys:", "keys: 3", "[]", "keys: []\nmore: 1", "keys: [", "\xff", "keys: [{name: 2026-02-30}]", "[" * 5000],
+)
 def test_files_that_are_none(tmp_path: Path, content: str) -> None:
     path = tmp_path / "keys.yaml"
     path.write_bytes(content.encode("latin-1"))
