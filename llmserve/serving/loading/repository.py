@@ -53,7 +53,9 @@ class DirectoryRepository:
         return str(self._path)
 
     def list_names(self, *, cached: bool) -> list[str]:
-        return [entry.name for entry in os.scandir(self._path) if entry.is_dir()]
+        """Bytes that are no UTF-8 are written out: nothing is found by such a name, and the table says so."""
+        names = [entry.name for entry in os.scandir(self._path) if _is_directory(entry)]
+        return [name.encode("utf-8", "backslashreplace").decode() for name in names]
 
     def fetch(self, name: str) -> Path:
         return self._path / name
@@ -63,6 +65,14 @@ class DirectoryRepository:
 
     def close(self) -> None:
         pass
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    """Or what cannot be looked at, such as a link into a folder of another user: that is told of the model."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return True
 
 
 def open_repository(location: Path | str) -> Repository:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,19 @@ async def test_a_name_that_would_read_as_something_else_is_refused(name: str, tm
         f"model {name!r} cannot be loaded: {name!r} is not a valid model name: it must not begin with"
     )
     assert reason.isprintable()
+
+
+async def test_entries_that_no_model_can_be_hide_no_other(tmp_path: Path) -> None:
+    """A link that leads to itself cannot even be looked at."""
+    write_model(tmp_path, "good", identity_config())
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("nowhere")
+    os.mkdir(os.fsencode(tmp_path) + b"/bad\xff")
+    async with serving(tmp_path) as core:
+        reasons = {row.name: row.reason.partition("it cannot be read: ")[2] for row in core.repository_index()}
+    assert reasons == {
+        "bad\\udcff": "No such file or directory", "good": "", "loop": "Too many levels of symbolic links",
+    }  # fmt: skip
 
 
 def test_config_that_is_no_text(tmp_path: Path) -> None:
