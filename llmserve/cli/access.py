@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from llmserve.cli.serve_options import ServeOptions
+from llmserve.frontends.shared.restrictions import VARIABLES
 from llmserve.serving.settings import ControlMode
 
 if TYPE_CHECKING:
@@ -16,9 +17,8 @@ if TYPE_CHECKING:
     from llmserve.frontends.shared.extension_state import Extensions
     from llmserve.frontends.shared.restrictions import Api, Restrictions
 
-HTTP_VARIABLE, GRPC_VARIABLE = "LLMSERVE_HTTP_RESTRICTED_API", "LLMSERVE_GRPC_RESTRICTED_PROTOCOL"
-KEY_VARIABLES = {"LLMSERVE_API_KEY": ("environment", False), "LLMSERVE_ADMIN_API_KEY": ("environment-admin", True)}
-SECRETS = (HTTP_VARIABLE, GRPC_VARIABLE, *KEY_VARIABLES)  # taken out of the environment by whoever reads them
+HTTP_VARIABLE, GRPC_VARIABLE, KEY_VARIABLE, ADMIN_VARIABLE = VARIABLES
+KEY_VARIABLES = {KEY_VARIABLE: ("environment", False), ADMIN_VARIABLE: ("environment-admin", True)}
 
 
 def http_restrictions(options: ServeOptions) -> Restrictions:

@@ -22,12 +22,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmserve.cli.access import SECRETS
 from llmserve.cli.serve_options import ServeOptions
 from llmserve.cli.server import METRICS, started_line
 from llmserve.cli.stop_signals import StopSignals, unless
 from llmserve.engine.remote.process import ProcessEngine, RestartRule
 from llmserve.errors import InvalidArgument, Unavailable, raise_problems
+from llmserve.frontends.shared.restrictions import VARIABLES
 from llmserve.serving.observe.several import added_up
 from llmserve.serving.threads import in_daemon_thread
 from llmserve.wire.http1.answers import Answer, WholeAnswer
@@ -52,7 +52,7 @@ def serve_by_several(options: ServeOptions) -> int:
     from llmserve.cli.serve import engine_elsewhere, gate_rule, make_extensions, run, server_settings
 
     raise_problems(InvalidArgument, f"--frontends {options.frontends}", _problems(options))
-    secrets = {name: os.environ[name] for name in SECRETS if name in os.environ}  # every server reads them itself
+    secrets = {name: os.environ[name] for name in VARIABLES if name in os.environ}  # every server reads them itself
     make_extensions(options).close()  # checks, and sets up the log
     gate_rule(options)
     elsewhere = engine_elsewhere(options) is not None

@@ -17,13 +17,13 @@ import pytest
 import typer
 
 from llmserve.cli import front_ends
-from llmserve.cli.access import SECRETS
 from llmserve.cli.app import app
 from llmserve.cli.front_ends import FrontEnds, HeldPorts, find_engine, flags
 from llmserve.cli.pipelines import packaged_repository
 from llmserve.cli.serve import server_settings
 from llmserve.cli.serve_options import ServeOptions
 from llmserve.errors import InvalidArgument, Unavailable
+from llmserve.frontends.shared.restrictions import VARIABLES
 from llmserve.serving.observe.several import added_up
 from llmserve.wire.listener import claim_port
 from tests.engine.directories import make_engine_directory
@@ -173,8 +173,8 @@ front_ends.serve_by_several(ServeOptions(
 def test_every_server_knows_the_keys_of_the_environment() -> None:
     """Without them it would be open to everybody."""
     values = ["health:a=1", "health:b=2", "user-0123456789abcdef", "admin-0123456789abcdef"]
-    environment = {**os.environ, **dict(zip(SECRETS, values, strict=True))}
-    command = [sys.executable, "-c", ENVIRONMENT % (SECRETS,)]
+    environment = {**os.environ, **dict(zip(VARIABLES, values, strict=True))}
+    command = [sys.executable, "-c", ENVIRONMENT % (VARIABLES,)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert str(values) in done.stdout, done.stderr
 

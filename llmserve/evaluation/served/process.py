@@ -6,6 +6,7 @@ It reads its standard input, of which we hold the other end: should we be killed
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import threading
@@ -18,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from llmserve.errors import Unavailable
+from llmserve.frontends.shared.restrictions import VARIABLES
 
 STARTED = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at (\S+)")
 GRPC, HTTP, METRICS = "GRPCInferenceService", "HTTPService", "Metrics Service"
@@ -42,6 +44,7 @@ class OwnServer:
             text=True,
             errors="replace",
             start_new_session=True,  # Ctrl-C is for us, and we end it
+            env={name: value for name, value in os.environ.items() if name not in VARIABLES},  # it is for us alone
         )
         self._addresses: dict[str, str] = {}
         self._lines: deque[str] = deque(maxlen=NUM_LINES)

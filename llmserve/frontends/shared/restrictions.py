@@ -14,6 +14,9 @@ from enum import StrEnum
 from llmserve.errors import InvalidArgument, raise_problems
 
 GRPC_PREFIX = "triton-grpc-protocol-"  # of the header that opens a group over gRPC
+VARIABLES = (  # of a server's environment, which takes them out of it
+    "LLMSERVE_HTTP_RESTRICTED_API", "LLMSERVE_GRPC_RESTRICTED_PROTOCOL", "LLMSERVE_API_KEY", "LLMSERVE_ADMIN_API_KEY",
+)  # fmt: skip
 MEMORY_KINDS = ("System", "Cuda")
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # what every client can send and every proxy leaves as it is

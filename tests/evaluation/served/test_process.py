@@ -13,6 +13,7 @@ import pytest
 
 from llmserve.errors import Unavailable
 from llmserve.evaluation.served.process import own_server
+from llmserve.frontends.shared.restrictions import VARIABLES
 
 OWNER = """
 import asyncio, sys
@@ -38,6 +39,18 @@ def test_a_server_ends_with_its_owner(number: int, tmp_path: Path) -> None:
         owner.send_signal(number)
     gone, alive = psutil.wait_procs([server], timeout=30)
     assert (gone, alive) == ([server], [])
+
+
+async def test_keys_of_the_environment_are_for_other_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("LLMSERVE_ISA", "kept")
+    program = "import os; print(*(name for name in os.environ if name.startswith('LLMSERVE_'))); raise SystemExit(3)"
+    with (
+        pytest.raises(Unavailable, match=r"it said:\nLLMSERVE_ISA$"),
+        own_server((sys.executable, "-c", program), tmp_path, ()) as server,
+    ):
+        await server.ready()
 
 
 async def test_what_is_no_server_is_told_with_its_last_words(tmp_path: Path) -> None:
