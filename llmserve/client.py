@@ -39,6 +39,12 @@ TAKEN_TYPES: Mapping[str, tuple[type, ...]] = {
 }  # fmt: skip
 SPEAKS_HTTP = "http1.x server"  # of whom gRPC has found
 CONNECT_FAILURES = ("failed to connect", "connections to all backends failing", "dns resolution failed")
+CONNECT_REASONS = {  # what gRPC says of a server that is there, and what to do
+    "certificate_verify_failed": "its certificate is not trusted; give --root-certificates FILE",
+    "hostname verification": "its certificate is another host's; give --url a name that is in it",
+    "wrong_version_number": "it does not speak TLS; give --url without grpcs://",
+    "socket closed": "it has closed the connection: it ends, or wants TLS (--url grpcs://HOST:PORT) or a certificate",
+}
 
 PLAIN_SCHEMES, TLS_SCHEMES = ("grpc://", "http://"), ("grpcs://", "https://")
 CHANNEL_OPTIONS = (
@@ -382,6 +388,9 @@ def _failure(url: str, error: Any, *, streaming: bool = False) -> LlmserveError:
         what_to_do = "give --url the server's gRPC address, localhost:8001 by default"
         return Unavailable(f"{url} is a port for HTTP or metrics, and this command speaks gRPC; {what_to_do}")
     if code is grpc.StatusCode.UNAVAILABLE and details.lower().startswith(CONNECT_FAILURES):
+        for said, reason in CONNECT_REASONS.items():
+            if said in details.lower():
+                return Unavailable(f"{url} cannot be asked: {reason}")
         return Unavailable(f"no server answers at {url}; start one with `llmserve serve ENGINE_DIR`, or check --url")
     if code is grpc.StatusCode.UNAUTHENTICATED:  # says which header is missing, which is our business
         required = "an API key" if "send the header" in details else "another API key"

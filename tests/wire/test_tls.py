@@ -17,7 +17,8 @@ import trustme
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from llmserve.errors import InvalidArgument
+from llmserve.client import Access, Client
+from llmserve.errors import InvalidArgument, Unavailable
 from llmserve.wire.http2 import frames
 from llmserve.wire.http2 import server as http2_server
 from llmserve.wire.tls import TlsFiles, server_context
@@ -104,6 +105,32 @@ def test_calls_and_streams(server: RunningServer, files: Files) -> None:
 
 def test_a_server_whose_certificate_the_client_does_not_trust(server: RunningServer, strangers: Files) -> None:
     assert_turned_away(server, strangers.root)
+
+
+def test_our_client_says_what_is_wrong(server: RunningServer, strangers: Files) -> None:
+    def said(url: str, root: str | None = None) -> str:
+        access = Access(root_certificates=None if root is None else Path(root))
+        with Client(url, access=access) as client, pytest.raises(Unavailable) as caught:
+            client.config()
+        return str(caught.value)
+
+    assert "its certificate is not trusted; give --root-certificates" in said(f"grpcs://{server.grpc}", strangers.root)
+    assert "it has closed the connection: it ends, or wants TLS" in said(server.grpc)
+    assert "it does not speak TLS; give --url without grpcs://" in said(f"grpcs://{HOST}:{server.http_port}")
+
+
+def test_a_certificate_of_another_host(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "root")
+    authority.issue_cert("other.example").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both")
+    both = str(tmp_path / "both")
+    access = Access(root_certificates=tmp_path / "root")
+    with (
+        running_server(StubCore, tls=server_context(TlsFiles(both, both, "", mutual=False))) as server,
+        Client(f"grpcs://{server.grpc}", access=access) as client,
+        pytest.raises(Unavailable, match="its certificate is another host's"),
+    ):
+        client.config()
 
 
 def test_clients_with_and_without_a_certificate(mutual: RunningServer, files: Files, strangers: Files) -> None:
