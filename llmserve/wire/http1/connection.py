@@ -66,9 +66,11 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._can_write.clear()
+        self._deadlines.reading_stopped()
 
     def resume_writing(self) -> None:
         self._can_write.set()
+        self._deadlines.reading_goes_on()
 
     def data_received(self, data: bytes) -> None:
         if self._is_open():
@@ -131,6 +133,14 @@ class Connection(asyncio.Protocol):
     @property
     def is_in_headers(self) -> bool:
         return self._parser.is_in_headers
+
+    @property
+    def num_unsent(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def cut_off(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
     # for its requests
 

@@ -1,4 +1,4 @@
-"""How long a client may take for its headers, and how long a connection may be idle."""
+"""How long a client may take for its headers and for an answer, and how long a connection may be idle."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 
 HEADERS_TIMEOUT_S = 60
 KEEP_ALIVE_S = 75  # idle connections of pooling clients
+UNREAD_TIMEOUT_S = 300  # in which a client has to read something of an answer that waits for it, and has its memory
 
 
 class Watched(Protocol):
@@ -23,7 +24,16 @@ class Watched(Protocol):
         """Whether a request has begun to arrive, and its headers have not ended."""
         ...
 
+    @property
+    def num_unsent(self) -> int:
+        """Bytes that the client has not taken."""
+        ...
+
     def refuse(self, status: HTTPStatus, problem: str) -> None: ...
+
+    def cut_off(self) -> None:
+        """As if the client had gone."""
+        ...
 
     def close(self) -> None: ...
 
@@ -35,6 +45,7 @@ class Deadlines:
         self._idle_until = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._headers_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """The client has connected; its first request may take as long as headers may."""
@@ -43,6 +54,7 @@ class Deadlines:
 
     def stop(self) -> None:
         self.headers_ended()
+        self.reading_goes_on()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
 
@@ -59,6 +71,21 @@ class Deadlines:
         if self._headers_timer is not None:
             self._headers_timer.cancel()
             self._headers_timer = None
+
+    def reading_stopped(self) -> None:
+        """An answer waits for the client."""
+        unsent = self._connection.num_unsent
+        self._unread_timer = self._loop.call_later(UNREAD_TIMEOUT_S, self._check_unread, unsent)
+
+    def reading_goes_on(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+
+    def _check_unread(self, before: int) -> None:
+        if self._connection.num_unsent < before:
+            self.reading_stopped()
+        else:
+            self._connection.cut_off()
 
     def _end_headers(self) -> None:
         self._headers_timer = None

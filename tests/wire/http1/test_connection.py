@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from http import HTTPStatus
 
 import pytest
 
@@ -213,6 +214,38 @@ async def test_a_client_that_does_not_read_holds_up_its_answer(client: Client) -
     assert 0 < paused_at == Flood.num_pieces < 5_000
     while Flood.num_pieces == paused_at:
         await client.reader.read(1 << 20)
+
+
+async def test_a_client_that_reads_nothing_for_long_is_cut_off(
+    client: Client, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the memory that its answer has. No kernel's buffers have room for this one."""
+    monkeypatch.setattr(deadlines, "UNREAD_TIMEOUT_S", 0.1)
+    Flood.num_pieces = 0
+    client.get("/flood")
+    await until(lambda: Flood.num_pieces == 10_000)  # to nobody
+
+
+async def test_a_client_that_reads_slowly_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "UNREAD_TIMEOUT_S", 0.01)
+    unsent, is_cut_off = [4, 3, 2, 2], asyncio.Event()
+
+    class Slow:
+        is_serving = is_in_headers = True
+        cut_off = is_cut_off.set
+
+        @property
+        def num_unsent(self) -> int:
+            return unsent.pop(0)
+
+        def refuse(self, status: HTTPStatus, problem: str) -> None: ...
+
+        def close(self) -> None: ...
+
+    watching = deadlines.Deadlines(Slow())
+    watching.reading_stopped()
+    await is_cut_off.wait()
+    assert unsent == []
 
 
 async def test_idle_connections_are_closed(
