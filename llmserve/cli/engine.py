@@ -87,8 +87,11 @@ async def _serve(path: Path, socket: Path, settings: EngineSettings, drain_s: fl
     with signals.installed():
         engine = await asyncio.to_thread(open_engine, path, settings)
         server = EngineServer(engine, compile_guide=GuidesOfDirectory(path, engine.info.vocab_size).compiled)
+        is_ours = False
         try:
+            await asyncio.to_thread(check_socket, socket)  # another engine may have begun to answer there meanwhile
             await server.serve(socket)
+            is_ours = True
             typer.echo(f"Engine {engine.info.name} ({engine.info.digest[:12]}) at {socket}")
             code = await until_gone(engine, signals.drain)
             if signals.drain.is_set():
@@ -96,5 +99,6 @@ async def _serve(path: Path, socket: Path, settings: EngineSettings, drain_s: fl
             return code
         finally:
             await server.close(Unavailable("the engine's process ends"))
-            socket.unlink(missing_ok=True)  # noqa: ASYNC240 - nobody is served any more
+            if is_ours:
+                socket.unlink(missing_ok=True)  # noqa: ASYNC240 - nobody is served any more
             await asyncio.to_thread(engine.close)
