@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES: Mapping[str, int] = {
-    "llmserve/*.py": 1_440,
+    "llmserve/*.py": 1_450,
     "llmserve/backends": 7_260,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 9_359,
@@ -25,7 +25,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/frontends": 16_706,
     "llmserve/models": 5_717,
     "llmserve/scheduler": 3_185,
-    "llmserve/serving": 9_555,
+    "llmserve/serving": 9_556,
     "llmserve/stages": 5_050,
     "llmserve/wire": 3_490,
     "tools": 15_210,
