@@ -142,6 +142,10 @@ def test_ollamas_route(server: ServerProcess, client: openai.OpenAI) -> None:
     data = client.embeddings.create(model=MODEL, input=["fox", "dog"], encoding_format="float").data
     assert made["embeddings"] == [each.embedding for each in data]
     assert (made["model"], made["prompt_eval_count"]) == (f"{MODEL}:latest", 6)
+    for path in ("tags", "ps"):
+        assert [each["name"] for each in httpx.get(f"{server.http}/api/{path}").json()["models"]] == [MODEL]
+    shown = httpx.post(f"{server.http}/api/show", json={"model": f"{MODEL}:latest"}).json()
+    assert shown["capabilities"] == ["embedding"]
 
 
 @pytest.mark.parametrize(
@@ -227,6 +231,7 @@ def test_a_reranker(kind: str, tmp_path: Path) -> None:
             assert each["relevance_score"] == pytest.approx(scores[each["index"]], abs=1e-4)
             assert each["document"] == {"text": documents[each["index"]]}
         assert answer["usage"]["total_tokens"] == sum(len(each.ids) for each in pairs)
+        assert httpx.post(f"{server.http}/api/show", json={"model": MODEL}).json()["capabilities"] == []
         listed = [{"text": text} for text in documents]
         fewer = httpx.post(f"{server.http}/rerank", json={**body, "documents": listed, "top_n": 2}).json()
         assert fewer["results"] == answer["results"][:2]

@@ -12,7 +12,7 @@ import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
-from llmserve.frontends.shared.api_keys import ApiKeys, HeaderOf
+from llmserve.frontends.shared.api_keys import ApiKeys, HeaderOf, KeyOwner
 
 REQUEST_ID = "x-request-id"  # header, and gRPC metadata
 MAX_SHOWN = 256  # characters
@@ -30,10 +30,14 @@ class RequestContext:
     began_ns: int = field(default_factory=time.monotonic_ns)
 
     @property
+    def owner(self) -> KeyOwner | None:
+        """Of the key that it came with. Looked up anew: for those that are logged, or name an adapter."""
+        return None if self.keys is None else self.keys.owner_of(self.header)
+
+    @property
     def key(self) -> str:
-        """The name of the key that it came with; "" without one. Looked up anew: for those that are logged."""
-        owner = None if self.keys is None else self.keys.owner_of(self.header)
-        return "" if owner is None else owner.name
+        """The name of its key; "" without one."""
+        return "" if (owner := self.owner) is None else owner.name
 
     def fields(self) -> dict[str, str]:
         """As logs name them."""

@@ -42,6 +42,10 @@ class ApiState:
     def settings(self) -> TextSettings:
         return self.extensions.text
 
+    def listed(self) -> list[str]:
+        """The names that clients are told: of models, of their adapters, and of what makes vectors."""
+        return [*self.ensembles.listed(), *self.ensembles.adapters(), *self.embedders.listed()]
+
     async def sampling(self, ensemble: Ensemble, asked: Sampling) -> Sampling:
         """With what is not asked for: the operator's defaults, then the checkpoint's, and a limit where no token ends
         an answer."""

@@ -84,7 +84,7 @@ def test_an_adapter_is_known_by_ollamas_form_of_its_name(text_dir: Path, known: 
 def test_each_is_a_model_with_a_parent(client: openai.OpenAI, http: httpx.Client, known: list[SealedAdapter]) -> None:
     assert [each.id for each in client.models.list()] == ["ensemble", "7", "formal"]
     document = http.get("/v1/models/formal").json()
-    assert document["parent"] == "ensemble"
+    assert (document["parent"], document["root"]) == ("ensemble", "ensemble")
     assert document["adapter"] == {"digest": known[0].digest, "base": "0" * 64, "rank": 4, "gate": []}
     assert "adapter" not in http.get("/v1/models/ensemble").json()
 
@@ -189,8 +189,18 @@ def test_api_keys_may_be_limited_to_adapters(text_dir: Path, known: list[SealedA
                     if model in may_use[name]:
                         assert client.completions.create(model=model, prompt=PROMPT, max_tokens=2).choices
                         continue
-                    with pytest.raises(openai.NotFoundError, match=f"there is no adapter '{model}' for this API key"):
+                    with pytest.raises(openai.NotFoundError, match=f"The model '{model}' does not exist") as caught:
                         client.completions.create(model=model, prompt=PROMPT, max_tokens=2)
+                    assert model not in caught.value.message.partition("Known: ")[2]
+                    with pytest.raises(openai.NotFoundError):
+                        client.models.retrieve(model)
+                assert {each.id for each in client.models.list()} == may_use[name]
+            headers = {"authorization": f"Bearer {key}"}
+            tags = httpx.get(f"{server.http_url}/api/tags", headers=headers).json()["models"]
+            assert {each["name"] for each in tags} == may_use[name]
+            body = {"text_input": PROMPT, "max_tokens": 2, "lora_name": "7"}
+            answer = httpx.post(f"{server.http_url}/v2/models/ensemble/generate", json=body, headers=headers)
+            assert answer.status_code == (200 if "7" in may_use[name] else 404)
 
 
 def test_other_control_modes_change_nothing(text_dir: Path, known: list[SealedAdapter]) -> None:

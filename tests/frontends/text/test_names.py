@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -11,11 +14,19 @@ import httpx
 import ollama
 import openai
 import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve import __version__
 from llmserve.client import AsyncClient
+from llmserve.errors import NotFound
 from llmserve.frontends.shared.text_settings import TextSettings
+from llmserve.frontends.text.answers.failures import ModelNotFound
+from llmserve.frontends.text.openai.models import Models
+from llmserve.frontends.text.requests.ensembles import VECTORS, Ensembles
 from llmserve.frontends.text.routes import canonical
+from llmserve.frontends.text.state import ApiState
+from tests.backends.tensorrtllm.models import PIPELINES
 from tests.frontends.server import RunningServer, running_server
 from tests.frontends.stub_core import StubCore
 from tests.frontends.text.conftest import serving
@@ -58,6 +69,8 @@ def test_a_server_has_the_names_that_its_operator_gave_it(renamed: RunningServer
         assert [each.model for each in llama.list().models] == list(NAMES)
         assert [each.model for each in llama.ps().models] == list(NAMES)
         assert llama.chat("gpt-4o:latest", MESSAGES, options={"num_predict": 2}).model == "gpt-4o:latest"
+    told = httpx.get(f"{renamed.http_url}/v1/models/mine%2Fnet").json()
+    assert (told["id"], told["root"]) == ("mine/net", "ensemble")
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -167,3 +180,47 @@ def test_a_fingerprint_is_of_the_engine(monkeypatch: pytest.MonkeyPatch, served:
         assert text.system_fingerprint == "fp_0123456789ab"
         chunks = client.chat.completions.create(**asked, stream=True)
         assert {chunk.system_fingerprint for chunk in chunks} == {"fp_0123456789ab"}
+
+
+class TwoKinds:
+    """A core with a language model and what makes vectors."""
+
+    def __init__(self) -> None:
+        folders = {"chat": PIPELINES, "vectors": PIPELINES.with_name("pipelines-embeddings")}
+        self.configs = {
+            name: text_format.Parse((path / "ensemble/config.pbtxt").read_text(), ModelConfig())
+            for name, path in folders.items()
+        }
+        for name, config in self.configs.items():
+            config.name = name
+
+    def repository_index(self, *, ready: bool) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name=name) for name in self.configs]
+
+    def model_config(self, name: str) -> ModelConfig:
+        if name not in self.configs:
+            raise NotFound(name)
+        return self.configs[name]
+
+    def facts(self, name: str) -> dict[str, str]:
+        return {"digest": f"of-{name}"}
+
+    def adapters(self, name: str) -> dict[str, Any]:
+        return {}
+
+
+def test_served_names_are_those_of_the_language_model_beside_an_embedder() -> None:
+    core: Any = TwoKinds()
+    texts = Ensembles(core, TextSettings(served_names=NAMES))
+    vectors = Ensembles(core, TextSettings(served_names=NAMES), VECTORS)
+    untold: Any = None
+    models = Models(ApiState(texts, untold, untold, untold, vectors))
+    data = json.loads(bytes(asyncio.run(models.list()).body))["data"]
+    assert {each["id"]: each["engine"]["digest"] for each in data} == {
+        **dict.fromkeys(NAMES, "of-chat"), "vectors": "of-vectors"
+    }  # fmt: skip
+    assert {each["root"] for each in data} == {"chat", "vectors"}
+    assert [texts.find(name).name for name in (*NAMES, "chat")] == ["chat"] * 3
+    assert vectors.find("vectors").name == "vectors"
+    with pytest.raises(ModelNotFound, match="Known: vectors"):
+        vectors.find(NAMES[0])

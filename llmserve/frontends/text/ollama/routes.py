@@ -13,6 +13,7 @@ from functools import partial
 from fastapi import Request, Response
 
 from llmserve import __version__
+from llmserve.core import SCORES
 from llmserve.frontends.http.json_fields import Json, encode_json
 from llmserve.frontends.text.answers.event_stream import EventStream, json_answer
 from llmserve.frontends.text.answers.failures import Refused
@@ -20,6 +21,7 @@ from llmserve.frontends.text.answers.generation import Piece
 from llmserve.frontends.text.answers.log_probs import chat_log_probs, scored_output
 from llmserve.frontends.text.answers.replies import LIMITS
 from llmserve.frontends.text.answers.spoken import Call, Prepared, read_parts
+from llmserve.frontends.text.answers.vectors import pooling_of
 from llmserve.frontends.text.ollama.fields import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from llmserve.frontends.text.requests.ensembles import Ensemble, Named
 from llmserve.frontends.text.requests.formats import guide_values
@@ -155,11 +157,11 @@ class Ollama:
 
     async def tags(self) -> Response:
         """The models that can be asked."""
-        return json_answer({"models": [self._model(name) for name in self.state.ensembles.listed()]})
+        return json_answer({"models": [self._model(name) for name in self.state.listed()]})
 
     async def running(self) -> Response:
         """The same: models stay loaded."""
-        models = [{**self._model(name), "size_vram": 0} for name in self.state.ensembles.listed()]
+        models = [{**self._model(name), "size_vram": 0} for name in self.state.listed()]
         return json_answer({"models": models})
 
     async def version(self) -> Response:
@@ -169,15 +171,23 @@ class Ollama:
     async def show(self, body: OllamaShowRequest, request: Request) -> Response:
         """What is known of a model; tools only where it has a form of its own for calls."""
         body.model = body.model or body.name
-        style = await self.state.conversations.style(self._find(body))
-        can = [
+        plain, embedders = body.model.removesuffix(LATEST), self.state.embedders
+        if embedders.has(plain):
+            makes = pooling_of(self.state.caller(request), embedders.find(plain)).get("makes")
+            can = [] if makes == SCORES else ["embedding"]
+        else:
+            can = await self._abilities(self._find(body))
+        head = self._model(body.model)
+        known = {"details": head["details"], "modified_at": head["modified_at"], "capabilities": can}
+        return json_answer({"modelfile": "", "parameters": "", "template": "", "model_info": {}, **known})
+
+    async def _abilities(self, ensemble: Ensemble) -> list[Json]:
+        style = await self.state.conversations.style(ensemble)
+        return [
             "completion",
             *(["tools"] if style.tools and style.tools.markers else []),
             *(["thinking"] if style.reasoning else []),
         ]
-        head = self._model(body.model)
-        known = {"details": head["details"], "modified_at": head["modified_at"], "capabilities": can}
-        return json_answer({"modelfile": "", "parameters": "", "template": "", "model_info": {}, **known})
 
     def _model(self, name: str) -> dict[str, Json]:
         created = datetime.fromtimestamp(self.state.created, UTC).isoformat().replace("+00:00", "Z")

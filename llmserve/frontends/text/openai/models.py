@@ -63,9 +63,7 @@ class Models:
 
     async def list(self) -> Response:
         """The models that can be asked."""
-        ensembles = self.state.ensembles
-        names = [*ensembles.listed(), *ensembles.adapters(), *self.state.embedders.listed()]
-        return json_answer({"object": "list", "data": [self._document(name) for name in names]})
+        return json_answer({"object": "list", "data": [self._document(name) for name in self.state.listed()]})
 
     async def retrieve(self, model: str) -> Response:
         """One of them."""
@@ -78,10 +76,10 @@ class Models:
     def _document(self, name: str) -> Json:
         """By a name that clients have for it."""
         ensembles, embedders = self.state.ensembles, self.state.embedders
-        ensemble = (embedders if name in embedders.listed() else ensembles).find(name)
+        ensemble = (embedders if embedders.has(name) else ensembles).find(name)
         facts = ensembles.core.facts(ensemble.name)
         document: dict[str, Json] = {
-            "id": name, "object": "model", "created": self.state.created, "owned_by": OWNER,
+            "id": name, "object": "model", "created": self.state.created, "owned_by": OWNER, "root": ensemble.name,
             **({"engine": dict(facts)} if facts else {}),
             **({MAX_MODEL_LEN: facts[MAX_MODEL_LEN]} if MAX_MODEL_LEN in facts else {}),
         }  # fmt: skip

@@ -15,6 +15,7 @@ import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput
 
 from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unavailable
+from llmserve.frontends.shared.request_context import current_request
 from llmserve.frontends.shared.server_core import Core, single_response
 from llmserve.frontends.shared.text_settings import TextSettings
 from llmserve.frontends.text.answers.failures import ModelNotFound, Refused
@@ -145,7 +146,13 @@ class Ensembles:
     def listed(self) -> list[str]:
         """The names that clients are told, without those of adapters."""
         names = list(self.names())
-        return list(self._settings.served_names) or names if len(names) == 1 else names
+        return list(self._served_names) or names if len(names) == 1 else names
+
+    @property
+    def _served_names(self) -> Sequence[str]:
+        """Those of a language model are not also of what makes vectors beside it."""
+        names = self._settings.served_names
+        return () if names and self.kind is VECTORS and self.others() else names
 
     def named(self, body: Named) -> Ensemble:
         """The one that a request is for. From here on the request has the name that its answer has."""
@@ -163,7 +170,7 @@ class Ensembles:
             found = self._look(name)
         except (NotFound, InvalidArgument):
             found = self._with_adapter(name)
-        if found is None and (self._settings.takes_any_name or name in self._settings.served_names):
+        if found is None and (self._settings.takes_any_name or name in self._served_names):
             names = list(self.names())
             found = self._look(names[0]) if len(names) == 1 else None
         if found is None:
@@ -176,9 +183,18 @@ class Ensembles:
         """Further names for chat templates, unless a request says others."""
         return self._settings.template_values
 
+    def has(self, name: str) -> bool:
+        """Whether it is the name of one of them, not of an adapter."""
+        return name in {*self.listed(), *self.names()}
+
     def adapters(self) -> dict[str, str]:
-        """Names of adapters, and of the ensemble that each is for."""
-        return {adapter: name for name in self.names() for adapter in self.core.adapters(name)}
+        """Names of adapters, and of the ensemble that each is for; no others than the request's key may use."""
+        found = {adapter: name for name in self.names() for adapter in self.core.adapters(name)}
+        context = current_request()
+        owner = None if context is None or not found else context.owner
+        if owner is None or owner.is_admin or owner.tenant.adapters is None:  # who loads them sees them
+            return found
+        return {adapter: name for adapter, name in found.items() if adapter in owner.tenant.adapters}
 
     def _with_adapter(self, name: str) -> Ensemble | None:
         ensemble = self.adapters().get(name)
