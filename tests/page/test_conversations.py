@@ -233,6 +233,14 @@ def test_what_a_file_says_stays_text(page: Page) -> None:
     assert page.evaluate("[window.hurt, ({}).hurt, document.querySelectorAll('img').length]") == [None, None, 0]
 
 
+def test_a_conversation_that_an_answer_begins_is_listed(page: Page) -> None:
+    open_list(page)
+    silent = {"messages": [{"role": "assistant", "content": ""}]}
+    read_file(page, json.dumps({**KEPT, "conversations": [silent, *KEPT["conversations"]]}))
+    expect(page.locator("#chat-notice")).to_have_text("Imported: 2")
+    assert sorted(titles(page)) == ["", MARKUP]
+
+
 def test_a_file_that_is_none_is_refused(page: Page) -> None:
     open_list(page)
     for what, content in BROKEN.items():

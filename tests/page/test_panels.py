@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from llmserve.engine.directory.gate_record import RECORDS_FILE
 from tests.e2e.conftest import ServerProcess, start_server
@@ -132,6 +132,30 @@ def test_the_server_panel_tells_engine_and_load(page: Page, engine: Path) -> Non
         expect(chart.locator("path.one")).to_have_attribute("d", re.compile("^M.*L"))
     page.get_by_role("button", name="Close").last.click()
     expect(page.get_by_role("button", name="Server", exact=True)).to_be_focused()
+
+
+def test_every_name_of_a_model_has_its_engine(browser: Browser, engine: Path) -> None:
+    """What makes vectors beside it is not offered."""
+    running = start_server(str(engine), *KV_TOKENS, "--served-model-name", "mine/net", "--served-model-name", "other")
+    try:
+        with opened(browser, f"{running.http}/page/icon.svg") as page:  # that the script comes later
+
+            def with_an_embedder(route: Route) -> None:
+                document = route.fetch().json()
+                vectors = {"id": "vectors", "engine": {"pooling": {"makes": "embeddings"}}}
+                route.fulfill(json={**document, "data": [vectors, *document["data"]]})
+
+            page.route("**/v1/models", with_an_embedder)
+            page.goto(running.http)
+            expect(page.locator("#model option")).to_have_text(["mine/net", "other"])
+            for name in ("mine/net", "other"):
+                page.locator("#model").select_option(name)
+                expect(page.locator("#engine-name")).to_contain_text(ENGINE)
+            page.get_by_role("button", name="Server", exact=True).click()
+            expect(page.locator("figure", has_text="KV cache")).to_contain_text("used 0")
+    finally:
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(timeout=60) == 0
 
 
 def test_nothing_is_asked_while_nobody_looks(page: Page) -> None:

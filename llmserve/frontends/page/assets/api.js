@@ -61,16 +61,19 @@ export async function health() {
   }
 }
 
+/** Of those that talk; where there are none, of all. */
 export async function modelNames() {
   const { data } = await (await ask("v1/models")).json();
-  return data.map((model) => model.id);
+  const talking = data.filter((model) => !model.engine?.pooling);
+  return (talking.length ? talking : data).map((model) => model.id);
 }
 
-/** The models that an ensemble is made of, itself among them. */
+/** The models that an ensemble is made of, itself among them; `model` can be another name of it, or its adapter's. */
 export async function partsOf(model) {
-  const config = await (await ask(`v2/models/${encodeURIComponent(model)}/config`)).json();
+  const { root } = await (await ask(`v1/models/${encodeURIComponent(model)}`)).json();
+  const config = await (await ask(`v2/models/${encodeURIComponent(root)}/config`)).json();
   const steps = config.ensemble_scheduling?.step ?? [];
-  return [model, ...steps.map((step) => step.model_name)];
+  return [root, ...steps.map((step) => step.model_name)];
 }
 
 export async function metricsText() {

@@ -86,7 +86,7 @@ export const newConversation = () => ({ id: newId(), title: "", changed: Date.no
 /** What a conversation is called until somebody gives it a name. */
 export function titleOf({ title, messages }) {
   const [first] = messages;
-  return title || (first ? (first.content || first.files[0]?.name || "").trim().split("\n")[0].slice(0, TITLE_LENGTH) : "");
+  return title || (first ? (first.content || first.files?.[0]?.name || "").trim().split("\n")[0].slice(0, TITLE_LENGTH) : "");
 }
 
 /** The messages that are on the page. */
