@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import threading
 from contextlib import aclosing
 from pathlib import Path
@@ -19,7 +20,7 @@ from llmserve.engine.fake.runner import FAKE_RUNNER_INFO, FakePacked, adapter_sh
 from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.posted import Posted
 from llmserve.engine.settings import AdapterLimits
-from llmserve.errors import EngineFileError, InvalidArgument, ResourceExhausted, Unavailable, Unsupported
+from llmserve.errors import EngineFileError, InternalError, InvalidArgument, ResourceExhausted, Unavailable, Unsupported
 from llmserve.scheduler.plan import StepPlan
 from tests.sealed_adapters import random_parts, sealed
 
@@ -178,9 +179,32 @@ async def test_a_file_that_is_gone_ends_the_requests_that_need_it(tmp_path: Path
     for adapter in known:
         await asyncio.to_thread(engine.add_adapter, adapter)
     (known[0].path / "weights.bin").unlink()
-    with pytest.raises(EngineFileError, match="cannot be read"):
+    with pytest.raises(InternalError, match=r"weights\.bin cannot be read"):  # nothing that the request can help
         await answer(engine, request(known[0].digest))
     assert (await answer(engine, request(known[1].digest)))[0] == fake_answer(PROMPT, 12, adapter=known[1].digest)
+    engine.close()
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+async def test_any_directory_of_an_adapter_will_do(tmp_path: Path, gone: int) -> None:
+    """A copy under another name, or for the same one."""
+    engine, (first, other) = fake_engine(adapter_limits=AdapterLimits(1)), adapters(tmp_path, 2)
+    copy = SealedAdapter.open(shutil.copytree(first.path, tmp_path / "copy"))
+    for adapter in (first, copy, other):
+        await asyncio.to_thread(engine.add_adapter, adapter)
+    shutil.rmtree((first, copy)[gone].path)
+    for asked in (first, other, first):
+        assert (await answer(engine, request(asked.digest)))[0] == fake_answer(PROMPT, 12, adapter=asked.digest)
+    engine.close()
+
+
+async def test_a_damaged_copy_is_said_when_it_is_loaded(tmp_path: Path) -> None:
+    engine, (first,) = fake_engine(), adapters(tmp_path, 1)
+    await asyncio.to_thread(engine.add_adapter, first)
+    copy = SealedAdapter.open(shutil.copytree(first.path, tmp_path / "copy"))
+    (copy.path / "weights.bin").write_bytes(b"")
+    with pytest.raises(EngineFileError, match=r"copy: weights\.bin has been changed"):
+        await asyncio.to_thread(engine.add_adapter, copy)
     engine.close()
 
 

@@ -17,15 +17,15 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from llmserve.engine.adapters.sealed import SealedAdapter
-from llmserve.engine.base import AdapterRunner, Runner
+from llmserve.engine.base import AdapterRunner, Packed, Runner
 from llmserve.engine.posted import Post
 from llmserve.engine.settings import AdapterLimits
-from llmserve.errors import InvalidArgument, ResourceExhausted, Unsupported
+from llmserve.errors import EngineFileError, InternalError, InvalidArgument, ResourceExhausted, Unsupported
 
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    adapter: SealedAdapter
+    adapters: list[SealedAdapter]  # one from each directory that it was added from, the last one first
     num_names: int = 1  # under which it was added
     num_uses: int = 0
     slot: int = 0  # 0: not in memory
@@ -53,11 +53,14 @@ class AdapterPool:
                 "with: llmserve build CHECKPOINT --lora ADAPTER"
             )
         adapter.require_base(self._base_digest)
+        if adapter.digest in self._known:
+            adapter.verify()
         with self._lock:
             if (known := self._known.get(adapter.digest)) is not None:
                 known.num_names += 1
+                known.adapters = [adapter, *(each for each in known.adapters if each.path != adapter.path)]
                 return
-        added = _Known(adapter, num_uses=1)
+        added = _Known([adapter], num_uses=1)
         with suppress(ResourceExhausted):  # it is whole, and comes when there is room
             self._load(added, self._runner)
         with self._lock:
@@ -89,7 +92,10 @@ class AdapterPool:
         try:
             if not known.slot:
                 assert self._runner is not None
-                await asyncio.to_thread(self._load, known, self._runner)
+                try:
+                    await asyncio.to_thread(self._load, known, self._runner)
+                except EngineFileError as error:  # nothing that the request can help
+                    raise InternalError(f"an adapter cannot be read again: {error}") from error
             yield known.slot
         finally:
             self._release(known)
@@ -99,9 +105,9 @@ class AdapterPool:
         with self._loading:
             if known.slot:
                 return
-            packed = runner.packed(known.adapter)
+            packed = _packed(known, runner)
             with self._lock:
-                self._make_room(known.adapter, packed.num_bytes)
+                self._make_room(known.adapters[0], packed.num_bytes)
                 taken = {each.slot for each in self._loaded}
             slot = next(number for number in range(1, len(taken) + 2) if number not in taken)
             self._post(lambda: runner.load_adapter(slot, packed)).result()
@@ -140,7 +146,7 @@ class AdapterPool:
 
     def _drop(self, known: _Known) -> None:
         """Out of memory, if it has been removed and nobody uses it. With the lock held."""
-        if known.slot and not known.num_uses and self._known.get(known.adapter.digest) is not known:
+        if known.slot and not known.num_uses and self._known.get(known.adapters[0].digest) is not known:
             self._unload(known)
 
     def _unload(self, known: _Known) -> None:
@@ -149,3 +155,15 @@ class AdapterPool:
         self._post(lambda: runner.unload_adapter(slot))
         self._loaded.remove(known)
         known.slot = 0
+
+
+def _packed(known: _Known, runner: AdapterRunner) -> Packed:
+    """From the directory that was added last, or one that is still whole."""
+    last, *others = known.adapters
+    try:
+        return runner.packed(last)
+    except EngineFileError:
+        for adapter in others:
+            with suppress(EngineFileError):
+                return runner.packed(adapter)
+        raise
