@@ -148,6 +148,21 @@ def test_ollamas_route(server: ServerProcess, client: openai.OpenAI) -> None:
     assert shown["capabilities"] == ["embedding"]
 
 
+def test_how_long_a_text_is_can_be_asked(server: ServerProcess, folder: Path) -> None:
+    for name in (MODEL, ""):
+        counted = httpx.post(f"{server.http}/tokenize", json={"model": name, "prompt": TEXTS[0]}).json()
+        assert counted["tokens"] == ids_of(folder, TEXTS[0])
+        assert (counted["count"], counted["max_model_len"]) == (len(counted["tokens"]), 64)
+    bodies: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": "fox"}]}, {"content": "fox"},
+        {"prompt": "fox", "add_special_tokens": False}, {"prompt": "fox", "return_token_strs": True},
+    ]  # fmt: skip
+    for body in bodies:
+        answer = httpx.post(f"{server.http}/tokenize", json={"model": MODEL, **body})
+        assert answer.status_code == 400
+        assert "makes vectors: give prompt, and nothing beside it" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [

@@ -99,6 +99,7 @@ def test_no_model_is_meant_where_there_are_none() -> None:
     with running_server(StubCore) as running, httpx.Client(base_url=running.http_url) as client:
         answer = client.post("/v1/completions", json={"prompt": "Hello"})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+        assert answer.json()["error"]["message"].startswith("no model that answers text with text is loaded; /v2")
         core = running.core
         assert isinstance(core, StubCore)
         core.is_ready = False

@@ -9,7 +9,7 @@ from typing import Literal, Self
 from fastapi import Request, Response
 from pydantic import Field, model_validator
 
-from llmserve.core import MAX_MODEL_LEN
+from llmserve.core import MAX_MODEL_LEN, POOLING
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.event_stream import json_answer
 from llmserve.frontends.text.answers.failures import Refused
@@ -91,16 +91,27 @@ class Models:
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """The ids that a prompt, or a conversation, becomes."""
-        ensemble = self.state.ensembles.find(body.model)
-        ids = await self.state.ensembles.prompt_ids(ensemble, await self._prompt(ensemble, body))
+        embedders, ensembles = self.state.embedders, self.state.ensembles
+        if embedders.has(body.model) or not (body.model or list(ensembles.names())):
+            return await self._embedders_ids(embedders.find(body.model), body)
+        ensemble = ensembles.find(body.model)
+        ids = await ensembles.prompt_ids(ensemble, await self._prompt(ensemble, body))
         if body.content is not None:
             return json_answer({"tokens": await self._pieces(ensemble, ids) if body.with_pieces else ids})
         texts = None
         if body.return_token_strs:
             known = await self.state.token_texts.of(ensemble, [Scored(token, None) for token in ids])
             texts = [token_text(known[token]) for token in ids]
-        longest = self.state.ensembles.core.facts(ensemble.name).get(MAX_MODEL_LEN)
+        longest = ensembles.core.facts(ensemble.name).get(MAX_MODEL_LEN)
         return json_answer({"count": len(ids), MAX_MODEL_LEN: longest, "tokens": ids, "token_strs": texts})
+
+    async def _embedders_ids(self, ensemble: Ensemble, body: TokenizeRequest) -> Response:
+        """Of a text, with the special tokens that it always has there: clients cut long texts themselves."""
+        if body.prompt is None or body.add_special_tokens is False or body.return_token_strs:
+            raise Refused(f"model '{ensemble.name}' makes vectors: give prompt, and nothing beside it", "prompt")
+        ids = await self.state.embedders.prompt_ids(ensemble, {"text_input": [body.prompt]})
+        longest = self.state.embedders.core.facts(ensemble.name).get(POOLING, {}).get("max_tokens")
+        return json_answer({"count": len(ids), MAX_MODEL_LEN: longest, "tokens": ids, "token_strs": None})
 
     async def _pieces(self, ensemble: Ensemble, ids: Sequence[int]) -> Json:
         """As llama.cpp tells them: bytes that are no text by themselves are numbers."""

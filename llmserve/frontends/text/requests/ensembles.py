@@ -208,8 +208,10 @@ class Ensembles:
             raise Unavailable("the server is starting or stopping: no model is ready")
         if not names and self.others():
             raise self._refusal(self.others()[0])
+        if not names:
+            raise Refused(f"no model that {self.kind.does} is loaded; /v2/repository/index lists all", "model")
         if len(names) != 1:
-            raise Refused(f"the request must name a model: there are {', '.join(names) or 'none'}", "model")
+            raise Refused(f"the request must name a model: there are {', '.join(names)}", "model")
         return self.find(names[0])
 
     def others(self) -> list[str]:
@@ -283,14 +285,14 @@ class Ensembles:
         return _values(outputs, "OUT_END_ID")[0], _values(outputs, "OUT_PAD_ID")[0]
 
     async def _prepared(self, ensemble: Ensemble, values: Values) -> Mapping[str, Tensor]:
-        given = ensemble.tensors({"max_tokens": [1], **values})
+        given = ensemble.tensors({"max_tokens": [1], **values} if self.kind is TEXTS else values)
         step = next(step for step in ensemble.config.ensemble_scheduling.step if step.model_name == ensemble.encoder)
         renamed = {
             name: Tensor(name, given[source].datatype, given[source].data)
             for name, source in step.input_map.items()
             if source in given
         }
-        outputs = ("INPUT_ID", "OUT_END_ID", "OUT_PAD_ID")
+        outputs = ("INPUT_ID", *(("OUT_END_ID", "OUT_PAD_ID") if self.kind is TEXTS else ()))
         return await self._ask(InferRequest(ensemble.encoder, renamed, requested_outputs=outputs))
 
     async def text_of(self, ensemble: Ensemble, ids: Sequence[int], *, with_special: bool = False) -> str:
