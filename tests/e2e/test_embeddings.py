@@ -142,6 +142,13 @@ def test_ollamas_route(server: ServerProcess, client: openai.OpenAI) -> None:
     data = client.embeddings.create(model=MODEL, input=["fox", "dog"], encoding_format="float").data
     assert made["embeddings"] == [each.embedding for each in data]
     assert (made["model"], made["prompt_eval_count"]) == (f"{MODEL}:latest", 6)
+    assert "warning" not in made
+    made = httpx.post(f"{server.http}/api/embed", json={"input": "fox", "truncate": True}).json()
+    assert made["warning"] == "truncate: a text that is too long is refused"
+    body: dict[str, Any] = {"input": "fox", "input_type": "query", "truncate_prompt_tokens": 4}
+    warning = httpx.post(f"{server.http}/v1/embeddings", json=body).json()["warning"]
+    assert warning.startswith("input_type: unknown field")
+    assert "; truncate_prompt_tokens: a text that is too long is refused" in warning
     for path in ("tags", "ps"):
         assert [each["name"] for each in httpx.get(f"{server.http}/api/{path}").json()["models"]] == [MODEL]
     shown = httpx.post(f"{server.http}/api/show", json={"model": f"{MODEL}:latest"}).json()
@@ -245,8 +252,13 @@ def test_a_reranker(kind: str, tmp_path: Path) -> None:
         for each in answer["results"]:
             assert each["relevance_score"] == pytest.approx(scores[each["index"]], abs=1e-4)
             assert each["document"] == {"text": documents[each["index"]]}
+        assert "warning" not in answer
         assert answer["usage"]["total_tokens"] == sum(len(each.ids) for each in pairs)
         assert httpx.post(f"{server.http}/api/show", json={"model": MODEL}).json()["capabilities"] == []
+        cut = httpx.post(f"{server.http}/v1/rerank", json={**body, "max_tokens_per_doc": 4}).json()
+        assert (cut["warning"], cut["results"]) == (
+            "max_tokens_per_doc: a document that is too long is refused", answer["results"]
+        )  # fmt: skip
         listed = [{"text": text} for text in documents]
         fewer = httpx.post(f"{server.http}/rerank", json={**body, "documents": listed, "top_n": 2}).json()
         assert fewer["results"] == answer["results"][:2]

@@ -165,6 +165,8 @@ def test_sagemakers_path(http: httpx.Client) -> None:
         assert http.post("/invocations", json=BODIES[path]).json()["choices"] == asked(http, path)["choices"]
     assert "/v1/chat/completions" in http.post("/invocations", json={"input": "x"}).json()["error"]["message"]
     assert refusal(http, "/invocations", messages=[], top_p=4).count("top_p") == 1
+    for body, field in (({}, "messages"), ({"prompt": 4}, "prompt")):
+        assert http.post("/invocations", json=body).json()["error"]["param"] == field
 
 
 def test_flags_for_every_request(flagged: RunningServer) -> None:

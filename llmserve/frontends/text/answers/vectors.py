@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from llmserve.at_once import at_once
 from llmserve.core import POOLING
 from llmserve.errors import LlmserveError
+from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.failures import Refused
 from llmserve.frontends.text.answers.generation import Caller
 from llmserve.frontends.text.requests.ensembles import Ensemble, Values
@@ -25,6 +26,10 @@ JSON_BYTES = 24  # that a number becomes, in JSON and on its way there
 class Vectors:
     rows: Sequence[NDArray[np.float32]]
     num_tokens: int  # of all texts
+    ignored: Sequence[str]  # of the request
+
+    def warning(self) -> dict[str, Json]:
+        return {"warning": "; ".join(self.ignored)} if self.ignored else {}
 
 
 async def vectors(caller: Caller, ensemble: Ensemble, texts: Sequence[Values], output: str, field: str) -> Vectors:
@@ -39,7 +44,7 @@ async def vectors(caller: Caller, ensemble: Ensemble, texts: Sequence[Values], o
             raise error.at(f"{field}[{index}]" if len(texts) > 1 else field) from error
 
     found = await at_once(one, range(len(texts)), caller.most_at_once(most=AT_ONCE))
-    return Vectors([row for row, _ in found], sum(count for _, count in found))
+    return Vectors([row for row, _ in found], sum(count for _, count in found), caller.notes.texts)
 
 
 def pooling_of(caller: Caller, ensemble: Ensemble) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Embeddings:
         """A vector for each text."""
         write = _base64 if body.encoding_format == "base64" else _numbers
 
-        def document(found: Vectors) -> Json:
+        def document(found: Vectors) -> dict[str, Json]:
             data = [
                 {"object": "embedding", "index": index, "embedding": write(cut(row, body.dimensions))}
                 for index, row in enumerate(found.rows)
@@ -85,7 +85,7 @@ class Embeddings:
         began_ns, asked = time.monotonic_ns(), body.model
         body.model = asked.removesuffix(LATEST)
 
-        def document(found: Vectors) -> Json:
+        def document(found: Vectors) -> dict[str, Json]:
             rows = [cut(row, body.dimensions).tolist() for row in found.rows]
             times = {"total_duration": time.monotonic_ns() - began_ns, "load_duration": 0}
             return {"model": asked, "embeddings": rows, **times, "prompt_eval_count": found.num_tokens}
@@ -93,7 +93,7 @@ class Embeddings:
         return await self._answer(body, request, document)
 
     async def _answer(
-        self, body: EmbeddingsRequest | EmbedRequest, request: Request, document: Callable[[Vectors], Json]
+        self, body: EmbeddingsRequest | EmbedRequest, request: Request, document: Callable[[Vectors], dict[str, Json]]
     ) -> Response:
         ensemble, caller = self.state.embedders.named(body), self.state.caller(request)
         check_makes(caller, ensemble, EMBEDDINGS, "/v1/rerank")
@@ -101,7 +101,7 @@ class Embeddings:
         found = await vectors(caller, ensemble, values_of(body.input), "embedding", "input")
         size = JSON_BYTES * sum(row.size for row in found.rows)
         caller.request.share.grow(size)
-        return await off_loop(caller.request, lambda: json_answer(document(found)), size=size)
+        return await off_loop(caller.request, lambda: json_answer({**document(found), **found.warning()}), size=size)
 
 
 def _numbers(row: NDArray[np.float32]) -> list[float]:

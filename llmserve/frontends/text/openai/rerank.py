@@ -58,4 +58,4 @@ class Rerank:
         ]
         usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
         answer = {"id": new_id("rerank"), "object": "list", "model": body.model}
-        return json_answer({**answer, "results": results, "usage": usage})
+        return json_answer({**answer, "results": results, "usage": usage, **found.warning()})

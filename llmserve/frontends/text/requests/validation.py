@@ -232,8 +232,8 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> Refused:
     problems = error.errors(include_url=False, include_input=False)
     distinct = _distinct(problems, model)
     more = f"; and {len(distinct) - MOST_PROBLEMS} more" if len(distinct) > MOST_PROBLEMS else ""
-    place = problems[0]["loc"]
-    return Refused("; ".join(distinct[:MOST_PROBLEMS]) + more, str(place[0]) if place else None)
+    field = next((str(part) for part in problems[0]["loc"] if not str(part).startswith("[")), None)  # not a union's tag
+    return Refused("; ".join(distinct[:MOST_PROBLEMS]) + more, field)
 
 
 def _told(problem: ErrorDetails, model: type[BaseModel]) -> str:
