@@ -190,8 +190,9 @@ bench-peers: $(VENV)/.base $(SMOLLM2) ## The same beside OpenVINO GenAI, llama.c
 bench-quality: $(VENV)/.base $(SMOLLM2) $(QWEN) ## What rounding costs, ours beside OpenVINO's and llama.cpp's (about 60 minutes; BENCH_ARGS=--quick: about 5)
 	$(BIN)/python -m tools.bench_quality $(BENCH_ARGS)
 
-cuda-kernels: $(VENV)/.check ## What the CUDA target's kernels take of a GPU, into docs/benchmarks (no GPU is needed; 1 minute)
+cuda-kernels: $(VENV)/.check ## What the CUDA target's kernels take of a GPU, and how long they should take, into docs/benchmarks (no GPU is needed)
 	$(BIN)/python -m tools.cuda_kernels $(KERNEL_ARGS)
+	$(BIN)/python -m tools.cuda_times
 
 bench-server: $(VENV)/.check .venv-compat/.created ## llmserve beside a real Triton: unary, streams, batching, instances (about 6 minutes)
 	$(BIN)/python -m tools.bench_server --triton .venv-compat $(BENCH_ARGS)

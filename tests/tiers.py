@@ -31,7 +31,8 @@ PLACES = {
     ),
     "interpreted": (
         "contracts/test_interpreted_engine.py contracts/test_interpreted_runner.py engine/cuda/ cli/test_cuda.py "
-        "e2e/test_cuda.py tools/test_check_cuda.py tools/test_cuda_speed.py tools/test_gpu_kit.py"
+        "e2e/test_cuda.py tools/test_check_cuda.py tools/test_cuda_speed.py tools/test_cuda_times.py "
+        "tools/test_gpu_kit.py"
     ),
     "sanitized": "engine/cpu/test_sanitizers.py",
     "cluster": (

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from llmserve.builder.quantization import quantized_params
 from llmserve.builder.targets.cuda.compiler import Compiled, Compiler, TritonCompiler
 from llmserve.builder.targets.cuda.lowering import lower
+from llmserve.builder.targets.cuda.recorder import Recorder
 from llmserve.builder.targets.cuda.tiles import tiles_for, without_choice
 from llmserve.engine.cuda.layout import Kernel
 from llmserve.engine.machine.cores import num_threads
@@ -117,18 +118,21 @@ class Row(NamedTuple):
 def kernels_of(
     name: str, precision: str = "float16", *, with_tactics: bool = False, **changes: int
 ) -> Sequence[Kernel]:
-    """Those that run where nothing was tuned, or all; `changes`: of the network's config."""
+    return lowered(name, precision, with_tactics=with_tactics, **changes).kernels
+
+
+def lowered(name: str, precision: str, *, with_tactics: bool = False, **changes: int) -> Recorder:
+    """With the kernels that run where nothing was tuned, or all; `changes`: of the network's config."""
     config = HYBRIDS[name].config() if name in HYBRIDS else {**CONFIGS[name], **changes, "num_hidden_layers": 1}
     architecture = architecture_for(config)
     spec = architecture.from_hf(config)
     program, params = architecture.program(spec), architecture.params(spec)
     options = build_options(precision)
     tiles = tiles_for(options.dtype) if with_tactics else without_choice(tiles_for(options.dtype))
-    lowered = lower(
+    return lower(
         program, params, quantized=quantized_params(program, params, options), dtype=options.dtype,
         cache_dtype=options.cache().name, max_seq_len=MAX_SEQ_LEN, block_size=64, tiles=tiles,
-    )  # fmt: skip
-    return lowered.record.kernels
+    ).record  # fmt: skip
 
 
 def distinct(networks: Sequence[str], precisions: Sequence[str] = PRECISIONS) -> Mapping[Kernel, tuple[str, str]]:
