@@ -19,11 +19,14 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")  # hosts that LOCAL stands for, wit
 METHODS = "GET, POST, DELETE, OPTIONS"
 MAX_AGE_S = 600  # for which a browser remembers a permission
 USUAL_PORTS = {"http": 80, "https": 443}  # which browsers leave out
-READABLE = (  # headers of answers, besides those that every page may read
-    "x-request-id, request-id, retry-after, inference-header-content-length, x-ratelimit-limit-requests, "
-    "x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, "
-    "x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
-)
+KINDS, FACTS = ("requests", "tokens"), ("limit", "remaining", "reset")  # of the limits of a key
+READABLE = ", ".join(  # headers of answers, besides those that every page may read
+    (
+        "x-request-id", "request-id", "retry-after", "inference-header-content-length",
+        *(f"x-ratelimit-{fact}-{kind}" for kind in KINDS for fact in FACTS),
+        *(f"anthropic-ratelimit-{kind}-{fact}" for kind in KINDS for fact in FACTS),
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
