@@ -188,7 +188,8 @@ def test_who_decides_what_is_traced(text_dir: Path, collector: Collector) -> Non
             with client_of(server, **header) as client:
                 client.completions.create(model="ensemble", prompt=SECRET, max_tokens=2)
         with client_of(server, traceparent=SAMPLED) as client:
-            client.completions.create(model="ensemble", prompt=[SECRET, SECRET], max_tokens=2, n=2, temperature=1)
+            asked: dict[str, Any] = {"prompt": [SECRET, SECRET], "max_tokens": 2, "n": 2, "temperature": 1, "seed": 1}
+            client.completions.create(model="ensemble", **asked)
         requests = collector.wait_for("POST /v1/completions", 2)
     assert [span.parent_span_id.hex() for span in requests] == [PARENT, PARENT]  # one for each prompt
     assert len(collector.named("decode")) == 4
