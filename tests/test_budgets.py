@@ -22,7 +22,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cluster": 1_506,
     "llmserve/engine": 14_113,
     "llmserve/evaluation": 6_715,
-    "llmserve/frontends": 16_759,
+    "llmserve/frontends": 16_782,
     "llmserve/models": 5_717,
     "llmserve/scheduler": 3_185,
     "llmserve/serving": 9_556,

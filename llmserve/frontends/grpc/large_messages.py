@@ -24,6 +24,7 @@ INPUTS, OUTPUTS, RAW_CONTENTS = 5, 6, 7  # of ModelInferRequest
 SHAPE, CONTENTS = 3, 5  # of InferInputTensor
 BYTES_CONTENTS = 8  # of InferTensorContents
 MAX_FIELDS = 16 * 1024  # of a message, and of its inputs and outputs
+MAX_KEPT_BYTES = 4 * 1024 * 1024  # of names, ids and parameters
 MAX_SHAPE_BYTES = 512 * 1024  # protobuf decodes them in 10 ms; what is wrong with a longer one is not said
 CONTENT_NAMES = {
     1: "bool_contents", 2: "int_contents", 3: "int64_contents", 4: "uint_contents", 5: "uint64_contents",
@@ -104,7 +105,7 @@ def parse_large(data: Message, share: Share) -> LargeRequest:
         else:
             if kind == LENGTH_DELIMITED and number == OUTPUTS:
                 budget.count_fields(value)
-            rest += encoded_field(number, kind, value)
+            rest += budget.kept(number, kind, value)
     return LargeRequest(service_pb2.ModelInferRequest.FromString(bytes(rest)), inputs, raw)
 
 
@@ -120,7 +121,7 @@ def _parse_input(data: memoryview, budget: _Budget) -> LargeInput:
             continue
         if number == SHAPE and len(value) > MAX_SHAPE_BYTES:
             raise RequestTooLarge("the shape of an input has more dimensions than any tensor can have")
-        rest += encoded_field(number, kind, value)
+        rest += budget.kept(number, kind, value)
     small = service_pb2.ModelInferRequest.InferInputTensor.FromString(bytes(rest))
     found = {CONTENT_NAMES[number]: join_fields(number, pieces) for number, pieces in contents.items()}
     return LargeInput(small.name, small.datatype, small.shape, small.parameters, LargeContents(**found), has_contents)
@@ -133,6 +134,7 @@ class _Budget:
         self._share = share
         self._num_fields = 0
         self._num_values = 0
+        self._num_kept = 0  # bytes
         self._num_uncounted = 0  # bytes of values that the share has not grown for
 
     def counted(self, data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
@@ -141,6 +143,13 @@ class _Budget:
             if self._num_fields > MAX_FIELDS:
                 raise RequestTooLarge(f"the request has more than {MAX_FIELDS} fields beside the data of its tensors")
             yield each
+
+    def kept(self, number: int, kind: int, value: memoryview) -> bytes:
+        """A field that is read in one piece, with others of its kind."""
+        self._num_kept += len(value)
+        if self._num_kept > MAX_KEPT_BYTES:
+            raise RequestTooLarge(f"the request has more than {MAX_KEPT_BYTES} bytes beside the data of its tensors")
+        return encoded_field(number, kind, value)
 
     def count_fields(self, data: memoryview) -> None:
         for _ in self.counted(data):

@@ -161,8 +161,9 @@ class SharedMemory:
             if os.fstat(descriptor).st_size < position + len(data):
                 _shrunk(region)  # writing would make it grow again
             for part in _parts(memoryview(data)):
-                os.pwrite(descriptor, part, position)
-                position += len(part)
+                while part:
+                    num_written = _written(descriptor, part, position, output)
+                    part, position = part[num_written:], position + num_written
 
     @contextmanager
     def _borrowed(self, place: Place) -> Iterator[tuple[Region, int]]:
@@ -187,6 +188,14 @@ def _parts(view: memoryview) -> Iterator[memoryview]:
     piece = 1 << 30
     for start in range(0, len(view), piece):
         yield view[start : start + piece]
+
+
+def _written(descriptor: int, part: memoryview, position: int, output: str) -> int:
+    """How many bytes, which may be fewer where memory runs out."""
+    try:
+        return os.pwrite(descriptor, part, position)
+    except OSError as error:
+        raise InternalError(f"output '{output}' does not fit into shared memory: {error.strerror}") from error
 
 
 def _open_object(key: str) -> int:

@@ -8,7 +8,7 @@ from typing import Protocol
 from llmserve.wire.http1.request import Request
 
 MAX_WAITING = 16  # requests behind the one that is answered
-MAX_WAITING_BYTES = 64 * 1024  # of the body of such a request
+MAX_WAITING_BYTES = 64 * 1024  # of the body of such a request, or of one that nobody reads
 
 
 class Served(Protocol):
@@ -45,8 +45,11 @@ class PipelinedRequests:
         if self._arriving is None:
             return
         self._arriving.add(data)
-        if self._arriving is not self.running and self._arriving.num_bytes > MAX_WAITING_BYTES:
+        is_running = self._arriving is self.running
+        if self._arriving.num_bytes > MAX_WAITING_BYTES and not (is_running and self._arriving.is_awaited):
             self._connection.pause_reading()
+            if is_running:  # whoever handles it does something else first
+                self._arriving.before_waiting(self._connection.resume_reading)
 
     def end(self) -> None:
         if self._arriving is not None:

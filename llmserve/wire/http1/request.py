@@ -104,8 +104,13 @@ class Request:
 
     # for the connection
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for more of the body, or is just about to look at it."""
+        return self._waiter is not None
+
     def before_waiting(self, action: Callable[[], None]) -> None:
-        """What to do before the first wait for a body."""
+        """What to do before the next wait for a body."""
         self._on_wait = action
 
     def add(self, data: bytes) -> None:

@@ -120,6 +120,8 @@ class Call:
         """The next message, whose share is to be released; None when the client has sent its last one."""
         while not self._messages:
             if self.has_ended:
+                if self._assembler.is_in_message:
+                    raise BadMessage(StatusCode.INTERNAL, "the last message is cut off")
                 return None
             self._reader = asyncio.get_running_loop().create_future()
             try:
@@ -157,7 +159,8 @@ class Call:
         It owes what it has begun, and a unary call's one message.
         """
         owes = self._assembler.is_in_message or (not self.is_started and not self.has_ended)
-        if not owes or self._messages:  # those have to be read first: until then its window may be closed
+        is_read_first = self.is_started and self._messages  # until then its window may be closed
+        if not owes or is_read_first:
             self._heard_at = now_s
         return now_s - self._heard_at
 

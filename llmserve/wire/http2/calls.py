@@ -168,7 +168,8 @@ class Calls:
             raise
         except Exception as error:  # border: a fault of ours is this call's status
             if isinstance(error, ExceptionGroup) and (bad := error.subgroup(BadMessage)) is not None:  # of a task group
-                call.finish(StatusCode.INTERNAL, str(bad.exceptions[0]))
+                problem = next(_leaves(bad))
+                call.finish(problem.code, str(problem))
             else:
                 logger.exception("%s failed", call.head.path)
                 call.finish(StatusCode.INTERNAL, f"internal error: {error!r}")
@@ -204,3 +205,11 @@ class Calls:
         call.forget()
         if not self._calls:
             self._on_empty()
+
+
+def _leaves(group: BaseExceptionGroup[BadMessage]) -> Iterator[BadMessage]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

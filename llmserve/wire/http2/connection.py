@@ -66,6 +66,7 @@ class Connection(asyncio.Protocol):
         pace = Pace(self._incoming.hold, self._incoming.release)
         self._calls = Calls(methods, self._sender, memory, pace=pace, on_empty=self._close_if_leaving)
         self._last_stream = 0
+        self._last_taken = 0  # what a GOAWAY says: it may not grow after the first one
         self._received = 0  # bytes of data that the connection's window does not have back
         self._send_window = frames.DEFAULT_WINDOW  # of a new call
         self._is_leaving = False  # takes no new calls
@@ -152,7 +153,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _goaway(self, code: int, text: str = "") -> bytes:
-        return frame(frames.GOAWAY, 0, 0, frames.WORD.pack(self._last_stream) + frames.WORD.pack(code) + text.encode())
+        return frame(frames.GOAWAY, 0, 0, frames.WORD.pack(self._last_taken) + frames.WORD.pack(code) + text.encode())
 
     def _fail(self, failure: ConnectionFailed) -> None:
         logger.info("a connection is closed: %s", failure)
@@ -214,6 +215,7 @@ class Connection(asyncio.Protocol):
             self._take_trailers(flags, stream)
             return
         self._last_stream = stream
+        self._last_taken = self._last_taken if self._is_leaving else stream
         if self._is_leaving or len(self._calls) >= MAX_CALLS:
             self._sender.write(frames.reset(stream, frames.REFUSED_STREAM))
         elif head.fault:

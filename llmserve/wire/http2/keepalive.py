@@ -69,7 +69,7 @@ class Keepalive:
             self._after(limits.ping_timeout_s, "silence", lambda: self._expect(asked_at))
 
     def _expect(self, asked_at: float) -> None:
-        if self._heard_at > asked_at:
+        if self._heard_at >= asked_at:  # uvloop's clock has milliseconds, and an answer may take none
             self._look()
         else:
             self._connection.abort("the client does not answer")

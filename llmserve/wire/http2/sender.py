@@ -11,9 +11,13 @@ from collections import deque
 from contextlib import suppress
 from typing import Protocol
 
+from grpc import StatusCode
+
 from llmserve.wire.http2 import frames
 from llmserve.wire.http2.frames import ConnectionFailed, frame
+from llmserve.wire.http2.messages import BadMessage
 
+UNREAD_TIMEOUT_S = 300.0  # in which a client has to take something of an answer that waits for it, and has its memory
 MAX_UNREAD_BYTES = 4 * 1024 * 1024  # of answers that no window holds back: to pings, to settings, statuses
 
 
@@ -103,16 +107,18 @@ class Sender:
             self._wake_next()  # with what is left, however this call has ended
 
     async def _wait(self, call: Outlet) -> None:
+        """Raises `BadMessage` where that takes too long."""
         waiter = self._loop.create_future()
+        timer = self._loop.call_later(UNREAD_TIMEOUT_S, _give_up, waiter)
         if call.send_window > 0:
             self._queue.append(waiter)
-            await waiter
-            return
-        self._stalled[call.stream] = waiter
-        self._wake_next()
+        else:
+            self._stalled[call.stream] = waiter
+            self._wake_next()
         try:
             await waiter
         finally:
+            timer.cancel()
             self._stalled.pop(call.stream, None)
 
     def open_window(self, increment: int) -> None:
@@ -143,3 +149,9 @@ class Sender:
             if not waiter.done():
                 waiter.set_result(None)
                 return
+
+
+def _give_up(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        text = f"nothing of the answer has been taken for {UNREAD_TIMEOUT_S:g} seconds"
+        waiter.set_exception(BadMessage(StatusCode.DEADLINE_EXCEEDED, text))

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 from llmserve.errors import LlmserveError
 from llmserve.frontends.grpc import packed_values
 from llmserve.frontends.grpc.infer_messages import ModelInferRequest, parse_request
-from llmserve.frontends.grpc.large_messages import MAX_FIELDS, parse_large
+from llmserve.frontends.grpc.large_messages import MAX_FIELDS, MAX_KEPT_BYTES, parse_large
 from llmserve.frontends.grpc.response_messages import large_infer_message, large_stream_message, stream_message
 from llmserve.frontends.shared.data_source import MAX_TEXTS, DataSource
 from llmserve.frontends.shared.shared_memory import SharedMemory
@@ -122,6 +122,15 @@ def test_numbers_that_are_not_packed() -> None:
 def test_too_many_fields_are_refused(number: int) -> None:
     with pytest.raises(RequestTooLarge, match="fields"):
         large(field(number, b"") * (MAX_FIELDS + 1))
+
+
+def test_long_names_and_parameters_are_refused() -> None:
+    """They are read in one piece, which stops all others."""
+    request = service_pb2.ModelInferRequest(id="x" * (MAX_KEPT_BYTES // 2))
+    assert large(request.SerializeToString()).id == request.id
+    request.inputs.add(name="x" * (MAX_KEPT_BYTES // 2 + 1), datatype="INT32", shape=[0])
+    with pytest.raises(RequestTooLarge, match="beside the data of its tensors"):
+        large(request.SerializeToString())
 
 
 def test_too_many_texts_are_refused() -> None:

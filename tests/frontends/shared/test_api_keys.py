@@ -272,3 +272,15 @@ def test_owners_do_not_show_their_keys(file: Path) -> None:
     owners = read_owners(file)
     assert KEY not in repr(owners)
     assert hashlib.sha256(KEY.encode()).hexdigest()[:8] not in repr(owners)
+
+
+def test_a_request_under_way_stays_with_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have no limits otherwise."""
+    monkeypatch.setattr(api_keys, "CHECK_INTERVAL_S", 0.0)
+    file = tmp_path / "keys.yaml"
+    file.write_text(ENTRIES)
+    keys, header = ApiKeys(file), {"authorization": f"Bearer {KEY}"}.get
+    before = keys.tenant(header)
+    file.write_text(f"keys:\n  - name: another-one\n    key: {WRONG}\n")
+    assert keys.lack(Api.INFERENCE, header) is Lack.WRONG_KEY
+    assert keys.tenant(header) == before != EVERYBODY

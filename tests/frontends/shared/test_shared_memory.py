@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 from base64 import b64encode
@@ -343,3 +344,23 @@ def test_cuda_shared_memory_is_refused(server: RunningServer, core: StubCore) ->
             client.unregister_cuda_shared_memory()
             with pytest.raises(InferenceServerException, match="Unable to find cuda shared memory region: 'c'"):
                 client.get_cuda_shared_memory_status("c")
+
+
+def test_memory_that_runs_out_is_told(client: Any, wire: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may take fewer bytes than it was given."""
+    client.register_system_shared_memory("out", key, SIZE)
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, place: whole(file, data[:3], place))
+    plain = [wire.InferInput(name, [1, 2], "FP32") for name in ("INPUT0", "INPUT1")]
+    for tensor in plain:
+        tensor.set_data_from_numpy(X)
+    client.infer("add_two", plain, outputs=[shared_output(wire, "out", 8)])
+    with open(f"/dev/shm{key}", "rb") as file:
+        assert np.frombuffer(file.read(8), np.float32).tolist() == [2, 4]
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(InferenceServerException, match="'OUTPUT0' does not fit into shared memory: No space left"):
+        client.infer("add_two", plain, outputs=[shared_output(wire, "out", 8)])

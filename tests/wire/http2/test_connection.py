@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from llmserve.wire.http2 import frames
+from llmserve.wire.http2 import frames, sender
 from llmserve.wire.http2.call import WINDOW
 from llmserve.wire.http2.frames import frame
 from llmserve.wire.http2.messages import framed
@@ -156,6 +158,21 @@ def test_a_bad_message_in_a_stream(client: RawClient) -> None:
     assert client.status(3) == OK
 
 
+def test_a_stream_that_ends_within_a_message(client: RawClient) -> None:
+    client.send(frame(frames.HEADERS, frames.END_HEADERS, 1, client.headers("ModelStreamInfer")))
+    client.send(frame(frames.DATA, frames.END_STREAM, 1, framed(bytes(100))[:20]))
+    fields = client.status(1)
+    assert (fields["grpc-status"], fields["grpc-message"]) == ("13", "the last message is cut off")
+
+
+def test_a_stream_ends_with_the_status_of_its_bad_message(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmserve.wire.http2.messages.MAX_MESSAGE_BYTES", 10**6)
+    data = gzip.compress(bytes(10**7))
+    client.send(frame(frames.HEADERS, frames.END_HEADERS, 1, client.headers("ModelStreamInfer", grpc_encoding="gzip")))
+    client.send(frame(frames.DATA, 0, 1, b"\x01" + struct.pack(">I", len(data)) + data))
+    assert client.status(1)["grpc-status"] == "8"
+
+
 def test_answers_wait_for_the_windows(client: RawClient) -> None:
     """A client that gives a few bytes at a time gets a long answer in pieces, and others are not held up."""
     client.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 10}))
@@ -171,6 +188,16 @@ def test_answers_wait_for_the_windows(client: RawClient) -> None:
     received += client.until(frames.DATA, 1)
     assert client.status(1) == OK
     assert service_pb2.ModelInferResponse.FromString(received[5:]).raw_output_contents == [bytes(100)]
+
+
+def test_an_answer_that_nobody_takes_ends(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And gives its memory back."""
+    monkeypatch.setattr(sender, "UNREAD_TIMEOUT_S", 0.2)
+    client.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
+    client.call(1, "ModelInfer", echo_message(bytes(100)).SerializeToString())
+    fields = client.status(1)
+    assert fields["grpc-status"] == "4"
+    assert "nothing of the answer has been taken" in fields["grpc-message"]
 
 
 def test_a_waiting_answer_that_is_not_wanted_any_more(client: RawClient, core: StubCore) -> None:

@@ -13,13 +13,22 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from llmserve.frontends.grpc.inference_service import start_grpc
 from llmserve.wire.http2 import frames
 from llmserve.wire.http2.frames import frame
-from llmserve.wire.http2.keepalive import ConnectionLimits
+from llmserve.wire.http2.keepalive import ConnectionLimits, Keepalive
 from tests.frontends.grpc.test_inference_service import count_request
 from tests.frontends.server import HOST
 from tests.frontends.stub_core import StubCore
 from tests.wire.http2.raw_client import RawClient
 
 SOON = ConnectionLimits(ping_after_s=0.1, ping_timeout_s=1)
+
+
+class StandingClock:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.call_later = loop.call_later
+        self.now = loop.time() + 1
+
+    def time(self) -> float:
+        return self.now
 
 
 @asynccontextmanager
@@ -53,6 +62,30 @@ async def test_a_client_that_answers_stays_and_one_that_does_not_is_let_go_of() 
     async with client_of(SOON, core) as client:
         await asyncio.to_thread(answer_three_pings, client)
         assert core.running == 0
+
+
+async def test_an_answer_within_a_tick_of_the_clock_counts() -> None:
+    """uvloop's clock has milliseconds."""
+    asked: list[str] = []
+
+    class Connection:
+        has_calls = True
+
+        def ping(self) -> None:
+            asked.append("ping")
+            keepalive.heard()  # at the same time, as the clock has it
+
+        def leave(self) -> None: ...
+
+        def abort(self, reason: str = "") -> None:
+            asked.append(reason)
+
+    keepalive = Keepalive(ConnectionLimits(ping_after_s=1e-9, ping_timeout_s=1e-9), Connection())
+    keepalive._loop = StandingClock(asyncio.get_running_loop())  # type: ignore[assignment]
+    for _ in range(100):  # turns of the loop: its timers are due at once
+        await asyncio.sleep(0)
+    keepalive.stop()
+    assert asked == ["ping"]
 
 
 async def test_clients_without_calls_are_asked_when_that_is_wanted() -> None:
@@ -99,4 +132,19 @@ async def test_calls_that_last_too_long_end_with_their_connection() -> None:
                 pass
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert caught.value.details() == "the connection has reached its age"
+    await server.stop()
+
+
+async def test_a_connection_that_leaves_says_the_same_last_call_each_time() -> None:
+    """RFC 9113, 6.8: it must not grow, though calls that come meanwhile are refused."""
+    server = await start_grpc(StubCore(), HOST, 0, limits=ConnectionLimits(max_age_s=0.1))
+    client = await asyncio.to_thread(RawClient, server.port)
+    start_slow_call(client)
+    first = await asyncio.to_thread(client.until, frames.GOAWAY)
+    client.call(3, "ServerReady", b"")
+    assert await asyncio.to_thread(client.until, frames.RST_STREAM, 3) == frames.WORD.pack(frames.REFUSED_STREAM)
+    client.send(frame(frames.PUSH_PROMISE, 0, 1, bytes(4)))  # which ends the connection
+    second = await asyncio.to_thread(client.until, frames.GOAWAY)
+    assert first[:4] == second[:4] == frames.WORD.pack(1)
+    client.socket.close()
     await server.stop()

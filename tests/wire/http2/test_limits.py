@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import time
 from collections.abc import Iterator
@@ -134,8 +135,16 @@ def test_only_small_heads_are_remembered() -> None:
     assert decoder.decode(large) is not decoder.decode(large)
 
 
-@pytest.mark.parametrize("begun", [b"", b"\0", b"\0" + struct.pack(">I", 100) + b"half"])
-@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+WHOLE_MESSAGE = b"\0" + struct.pack(">I", 2) + b"\x0a\0"
+
+
+@pytest.mark.parametrize(
+    ("method", "begun"),
+    [
+        *itertools.product(("ModelInfer", "ModelStreamInfer"), (b"", b"\0", b"\0" + struct.pack(">I", 100) + b"half")),
+        ("ModelInfer", WHOLE_MESSAGE),  # the end is owed
+    ],
+)
 def test_a_message_that_stops_ends_its_call(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch, method: str, begun: bytes
 ) -> None:
