@@ -20,7 +20,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/checkpoint": 6_849,
     "llmserve/cli": 7_150,
     "llmserve/cluster": 1_506,
-    "llmserve/engine": 14_113,
+    "llmserve/engine": 14_135,
     "llmserve/evaluation": 6_715,
     "llmserve/frontends": 16_782,
     "llmserve/models": 5_717,

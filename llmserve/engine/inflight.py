@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -88,7 +88,7 @@ class InflightEngine:
         self._ids = itertools.count()
         self._streams: dict[int, TokenStream] = {}  # by sequence id
         self._arriving: list[Sequence] = []
-        self._held: list[Sequence] = []  # while files are looked through for their prompts
+        self._held: set[Sequence] = set()  # until the scheduler has them: files are looked through for their prompts
         self._fetched: list[Fetched] = []
         self._leaving: dict[int, Tenant] = {}
         self._posted = Posted()
@@ -102,7 +102,7 @@ class InflightEngine:
         self._keeper: KvKeeper | None = None
         keeps_blocks = not limits.needs_whole and self._pipelined is None
         if files is not None and keeps_blocks and isinstance(runner, BlockRunner):
-            self._keeper = KvKeeper(files, runner, self._scheduler, self._come_back, self._post)
+            self._keeper = KvKeeper(files, runner, self._scheduler, self._come_back, self._post, self._streams)
         if prefixes is not None and isinstance(runner, BlockRunner):
             prefixes.fill(self._scheduler, runner)
         self._stats = self._snapshot(StepPlan(()))
@@ -234,27 +234,33 @@ class InflightEngine:
         finally:
             with self._lock:
                 self._posted.take().refuse()
-            if self._keeper is not None:
-                self._keeper.close(saves=is_sound)
-            self._runner.close()
-            if self._draft_engine:
-                self._draft_engine.close()
+            with ExitStack() as closing:  # each one, the last here first, whatever happens to the others
+                if self._draft_engine:
+                    closing.callback(self._draft_engine.close)
+                closing.callback(self._runner.close)
+                if self._keeper is not None:
+                    closing.callback(self._keeper.close, saves=is_sound)
 
     def _take_inbox(self) -> bool:
         """Sleep until there is work, then pass on what has arrived and left. False: the engine is closed."""
         scheduler = self._scheduler
+        if not (self._has_mail or scheduler.has_work):
+            scheduler.check_integrity()  # takes a while, in which consumers can have the lock
         with self._lock:
             while not (self._end.reason or self._has_mail or scheduler.has_work):
-                scheduler.check_integrity()
                 self._wake.wait()
+            fetched, ready, self._fetched, self._arriving = self._fetched, self._arriving, [], []
+            self._held |= {*ready}
         if self._keeper is not None:
-            self._look_into_files(self._keeper)
+            ready = self._looked_for(ready, fetched, self._keeper)
         with self._lock:
-            for sequence in self._arriving:
-                scheduler.add(sequence)
+            for sequence in ready:
+                if sequence.id in self._streams:
+                    scheduler.add(sequence)
             for sequence_id in self._leaving:
                 scheduler.cancel(sequence_id)
-            self._arriving.clear()
+            self._held = {one for one in self._held.difference(ready) if one.id in self._streams}
+            self._arriving = [one for one in self._arriving if one.id in self._streams]  # others come next time
             self._leaving.clear()
             self._publish_load()
             posted, goes_on = self._posted.take(), self._end.reason is None
@@ -274,24 +280,18 @@ class InflightEngine:
             self._wake.notify()
         return done
 
-    def _look_into_files(self, keeper: KvKeeper) -> None:
-        """For what has arrived; what was looked for, and whose consumer has not left, arrives."""
-        with self._lock:
-            fetched, self._fetched = self._fetched, []
-            arriving, self._arriving = self._arriving, []
-            self._held += arriving
-        here: list[Sequence] = []
+    def _looked_for(self, arriving: list[Sequence], fetched: list[Fetched], keeper: KvKeeper) -> list[Sequence]:
+        """Those for which there is nothing in files, or no more than what was fetched."""
+        ready: list[Sequence] = []
         for found in fetched:
             if found.sequences[0].id in self._streams:
                 keeper.restore(found)
-            here += found.sequences
+            ready += found.sequences
         for _, group in itertools.groupby(arriving, key=lambda sequence: id(sequence.request)):
             sequences = list(group)
             if not keeper.fetch(sequences):
-                here += sequences
-        with self._lock:
-            self._held = [sequence for sequence in self._held if sequence not in here]
-            self._arriving += [sequence for sequence in here if sequence.id in self._streams]
+                ready += sequences
+        return ready
 
     def _come_back(self, fetched: Fetched) -> None:
         with self._lock:

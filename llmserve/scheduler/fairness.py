@@ -120,7 +120,7 @@ class Fairness:
 
     def shorten(self, outline: Outline, newcomer: Sequence) -> None:
         """Before the prompt of one whose part is less than a place, in a step with others."""
-        if newcomer.num_pending == 1 or not self.is_contested:
+        if newcomer.is_decoding or not self.is_contested:
             return
         least = 1 / (self._config.max_num_running * self.fair_level)
         if newcomer.tenant.weight < least <= max((other.tenant.weight for other in outline.sequences), default=0):

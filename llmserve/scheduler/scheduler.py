@@ -126,16 +126,16 @@ class Scheduler:
         """Plan one step.
 
         There is no prefill phase and no decode phase. Every sequence has tokens known and tokens computed, and a step
-        lets the second catch up with the first, within `max_num_tokens`. Sequences that miss one token (they decode)
-        go first, then running ones that miss more, then new ones. As no more than `max_num_tokens` sequences run, every
-        decoding one gets its token in every step, whatever prompts arrive.
+        lets the second catch up with the first, within `max_num_tokens`. Sequences that decode go first: they miss one
+        token, and those whose state a wrong draft has lost. Then running ones that miss more, then new ones. As no more
+        than `max_num_tokens` sequences run, every decoding one goes on in every step, whatever prompts arrive.
         """
         outline = Outline(self.config.max_num_tokens, needs_whole=self.config.needs_whole)
         is_contested = self._fairness.is_contested
         if is_contested:
             self._admit_fairly()
         order = self._order()
-        for sequence in sorted(self.running.values(), key=lambda s: (s.num_pending > 1, order(s))):
+        for sequence in sorted(self.running.values(), key=lambda s: (not s.is_decoding, order(s))):
             self._fairness.shorten(outline, sequence)
             # an earlier one may have preempted this one
             is_wanted = outline.has_room(sequence) and sequence.id in self.running and not sequence.is_complete
@@ -334,7 +334,6 @@ class Scheduler:
         shared, state = self.states.match(sequence, hashes, self.windows)
         hashes = hashes[: len(shared)]
         num_needed = self._reservations.num_guaranteed(sequence) - sum(map(self.pool.is_used, shared))
-        num_needed += self.windows.num_used(hashes)  # its own share of them is promised to it, too
         if num_needed > self._reservations.num_unreserved or not self.states.start(sequence, state):
             return False
         self.pool.acquire(shared)

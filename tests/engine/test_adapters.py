@@ -8,6 +8,7 @@ import shutil
 import threading
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,6 +196,25 @@ async def test_any_directory_of_an_adapter_will_do(tmp_path: Path, gone: int) ->
     shutil.rmtree((first, copy)[gone].path)
     for asked in (first, other, first):
         assert (await answer(engine, request(asked.digest)))[0] == fake_answer(PROMPT, 12, adapter=asked.digest)
+    engine.close()
+
+
+async def test_two_add_an_adapter_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower one's directory is known, too."""
+    engine, (first, other) = fake_engine(adapter_limits=AdapterLimits(1)), adapters(tmp_path, 2)
+    copy = SealedAdapter.open(shutil.copytree(first.path, tmp_path / "copy"))
+    load, faster = AdapterPool._load, [copy]
+
+    def overtaken(pool: AdapterPool, *arguments: Any) -> None:
+        if faster:
+            pool.add(faster.pop())
+        load(pool, *arguments)
+
+    monkeypatch.setattr(AdapterPool, "_load", overtaken)
+    for adapter in (first, other):
+        await asyncio.to_thread(engine.add_adapter, adapter)
+    shutil.rmtree(copy.path)
+    assert (await answer(engine, request(first.digest)))[0] == fake_answer(PROMPT, 12, adapter=first.digest)
     engine.close()
 
 

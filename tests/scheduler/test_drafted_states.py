@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from llmserve.core import SamplingParams
+from llmserve.core import SamplingParams, Tenant
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Draftable, Speculation
 from llmserve.scheduler.drafts.lookup import LookupDrafter
 from llmserve.scheduler.plan import StepPlan
@@ -83,6 +83,20 @@ def test_tokens_that_are_computed_again_are_no_prompt(monkeypatch: pytest.Monkey
     plans = [bench.step() for _ in range(4)]
     assert [chunk.is_context for plan in plans if plan for chunk in plan.chunks] == [True, False, False, False]
     assert rows(plans[-1])[0][1:] == (4, 8)
+
+
+def test_tokens_that_are_computed_again_wait_for_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for one whose tenant comes first."""
+    drafting(monkeypatch, [3])
+    bench = Bench(replace(STATES, max_num_tokens=16, max_seq_len=256, num_blocks=800), LOOKUP)
+    [one] = bench.add(PROMPT, LONG, tenant=Tenant("a"))
+    for _ in range(3):
+        bench.step()
+    bench.add([1] * 200, tenant=Tenant("b", weight=4.0))
+    for _ in range(6):
+        num_before = len(bench.answers[one])
+        bench.step()
+        assert len(bench.answers[one]) > num_before
 
 
 def test_without_a_state_to_spare_nothing_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,18 @@ def test_right_drafts_are_drawn() -> None:
     )
 
 
+def test_what_is_longer_than_the_layers_cache_is_not_read() -> None:
+    longest = 16
+    layer = LayerRunner(replace(LAYER, max_seq_len=longest), RIGHT)
+    bench = Bench(INFO, DRAFTING, draft_runner=layer)
+    for prompt in (PROMPT, (3,), (*PROMPT[:15], 1)):
+        bench.add(prompt, replace(GREEDY, max_tokens=40))
+    bench.run()
+    bench.assert_answers()
+    assert max(chunk.end for plan in layer.plans for chunk in plan.chunks) <= longest
+    assert bench.scheduler.speculator.num_accepted > 0
+
+
 @pytest.mark.usefixtures("nothing_is_worthwhile")
 def test_rows_are_read_now_and_then_where_nothing_is_drafted() -> None:
     layer = LayerRunner(LAYER, RIGHT)

@@ -53,6 +53,19 @@ def test_as_many_sequences_run_as_blocks_allow() -> None:
         bench.assert_answers()
 
 
+def test_a_window_that_is_shared_is_needed_once() -> None:
+    needed, num_shared = 16 + 2 * 4, 6
+    bench = Bench(replace(SLIDING, num_blocks=2 * needed - num_shared))
+    bench.add((*BEGINNING, 1), LONG)
+    for _ in range(2):
+        bench.step()
+    bench.add((*BEGINNING, 2), LONG)
+    bench.step()
+    assert len(bench.scheduler.running) == 2
+    bench.run()
+    bench.assert_answers()
+
+
 def test_a_prompt_goes_on_by_small_chunks_where_no_block_is_left() -> None:
     prompt = BEGINNING * 2
     for num_blocks, longest in ((14 + 2 * 4, 8), (200, INFO.max_num_tokens)):

@@ -32,6 +32,10 @@ class _Known:
     num_bytes: int = 0  # there
     last_used: int = 0
 
+    def name_again(self, adapter: SealedAdapter) -> None:
+        self.num_names += 1
+        self.adapters = [adapter, *(each for each in self.adapters if each.path != adapter.path)]
+
 
 class AdapterPool:
     def __init__(self, runner: Runner, post: Post, *, base_digest: str, limits: AdapterLimits | None = None) -> None:
@@ -57,15 +61,15 @@ class AdapterPool:
             adapter.verify()
         with self._lock:
             if (known := self._known.get(adapter.digest)) is not None:
-                known.num_names += 1
-                known.adapters = [adapter, *(each for each in known.adapters if each.path != adapter.path)]
+                known.name_again(adapter)
                 return
         added = _Known([adapter], num_uses=1)
         with suppress(ResourceExhausted):  # it is whole, and comes when there is room
             self._load(added, self._runner)
         with self._lock:
             known = self._known.setdefault(adapter.digest, added)
-            known.num_names += known is not added  # another thread was faster
+            if known is not added:  # another thread was faster
+                known.name_again(adapter)
         self._release(added)
 
     def remove(self, digest: str) -> None:

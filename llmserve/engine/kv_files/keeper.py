@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Container, Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -72,14 +72,17 @@ class KvKeeper:
         scheduler: Scheduler,
         come_back: Callable[[Fetched], None],
         post: Post,
+        wanted: Container[int],
     ) -> None:
         """`come_back` is called with what `fetch` has begun, in another thread. What was used last is put into the pool
-        here, as far as there is time, and then with `post`: nothing gives way to it."""
+        here, as far as there is time, and then with `post`: nothing gives way to it. `wanted`: ids of sequences that
+        somebody waits for, at any time."""
         self.num_stored = 0  # blocks written; those of windows are parts of others, here and in the next count
         self.num_restored = 0  # blocks read
         self._files = files
         self._scheduler = scheduler
         self._come_back = come_back
+        self._wanted = wanted
         pool, slots = scheduler.pool, scheduler.states.slots
         self._blocks = _Kind(pool, pool.watch_evicted(), runner.read_block, runner.write_block, bytes)
         self._states = _Kind(slots, slots.watch_evicted(), runner.read_state, runner.write_state, state_key)
@@ -267,7 +270,8 @@ class KvKeeper:
         contents: dict[bytes, bytes] = {}
         try:
             with self._turn:
-                self._read_into(contents, hashes, here)
+                if any(sequence.id in self._wanted for sequence in sequences):  # others must not wait for the rest
+                    self._read_into(contents, hashes, here)
         finally:
             self._come_back(Fetched(sequences, contents))
 
@@ -290,6 +294,7 @@ class KvKeeper:
             found = {key: self._unwritten.get(key) for key in missing}
             found |= self._contents([key for key, content in found.items() if content is None])
             lost |= {key for key, content in found.items() if content is None}
+            self._known -= lost  # they are to be written again
             contents |= {key: content for key, content in found.items() if content is not None}
 
     def _longest(self, hashes: Seq[bytes], is_there: Callable[[bytes], bool]) -> int:

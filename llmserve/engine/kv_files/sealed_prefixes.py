@@ -84,17 +84,20 @@ class SealedPrefixes:
         return b"".join((MAGIC, json.dumps(asdict(self.header)).encode(), b"\n", *self.contents))
 
     def fill(self, scheduler: Scheduler, runner: BlockRunner) -> None:
-        """Put them into the pool, as far as there is room, before the first step."""
-        pool = scheduler.pool
-        blocks = list(self.header.blocks().items())
-        num_fitting = min(len(blocks), pool.num_free)
-        for index in reversed(range(num_fitting)):  # the end falls out first
-            block_hash, (parent, token_ids) = blocks[index]
-            runner.write_block(pool.adopt(block_hash, parent, token_ids), self.contents[index])
+        """Put them into the pool, as far as there is room, before the first step. Files may have had some of them."""
+        pool, slots, blocks = scheduler.pool, scheduler.states.slots, self.header.blocks()
+        pool.touch(pool.match(filter(pool.has, blocks)))  # or they would make room for the others
+        fitting = list(blocks)[: pool.num_free]
+        contents = dict(zip(blocks, self.contents, strict=False))
+        for block_hash in reversed(fitting):  # the end falls out first
+            if pool.has(block_hash):
+                pool.touch(pool.match([block_hash]))
+            else:
+                runner.write_block(pool.adopt(block_hash, *blocks[block_hash]), contents[block_hash])
         for block_hash, content in zip(self.header.states(), self.contents[len(blocks) :], strict=True):
-            if scheduler.states.slots.has_blank:
-                runner.write_state(scheduler.states.slots.adopt(block_hash), content)
-        logger.info("%d of %d KV blocks of sealed prefixes are in the cache", num_fitting, len(blocks))
+            if slots.has_blank and not slots.has(block_hash):
+                runner.write_state(slots.adopt(block_hash), content)
+        logger.info("%d of %d KV blocks of sealed prefixes are in the cache", len(fitting), len(blocks))
 
 
 def prefix_file(kernels: str) -> str:

@@ -129,7 +129,8 @@ class RemoteEngine:
     def allowance(self, tenant: Tenant) -> Allowance:
         """See `MeteringEngine`. Of a tenant that this client asks for the first time, all that it may have."""
         self._watch(tenant)
-        left, passed_s = self._state.allowances.get(tenant), time.monotonic() - self._state_at
+        told = replace(tenant, adapters=None)  # what its requests may name does not travel
+        left, passed_s = self._state.allowances.get(told), time.monotonic() - self._state_at
         if left is None:
             return Allowance(tenant.max_answers, tenant.tokens_per_minute, 0.0)
         back = int(passed_s * tenant.tokens_per_minute / MINUTE_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +33,8 @@ class ReplaceableEngine:
         self._closing = threading.Event()
         self._num_restarts = 0
         self._down = ""  # why there is no engine now
-        self._adapters: dict[str, SealedAdapter] = {}  # that an engine that comes back gets again
+        # That an engine that comes back gets again: one from each directory, the last one first.
+        self._adapters: dict[str, list[SealedAdapter]] = {}
         self._num_names = Counter[str]()  # of each: as often as it was added
 
     @property
@@ -61,7 +62,8 @@ class ReplaceableEngine:
             raise Unavailable(down)
         engine.add_adapter(adapter)
         with self._lock:
-            self._adapters[adapter.digest] = adapter
+            others = [each for each in self._adapters.get(adapter.digest, ()) if each.path != adapter.path]
+            self._adapters[adapter.digest] = [adapter, *others]
             self._num_names[adapter.digest] += 1
             now = self._engine
         if now is not engine:  # it has come back meanwhile, without it
@@ -104,11 +106,16 @@ class ReplaceableEngine:
             engine.close()
         return not is_closed
 
-    def _give_adapter(self, engine: RemoteEngine, adapter: SealedAdapter) -> None:
-        try:
-            engine.add_adapter(adapter)
-        except LlmserveError as error:
-            logger.error("requests for the adapter in %s will fail: %s", adapter.path, error)
+    def _give_adapter(self, engine: RemoteEngine, adapters: Sequence[SealedAdapter]) -> None:
+        """From the first of its directories that will do."""
+        for adapter in adapters:
+            try:
+                engine.add_adapter(adapter)
+            except LlmserveError as error:
+                logger.warning("%s", error)
+            else:
+                return
+        logger.error("requests for the adapter in %s will fail", adapters[0].path)
 
     def _say_down(self, text: str) -> None:
         with self._lock:
@@ -159,9 +166,10 @@ class SocketEngine(ReplaceableEngine):
                     engine = self._connected()
                 except Unavailable:
                     continue
-                except EngineFileError as error:
-                    self._say_down(str(error))
-                    return
+                except EngineFileError as error:  # until ours is there again
+                    if self._down != str(error):
+                        self._say_down(str(error))
+                    continue
                 self._num_restarts += 1
                 if self._is_put(engine):
                     logger.warning("the engine at %s answers again", self._socket)

@@ -161,6 +161,9 @@ class DraftModel:
             sequence = running.get(chunk.sequence_id)
             if sequence is None or not any(isinstance(drafter, ModelDrafter) for drafter in sequence.drafters):
                 continue
+            if sequence.num_tokens >= self._config.max_seq_len:  # it is not drafted for any more
+                self.release(sequence)
+                continue
             cached = self._cached.get(sequence.id)
             if cached is None or cached.rows is None:
                 cached = self._begin_behind(sequence, chunk.start)
@@ -332,8 +335,7 @@ class DraftModel:
 
     def _sample(self, wish: Wish) -> SampleRequest:
         """As the engine itself will draw: with the same draw, two networks that agree draw the same token."""
-        sequence, request = wish.sequence, wish.sequence.request
-        ahead = wish.drafter.drafted
+        sequence, request, ahead = wish.sequence, wish.sequence.request, wish.drafter.drafted
         needs_history = request.sampling.has_penalties
         matcher, num_ids = self._guided.get(sequence.id, sequence.matcher), self._token_ids.num_common
         mask = None if matcher is None else partial(matcher.mask, sequence.stop_words.single_ids)

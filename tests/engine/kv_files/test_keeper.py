@@ -175,7 +175,7 @@ def test_a_state_that_the_last_step_gave_away_is_kept(tmp_path: Path, another_co
     files = BlockFiles(tmp_path, "fake", BLOCK_BYTES, state_bytes=8)
     runner = FakeRunner(STATES)
     scheduler = Scheduler(STATES.scheduler_config(SchedulerSettings()))
-    keeper = KvKeeper(files, runner, scheduler, lambda fetched: None, lambda task: Future())
+    keeper = KvKeeper(files, runner, scheduler, lambda fetched: None, lambda task: Future(), ())
     old, new, slots = hash_block(b"", [1]), hash_block(b"", [2]), scheduler.states.slots
     runner.write_state(slots.adopt(old, b"", ()), bytes([1] * 8))
     slots.release(slots.allocate(STATES.num_states))  # as by a sequence that ends with the step that takes a slot more

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 
 from llmserve.cli.backends import ENGINE_PROCESS
 from llmserve.core import GenerateRequest, SamplingParams
+from llmserve.engine.adapters.sealed import SealedAdapter
 from llmserve.engine.fake import fake_answer
 from llmserve.engine.remote.process import ProcessEngine, RestartRule
 from llmserve.engine.settings import EngineSettings
@@ -84,11 +86,13 @@ async def test_a_process_that_is_started_again_has_the_adapters_again(
     engine: ProcessEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, third = adapters(tmp_path / "adapters", 3)
-    for adapter in (first, first, second, third):
+    copy = SealedAdapter.open(shutil.copytree(first.path, tmp_path / "copy"))
+    for adapter in (first, copy, second, third):
         await asyncio.to_thread(engine.add_adapter, adapter)
     engine.remove_adapter(first.digest)  # one of its two names
     engine.remove_adapter(second.digest)
-    (third.path / "weights.bin").write_bytes(b"")
+    for damaged in (copy, third):
+        (damaged.path / "weights.bin").write_bytes(b"")
     os.kill(engine.pid, signal.SIGKILL)
     until(lambda: engine.stats().num_restarts == 1 and engine.healthy())
     assert await answer_of(engine, first.digest) == fake_answer(REQUEST.prompt_ids, 20, adapter=first.digest)

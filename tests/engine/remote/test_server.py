@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +19,12 @@ import pytest
 
 from llmserve.core import GenerateRequest, SamplingParams, Tenant, TokenEvent
 from llmserve.engine.base import MeteringEngine
-from llmserve.engine.fake import FAKE_RUNNER_INFO, fake_answer, fake_engine
+from llmserve.engine.fake import FAKE_RUNNER_INFO, FakeRunner, fake_answer, fake_engine
+from llmserve.engine.inflight import InflightEngine
 from llmserve.engine.remote.client import RemoteEngine
 from llmserve.engine.remote.frames import MAGIC, PREAMBLE, VERSION, Frame, FrameReader, Kind, preamble
 from llmserve.engine.remote.messages import read_events, submit_frame
+from llmserve.engine.remote.replaceable import SocketEngine
 from llmserve.engine.remote.server import ClientLimits
 from llmserve.errors import EngineFileError, InvalidArgument, RateLimited, ResourceExhausted, Unavailable
 from llmserve.scheduler.settings import SchedulerSettings
@@ -218,7 +220,7 @@ async def test_what_the_engine_refuses_keeps_its_class() -> None:
 
 
 async def test_tenants_are_held_to_their_limits_and_told_what_is_left(served: Served) -> None:
-    tenant = Tenant("t", max_answers=1, tokens_per_minute=1000)
+    tenant = Tenant("t", max_answers=1, tokens_per_minute=1000, adapters=("one",))
     client = RemoteEngine.connect(served.path)
     assert isinstance(client, MeteringEngine)
     assert client.allowance(tenant).num_tokens == 1000
@@ -231,6 +233,18 @@ async def test_tenants_are_held_to_their_limits_and_told_what_is_left(served: Se
     assert sum(len(event.token_ids) for event in rest) == 249
     until(lambda: 700 < client.allowance(tenant).num_tokens < 800)
     client.close()
+
+
+def test_an_engine_that_comes_back_after_another_one_is_used(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    info, path = served.engine.info, served.path.with_name("shared.sock")
+    with closing(Served(fake_engine(), path, None)):
+        engine = SocketEngine(path, info.digest)
+    other = InflightEngine(FakeRunner(), replace(info, digest="f" * 64))
+    with closing(engine):
+        with closing(Served(other, path, None)):
+            until(lambda: "serve the engine's own directory" in caplog.text)
+        with closing(Served(fake_engine(), path, None)):
+            until(engine.healthy)
 
 
 async def test_clients_have_adapters_of_their_own(served: Served, tmp_path: Path) -> None:
