@@ -24,7 +24,9 @@ ENDS = (END, CALL, RETURN, START, CHANNEL)  # of a message; the last two where a
 HEADS = (CHANNEL, START, " to=", "to=", "assistant", MESSAGE)  # with which an answer may begin
 IN_CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
 RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)")
+UNREAD = re.compile("|".join(map(re.escape, (END, CALL, RETURN, START))))  # in front of the last head
 MAX_HEAD = 400  # characters in front of a message
+MAX_WORDS = 6  # of a head: one that was cut off and has more is text about a marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +85,11 @@ class HarmonyReader:
         if not self._has_begun and not self._may_be_head():
             self._kind = PartKind.TEXT
             return True
-        place = self._waiting.find(MESSAGE)
-        if place < 0 and len(self._waiting) < MAX_HEAD:
-            if is_last and not self._has_begun:
-                self._kind = PartKind.TEXT
-                return True
-            self._waiting = "" if is_last else self._waiting
-            return False
-        head = self._waiting[:place] if place >= 0 else ""
-        self._waiting = self._waiting[place + len(MESSAGE) :] if place >= 0 else self._waiting
+        place = self._waiting.find(MESSAGE, 0, MAX_HEAD)
+        if place < 0:
+            return self._no_head(parts, is_last)
+        head = UNREAD.split(self._waiting[:place])[-1]
+        self._waiting = self._waiting[place + len(MESSAGE) :]
         channel, recipient = IN_CHANNEL.search(head), RECIPIENT.search(head)
         self._has_begun = True
         if recipient is not None and recipient[1] in self._names:
@@ -100,6 +98,20 @@ class HarmonyReader:
         else:
             is_thought = channel is not None and channel[1] == "analysis"
             self._kind = PartKind.THOUGHT if is_thought else PartKind.TEXT
+        return True
+
+    def _no_head(self, parts: list[Part], is_last: bool) -> bool:
+        """What waits is the beginning of one, or none."""
+        is_short = len(self._waiting) < MAX_HEAD
+        if is_short and not is_last:
+            return False
+        marker = next((each for each in (START, CHANNEL) if self._waiting.startswith(each)), "")
+        if is_short and (self._has_begun or marker) and len(self._waiting.split()) <= MAX_WORDS:
+            self._waiting = ""
+            return False
+        self._kind = PartKind.TEXT
+        self._tell(parts, self._kind, marker)  # left to wait, it would end the text where it begins
+        self._waiting = self._waiting.removeprefix(marker)
         return True
 
     def _may_be_head(self) -> bool:
@@ -126,7 +138,7 @@ class HarmonyReader:
     def _tell(self, parts: list[Part], kind: PartKind, text: str) -> None:
         if not text:
             return
-        self._has_arguments = True
+        self._has_arguments = self._has_arguments or bool(text.strip())
         if self._needs_break.get(kind) and kind is not PartKind.ARGUMENTS:
             text = f"\n\n{text}"
         self._needs_break[kind] = False

@@ -93,6 +93,10 @@ ANSWERS: dict[str, tuple[str, str, str, Calls]] = {
         "hermes", '<tool_call>{"name": "weather", "arguments": "{\\"a\\": 1}"}</tool_call>', "",
         [("weather", '{"a": 1}')],
     ),
+    "an empty text of arguments": (
+        "hermes", "".join(f'<tool_call>{{"name": "time-now", "arguments": "{it}"}}</tool_call>' for it in ("", " ")),
+        "", [OTHER, OTHER],
+    ),
     "cut off": ("hermes", '<tool_call>\n{"name": "weather", "arguments": {"ci', "", [("weather", '{"ci')]),
     "cut off before the name ends": ("hermes", '<tool_call>\n{"name": "wea', '<tool_call>\n{"name": "wea', []),
     "an unknown tool": (
@@ -186,6 +190,24 @@ ANSWERS: dict[str, tuple[str, str, str, Calls]] = {
     ),
     "harmony in words": ("harmony", "assistants help", "assistants help", []),
     "harmony that ends in its head": ("harmony", "<|channel|>final<|message|>Yes.<|end|><|start|>assi", "Yes.", []),
+    "harmony whose head never ends": ("harmony", "<|channel|>" + 450 * "x", "<|channel|>" + 450 * "x", []),
+    "harmony with a head that ends too late": (
+        "harmony", f"<|start|>{450 * 'x'}<|message|>y", f"<|start|>{450 * 'x'}<|message|>y", [],
+    ),
+    "harmony that tells of a marker": (
+        "harmony", "<|channel|>final<|message|>The token <|start|> begins a message. " + 100 * "blah ",
+        "The token \n\n<|start|> begins a message. " + 100 * "blah ", [],
+    ),
+    "harmony that tells of a marker at its end": (
+        "harmony", "<|channel|>final<|message|>The token <|start|> begins a message of one channel.<|end|>",
+        "The token \n\n<|start|> begins a message of one channel.", [],
+    ),
+    "harmony with a message without a head in front of a thought": (
+        "harmony", "<|channel|>commentary?<|end|><|start|>assistant<|channel|>analysis<|message|>Secret", "", [],
+    ),
+    "harmony with a space for arguments": (
+        "harmony", "<|channel|>commentary to=functions.time-now<|message|> <|call|>", "", [("time-now", " {}")],
+    ),
     "mistral by an unknown name": ("mistral_args", "[TOOL_CALLS]f[ARGS]{}", "[TOOL_CALLS]f[ARGS]{}", []),
 }  # fmt: skip
 
@@ -408,6 +430,8 @@ MIXED: dict[str, Any] = {
     "type": "object",
     "properties": {
         "unit": {"enum": ["C", "F", 5]}, "days": {"type": ["integer", "null"]}, "note": {"anyOf": [{"type": "string"}]},
+        "id": {"allOf": [{"type": "string"}, {"maxLength": 9}]},
+        "age": {"type": "number", "allOf": [{"type": "integer"}]},
         "place": {"$ref": "#/$defs/place"}, "any": {}, "self": {"$ref": "#/properties/self"},
     },
     "$defs": {"place": {"type": "array", "items": {"$ref": "#/$defs/name"}}, "name": {"type": "string"}},
@@ -421,6 +445,7 @@ MIXED: dict[str, Any] = {
         ("note", "3", '"3"'), ("place", '["a"]', '["a"]'), ("any", "[1", '"[1"'), ("any", "true", "true"),
         ("self", "1", "1"), ("days", "true", '"true"'),
         ("place", "['a']", '["a"]'), ("any", "{1: {2}}", '"{1: {2}}"'), ("days", "(" * 5000, json.dumps("(" * 5000)),
+        ("days", "5.0", "5"), ("days", "5.5", '"5.5"'), ("id", "007", '"007"'), ("id", "7", '"7"'), ("age", "7", "7"),
         ("days", "1e999", '"1e999"'), ("any", "NaN", '"NaN"'),
     ],
 )  # fmt: skip

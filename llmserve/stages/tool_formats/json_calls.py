@@ -107,7 +107,10 @@ class CallObject:
         if not self.is_call:
             return []
         given: Any = next((found[key] for key in ARGUMENTS if key in found), None)
-        arguments = given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
+        if isinstance(given, str):
+            arguments = given if given.strip() else "{}"
+        else:
+            arguments = json.dumps(given or {}, ensure_ascii=False)
         return [Part(PartKind.CALL, str(name)), Part(PartKind.ARGUMENTS, arguments)]
 
 

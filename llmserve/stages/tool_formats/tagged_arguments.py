@@ -138,13 +138,17 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 8) -> set[str]:
         if key in schema:
             return {kind for each in schema[key] for kind in types_of(each, root, depth - 1)}
     kinds = schema.get("type", list(JSON_TYPES))
-    return set(kinds if isinstance(kinds, list) else [kinds])
+    found = set(kinds if isinstance(kinds, list) else [kinds])
+    found |= {"integer"} if "number" in found else set()
+    return found.intersection(*(types_of(each, root, depth - 1) for each in schema.get("allOf", ())))
 
 
 def argument(text: str, schema: Any, root: Mapping[str, Any]) -> str:
     """A value as JSON. Text that is no value of the schema's types stays text."""
     kinds = types_of(schema, root) - {"string"}
     value = _value(text) if kinds else text
+    if isinstance(value, float) and value.is_integer() and "number" not in kinds:
+        value = int(value)  # JSON Schema's integers include 5.0
     if not any(type(value) in JSON_TYPES.get(kind, ()) for kind in kinds):
         value = text
     return json.dumps(value, ensure_ascii=False)

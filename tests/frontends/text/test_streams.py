@@ -19,6 +19,7 @@ from llmserve.errors import (
     Unavailable,
     Unsupported,
 )
+from llmserve.frontends.text.answers.event_stream import Template, data, json_string
 from llmserve.frontends.text.answers.failures import anthropic_error, failure_of, ollama_error, openai_error
 from tests.frontends.server import RunningServer, wait_until
 from tests.frontends.stub_core import StubCore
@@ -105,6 +106,13 @@ def test_what_an_ensemble_has_no_input_for_is_refused_by_name(server: RunningSer
         assert "presence_penalty, logit_bias" in error["message"]
         assert client.post(PATHS[0], json=body(PATHS[0], "x", presence_penalty=0)).status_code == 200
     assert len(core.requests) == 1
+
+
+@pytest.mark.parametrize("texts", [["\ud800"], ["a", "\ud800"]])
+def test_half_a_character_breaks_no_stream(texts: list[str]) -> None:
+    template = Template(data, {str(i): Template.SLOT for i in range(len(texts))})
+    filled = json.loads(template.filled(*map(json_string, texts)).removeprefix(b"data: "))
+    assert [*filled.values()] == [*texts[:-1], "?"]
 
 
 @pytest.mark.parametrize(

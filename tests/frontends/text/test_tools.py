@@ -352,6 +352,15 @@ def test_anthropics_own_runner(qwen: Talker) -> None:
     assert last.content[0].text == "It is warm."
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_a_call_with_what_is_no_json_leaves_anthropics_answers_json(qwen: Talker, number: str) -> None:
+    qwen.says(CALLED.replace('"Rome"', number))
+    asked: Any = {"model": MODEL, "max_tokens": 500, "tools": CLAUDES_TOOLS, "messages": ASKED}
+    answer = httpx.post(f"{qwen.server.http_url}/v1/messages", json=asked)
+    found = json.loads(answer.text, parse_constant=pytest.fail)
+    assert ([each["type"] for each in found["content"]], found["stop_reason"]) == (["text"], "end_turn")
+
+
 def test_choices_of_anthropics(qwen: Talker) -> None:
     qwen.says(CALLED)
     asked: Any = {"model": MODEL, "max_tokens": 500, "tools": CLAUDES_TOOLS, "messages": ASKED}

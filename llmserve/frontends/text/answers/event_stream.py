@@ -44,7 +44,8 @@ class Template:
         parts = self._parts
         if len(texts) == 1:
             return f"{parts[0]}{texts[0]}{parts[1]}".encode("utf-8", "replace")
-        return "".join([*(part + text for part, text in zip(parts, texts, strict=False)), parts[-1]]).encode()
+        filled = [*(part + text for part, text in zip(parts, texts, strict=False)), parts[-1]]
+        return "".join(filled).encode("utf-8", "replace")
 
 
 class EventStream(Response):

@@ -27,6 +27,7 @@ class Call:
         """The arguments as an object; None: they are none, or were cut off."""
         try:
             found = json.loads(self.arguments, strict=False)  # models break lines in strings
+            json.dumps(found, allow_nan=False)  # NaN and Infinity are no JSON
         except (ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
