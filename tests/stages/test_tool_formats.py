@@ -115,6 +115,8 @@ ANSWERS: dict[str, tuple[str, str, str, Calls]] = {
     "llama in words": ("llama3", f"I call {LLAMA_ONE}", f"I call {LLAMA_ONE}", []),
     "llama with an answer in JSON": ("llama3", ' {"city": {"name": "x"}}', ' {"city": {"name": "x"}}', []),
     "llama with an unknown tool": ("llama3", '{"name": "f", "parameters": {}}', '{"name": "f", "parameters": {}}', []),
+    "generic in tags": ("generic", f"<tool_call>{ONE}</tool_call>\n<tool_call>{TWO}\n</tool_call>", "", [CALL, OTHER]),
+    "generic with text behind": ("generic", f"<tool_call>{ONE}</tool_call>\n</b> Done", "</b> Done", [CALL]),
     "mistral": ("mistral", f"[TOOL_CALLS] [{ONE}, {TWO}]", "", [CALL, OTHER]),
     "mistral with text": ("mistral", f"Well:[TOOL_CALLS][{ONE}]", "Well:", [CALL]),
     "mistral in words": ("mistral", "[1, 2]", "[1, 2]", []),
@@ -149,7 +151,32 @@ ANSWERS: dict[str, tuple[str, str, str, Calls]] = {
         "qwen3_coder", "<tool_call>\n<function=f>\n</function>\n</tool_call>",
         "<tool_call>\n<function=f>\n</function>\n</tool_call>", [],
     ),
-    "coder without a function": ("qwen3_coder", "a <tool_call> b" + "c" * 300, "a<tool_call> b" + "c" * 300, []),
+    "coder without a function": ("qwen3_coder", "a <tool_call> b" + "c" * 300, "a <tool_call> b" + "c" * 300, []),
+    "coder without ends of functions": (
+        "qwen3_coder",
+        "<tool_call>\n<function=weather>\n<parameter=age>\n5\n</parameter>\n</tool_call>\n"
+        "<tool_call>\n<function=weather>\n<parameter=age>\n6\n</parameter>\n"
+        "<tool_call>\n<function=weather>\n<function=time-now>\n</function>\n</tool_call>Done",
+        "Done", [("weather", '{"age": 5}'), ("weather", '{"age": 6}'), ("weather", "{}"), OTHER],
+    ),
+    "coder without ends of arguments": (
+        "qwen3_coder",
+        "<tool_call>\n<function=weather>\n<parameter=name>\na\n<parameter=x>\n<parameter=age>\n5\n"
+        "<parameter=home>\nRome\n</function>\n</tool_call>Done",
+        "Done", [("weather", '{"name": "a\\n<parameter=x>", "age": 5, "home": "Rome"}')],
+    ),
+    "coder with tags in a text": (
+        "qwen3_coder",
+        "<tool_call><function=weather><parameter=name>x<parameter=age></function> </tool></parameter></function>",
+        "", [("weather", '{"name": "x<parameter=age></function> </tool>"}')],
+    ),
+    "coder without the first tag": (
+        "qwen3_coder",
+        "Well.\n\n<function=weather>\n<parameter=age>\n5\n</parameter>\n</function>\n</tool_call>\n"
+        "<function=time-now></function>",
+        "Well.", [("weather", '{"age": 5}'), OTHER],
+    ),
+    "coder that tells of a function": ("qwen3_coder", "See <function=f> and <fun", "See <function=f> and <fun", []),
     "glm": (
         "glm45",
         "Well.\n<tool_call>weather\n<arg_key>name</arg_key>\n<arg_value>5\n</arg_value>\n<arg_key>age</arg_key>\n"
@@ -159,6 +186,16 @@ ANSWERS: dict[str, tuple[str, str, str, Calls]] = {
     "glm without line breaks": (
         "glm45", "<tool_call>weather<arg_key>age</arg_key><arg_value>[1]</arg_value></tool_call>.", ".",
         [("weather", '{"age": "[1]"}')],
+    ),
+    "glm without an end": (
+        "glm45", "<tool_call>time-now\n<tool_call>weather<arg_key>age</arg_key><arg_value>5</arg_value></tool_call>",
+        "", [OTHER, ("weather", '{"age": 5}')],
+    ),
+    "minimax without ends": (
+        "minimax_m2",
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="name">a</parameter>\n'
+        '<invoke name="weather">\n<parameter name="name">b</invoke>\n<invoke name="time-now">\n</minimax:tool_call>\n',
+        "", [("weather", '{"name": "a"}'), ("weather", '{"name": "b"}'), OTHER],
     ),
     "minimax": (
         "minimax_m2",

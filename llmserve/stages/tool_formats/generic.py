@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmserve.stages.answer_parts import PartReader
 from llmserve.stages.tool_formats.grammars import FREE_TEXT, tool_rules
-from llmserve.stages.tool_formats.hermes import BEGIN
+from llmserve.stages.tool_formats.hermes import BEGIN, END
 from llmserve.stages.tool_formats.llama3 import NOT_AN_OBJECT, Llama3Reader
 from llmserve.stages.tool_formats.tool_format import Tool
 
@@ -33,8 +33,8 @@ class Generic:
     markers: Sequence[str] = ()
 
     def reader(self, tools: Sequence[Tool]) -> PartReader:
-        """Some models put the tag of others before a call."""
-        return Llama3Reader([tool.name for tool in tools], BEGIN)
+        """Some models put the tags of others around a call."""
+        return Llama3Reader([tool.name for tool in tools], BEGIN, END)
 
     def rules(self, tools: Sequence[Tool], text: str | None, *, several: bool, special: Collection[str]) -> str:
         """One call, whatever `several` says: that is what the system message asks for."""

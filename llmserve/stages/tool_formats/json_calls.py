@@ -120,9 +120,9 @@ class CallReader:
     White space before a call, and alone behind one, is no text.
     """
 
-    def __init__(self, names: Collection[str], marker: str) -> None:
+    def __init__(self, names: Collection[str], *markers: str) -> None:
         self._names = names
-        self._marker = marker
+        self._markers = markers
         self._state: Callable[[], bool] = self._in_text
         self._waiting = ""
         self._opening = ""  # what was read in front of the object that may be a call
@@ -140,13 +140,15 @@ class CallReader:
         return self._parts
 
     def _in_text(self) -> bool:
-        begin = self._waiting.find(self._marker)
-        if begin >= 0:
-            self._tell(self._waiting[:begin].rstrip())
-            self._opening, self._waiting = self._marker, self._waiting[begin + len(self._marker) :]
+        found = [(place, each) for each in self._markers if (place := self._waiting.find(each)) >= 0]
+        if found:
+            begin, marker = min(found)
+            shown, end = self._waiting[:begin].rstrip(), begin + len(marker)
+            self._tell(shown)
+            self._opening, self._waiting = self._waiting[len(shown) : end], self._waiting[end:]
             self._state = self._behind_marker
             return True
-        kept = 0 if self._is_last else num_held(self._waiting, (self._marker,))
+        kept = 0 if self._is_last else num_held(self._waiting, self._markers)
         shown = self._waiting[: len(self._waiting) - kept]
         if self._has_called or not self._is_last:
             shown = shown.rstrip()

@@ -41,8 +41,9 @@ class Llama3:
 class Llama3Reader(CallReader):
     """An answer that begins with an object calls; behind other text only the token says so."""
 
-    def __init__(self, names: Collection[str], marker: str) -> None:
+    def __init__(self, names: Collection[str], marker: str, end: str = "") -> None:
         super().__init__(names, marker)
+        self._end = end  # of a call that the marker begins
         self._state = self._at_beginning
 
     def _at_beginning(self) -> bool:
@@ -54,6 +55,9 @@ class Llama3Reader(CallReader):
 
     def _behind_call(self) -> bool:
         rest = self._waiting.lstrip(BETWEEN)
+        if rest != self._end and self._end.startswith(rest) and not self._is_last:
+            return False
+        rest = rest.removeprefix(self._end).lstrip(BETWEEN)
         if not rest:
             return False
         self._opening = self._waiting[: len(self._waiting) - len(rest)] if rest[0] == "{" else ""

@@ -29,6 +29,7 @@ from llmserve.stages.tool_formats.json_calls import CallReader
 from llmserve.stages.tool_formats.tool_format import Tool
 
 MAX_HEAD = 300  # characters within which a call's name is known
+MAX_BLANKS = 8  # between the ends of a call
 MAX_COUNTED = 1000  # characters of a text: a guide that counts further is slow to compile
 JSON_TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,),
@@ -69,6 +70,16 @@ class TaggedArguments:
         before, after = map(re.escape, self.key)
         value = self.value[0].strip()
         return re.compile(rf"{before}([^<>\n]+?){after}" + (rf"\s*{re.escape(value)}" if value else ""))
+
+    def ending(self, names: Collection[str]) -> re.Pattern[str]:
+        """Of a value: its tag or, where a model has forgotten that, the next argument at the beginning of a line or the
+        end of the call and what follows it."""
+        begin, end, call_end, value_end = map(re.escape, (self.call[0], self.end, self.call_end, self.value[1].strip()))
+        before, after = map(re.escape, self.key)
+        either = [value_end]
+        either += [rf"\n(?={before}(?:{'|'.join(map(re.escape, names))}){after})"] if names else []
+        either += [rf"\n?(?={call_end}\s{{0,{MAX_BLANKS}}}(?:{end}|{begin}))"] if call_end else []
+        return re.compile("|".join(either))
 
     def rules(self, tools: Sequence[Tool], text: str | None, *, several: bool, special: Collection[str]) -> str:
         begin, end = spelled(self.begin, special), spelled(self.end, special)
@@ -170,16 +181,20 @@ class TaggedReader(CallReader):
     """Arguments are told one by one, each when it is whole."""
 
     def __init__(self, tools: Sequence[Tool], form: TaggedArguments) -> None:
-        super().__init__([tool.name for tool in tools], form.begin)
+        super().__init__([tool.name for tool in tools], *filter(None, (form.begin, form.call[0])))
         self._form = form
         self._tools = {tool.name: tool.parameters for tool in tools}
         self._parameters: Mapping[str, Any] = {}  # the schema of the call that is read
         self._told: list[str] = []  # names of its arguments
         self._key = ""
+        self._ending = form.ending(())
         self._num_searched = 0  # characters of a value without its end
+        self._num_again = 0  # of these, how many an end may have that was not whole
 
     def _behind_marker(self) -> bool:
-        found = self._form.head.match(self._waiting)
+        begin = self._form.call[0]
+        waiting = begin + self._waiting if begin and self._opening.endswith(begin) else self._waiting
+        found = self._form.head.match(waiting)
         if found is None and len(self._waiting) < MAX_HEAD and not self._is_last:
             return False
         if found is None or found[1] not in self._tools:
@@ -187,7 +202,9 @@ class TaggedReader(CallReader):
             return True
         self._parts.append(Part(PartKind.CALL, found[1]))
         self._parameters, self._told, self._has_called = self._tools[found[1]], [], True
-        self._waiting, self._state = self._waiting[found.end() :], self._between_arguments
+        names = [*(self._parameters.get("properties") or {})]
+        self._ending, self._num_again = self._form.ending(names), 64 + max(map(len, names), default=0)
+        self._waiting, self._state = waiting[found.end() :], self._between_arguments
         return True
 
     def _between_arguments(self) -> bool:
@@ -196,7 +213,8 @@ class TaggedReader(CallReader):
             self._key, self._waiting, self._num_searched = found[1], rest[found.end() :], 0
             self._state = self._in_value
             return True
-        if not rest.startswith(end) and (self._is_last or len(rest) < MAX_HEAD):
+        others = (self._form.end, self._form.begin, self._form.call[0] or end)  # where a model has forgotten the end
+        if not rest.startswith((end, *others)) and (self._is_last or len(rest) < MAX_HEAD):
             self._waiting = "" if self._is_last else rest
             return False
         self._tell_arguments("{}" if not self._told else "}")
@@ -204,21 +222,20 @@ class TaggedReader(CallReader):
         return True
 
     def _in_value(self) -> bool:
-        end = self._form.value[1].strip()
-        place = self._waiting.find(end, max(0, self._num_searched - len(end)))
-        if place < 0:
+        found = self._ending.search(self._waiting, max(0, self._num_searched - self._num_again))
+        if found is None:
             self._num_searched = len(self._waiting)
             return False
-        text = self._waiting[:place]
+        text = self._waiting[: found.start()]
         if self._form.value[1].startswith("\n"):
             text = text.removeprefix("\n").removesuffix("\n")
         if self._key not in self._told:
-            schema = self._parameters.get("properties", {}).get(self._key)
+            schema = (self._parameters.get("properties") or {}).get(self._key)
             lead = ", " if self._told else "{"
             value = argument(text, schema, self._parameters)
             self._tell_arguments(f"{lead}{json.dumps(self._key, ensure_ascii=False)}: {value}")
             self._told.append(self._key)
-        self._waiting, self._state = self._waiting[place + len(end) :], self._between_arguments
+        self._waiting, self._state = self._waiting[found.end() :], self._between_arguments
         return True
 
     def _behind_call(self) -> bool:
