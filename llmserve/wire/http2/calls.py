@@ -168,8 +168,8 @@ class Calls:
             raise
         except Exception as error:  # border: a fault of ours is this call's status
             if isinstance(error, ExceptionGroup) and (bad := error.subgroup(BadMessage)) is not None:  # of a task group
-                problem = next(_leaves(bad))
-                call.finish(problem.code, str(problem))
+                first = next(_leaves(bad))
+                call.finish(first.code, str(first))
             else:
                 logger.exception("%s failed", call.head.path)
                 call.finish(StatusCode.INTERNAL, f"internal error: {error!r}")
