@@ -8,7 +8,8 @@ from typing import Protocol
 from llmserve.wire.http1.request import Request
 
 MAX_WAITING = 16  # requests behind the one that is answered
-MAX_WAITING_BYTES = 64 * 1024  # of the body of such a request, or of one that nobody reads
+MAX_WAITING_BYTES = 64 * 1024  # of the body of such a request
+MAX_UNREAD_BYTES = 1024 * 1024  # of the body of the one that is answered, as long as nobody waits for it
 
 
 class Served(Protocol):
@@ -45,15 +46,18 @@ class PipelinedRequests:
         if self._arriving is None:
             return
         self._arriving.add(data)
-        is_running = self._arriving is self.running
-        if self._arriving.num_bytes > MAX_WAITING_BYTES and not (is_running and self._arriving.is_awaited):
-            self._connection.pause_reading()
-            if is_running:  # whoever handles it does something else first
-                self._arriving.before_waiting(self._connection.resume_reading)
+        if self._arriving is not self.running:
+            if self._arriving.num_bytes > MAX_WAITING_BYTES:
+                self._connection.pause_reading()
+        elif self._arriving.num_bytes > MAX_UNREAD_BYTES and not self._arriving.is_awaited:
+            self._connection.pause_reading()  # whoever handles it does something else first
+            self._arriving.before_waiting(self._connection.resume_reading)
 
     def end(self) -> None:
         if self._arriving is not None:
             self._arriving.end()
+            if self._arriving is self.running:
+                self._connection.resume_reading()  # or nobody would notice that the client goes
             self._arriving = None
 
     def finish(self) -> None:

@@ -82,11 +82,11 @@ class Request:
         """Wait until more of the body has come, or its end. Raises `ClientGone`."""
         if self._is_gone:
             raise ClientGone
-        if self._on_wait is not None:
-            self._on_wait()
-            self._on_wait = None
         self._waiter = asyncio.get_running_loop().create_future()
         try:
+            if self._on_wait is not None:
+                on_wait, self._on_wait = self._on_wait, None
+                on_wait()  # with which more may come at once
             await self._waiter
         finally:
             self._waiter = None
