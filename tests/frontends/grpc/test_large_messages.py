@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,8 @@ def outcome(request: ModelInferRequest) -> str:
     try:
         parsed, _ = parse_request(request, CONFIG, DataSource(SharedMemory(), MEMORY.share()), deadline=None)
     except LlmserveError as error:
-        return f"{type(error).__name__}: {error}"
+        text = re.sub(r"integer -?\d+ out of bounds", "integer out of bounds", str(error))  # of several, it names any
+        return f"{type(error).__name__}: {text}"
     tensors = [(tensor.name, tensor.datatype, tensor.shape, tensor.data.tolist()) for tensor in parsed.inputs.values()]
     return repr((tensors, parsed.model_name, parsed.request_id, parsed.parameters, parsed.requested_outputs))
 
