@@ -52,15 +52,14 @@ MATRIX = re.compile(r"([HI])GMMA\.64x(\d+)x(\d+)")  # by four warps together
 
 
 class Gpu(NamedTuple):
-    name: str
     copied: float  # bytes/s, read and written
     multiplied: float  # FLOP/s in float16
     multiprocessors: int = 132
     clock: float = 1.755e9
 
 
-H200 = Gpu("H200", 4.25e12, 760e12)
-H100 = Gpu("H100", 2.97e12, 760e12)  # not measured: of its memory's 3.35 TB/s the part that an H200 reaches of its 4.8
+H200 = Gpu(4.25e12, 760e12)
+H100 = Gpu(2.97e12, 760e12)  # not measured: of its memory's 3.35 TB/s the part that an H200 reaches of its 4.8
 
 
 class Step(NamedTuple):

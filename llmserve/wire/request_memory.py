@@ -22,6 +22,7 @@ UNLIMITED_BYTES = 2**62
 # anew for each connection. All the time, it would cost small requests a tenth: models' threads switch more often, too.
 SWITCH_INTERVAL_S = 0.0002
 USUAL_INTERVAL_S = sys.getswitchinterval()
+UNREAD_TIMEOUT_S = 300.0  # in which a client has to take something of an answer that waits for it, and has its share
 MOST_OF_QUICK_BYTES = 1024 * 1024  # of a request that does not wait behind larger ones
 Result = TypeVar("Result")
 

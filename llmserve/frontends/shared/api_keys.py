@@ -67,7 +67,7 @@ class ApiKeys:
         self._file = file
         self._fixed = tuple(fixed)
         self._owners: tuple[KeyOwner, ...] = ()
-        self._withdrawn: dict[bytes, KeyOwner] = {}  # by digest: all that there were
+        self._former: dict[bytes, KeyOwner] = {}  # by digest: of the files before
         self._counters: dict[str, TenantCounters] = {}
         self._next_check = 0.0
         self._version = None if file is None else _version(file)
@@ -87,16 +87,13 @@ class ApiKeys:
 
     def tenant(self, header: HeaderOf) -> Tenant:
         """Whom a request is for that lacks nothing."""
-        given = _given_key(header)
-        if given is None:
-            return EVERYBODY
-        owner = self.owner(given) or self._withdrawn.get(hashlib.sha256(given).digest())  # since the request came
+        owner = self.owner_of(header)
         return EVERYBODY if owner is None else owner.tenant
 
     def owner_of(self, header: HeaderOf) -> KeyOwner | None:
-        """Of the key that a request with these headers carries."""
+        """Of the key that a request with these headers carries, also where it was withdrawn after the request came."""
         given = _given_key(header)
-        return None if given is None else self.owner(given)
+        return None if given is None else self.owner(given) or self._former.get(hashlib.sha256(given).digest())
 
     def owner(self, key: bytes) -> KeyOwner | None:
         self._reread()
@@ -124,7 +121,7 @@ class ApiKeys:
         if not owners:
             raise InvalidArgument(f"{self._file} has no key, so no client could call this server")
         self._counters = {owner.name: self._counters.get(owner.name) or TenantCounters() for owner in owners}
-        self._withdrawn |= {owner.digest: owner for owner in self._owners}
+        self._former |= {owner.digest: owner for owner in self._owners}
         self._owners = tuple(
             [replace(each, tenant=replace(each.tenant, counters=self._counters[each.name])) for each in owners]
         )

@@ -6,9 +6,10 @@ import asyncio
 from http import HTTPStatus
 from typing import Protocol
 
+from llmserve.wire.request_memory import UNREAD_TIMEOUT_S
+
 HEADERS_TIMEOUT_S = 60
 KEEP_ALIVE_S = 75  # idle connections of pooling clients
-UNREAD_TIMEOUT_S = 300  # in which a client has to read something of an answer that waits for it, and has its memory
 
 
 class Watched(Protocol):

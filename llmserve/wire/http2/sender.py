@@ -16,8 +16,8 @@ from grpc import StatusCode
 from llmserve.wire.http2 import frames
 from llmserve.wire.http2.frames import ConnectionFailed, frame
 from llmserve.wire.http2.messages import BadMessage
+from llmserve.wire.request_memory import UNREAD_TIMEOUT_S
 
-UNREAD_TIMEOUT_S = 300.0  # in which a client has to take something of an answer that waits for it, and has its memory
 MAX_UNREAD_BYTES = 4 * 1024 * 1024  # of answers that no window holds back: to pings, to settings, statuses
 
 

@@ -284,3 +284,4 @@ def test_a_request_under_way_stays_with_its_key(tmp_path: Path, monkeypatch: pyt
     file.write_text(f"keys:\n  - name: another-one\n    key: {WRONG}\n")
     assert keys.lack(Api.INFERENCE, header) is Lack.WRONG_KEY
     assert keys.tenant(header) == before != EVERYBODY
+    assert keys.owner_of({"authorization": f"Bearer {ADMIN_KEY[::-1]}"}.get) is None
