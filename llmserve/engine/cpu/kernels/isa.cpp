@@ -1,5 +1,7 @@
 #include "isa.h"
 
+#include <vector>
+
 #if defined(LLMSERVE_X86)
 #include <cpuid.h>
 #if defined(__linux__)
@@ -114,12 +116,16 @@ bool has_amx() {
 #endif
 }
 
-std::vector<const KernelTable*> available_kernels() {
-  std::vector<const KernelTable*> tables;
-  for (const Variant& variant : kVariants) {
-    if (variant.runs_here()) tables.push_back(&variant.kernels());
-  }
-  return tables;
+std::span<const KernelTable* const> available_kernels() {
+  // Asked once: on a virtual machine each question to the processor takes tens of microseconds.
+  static const std::vector<const KernelTable*> known = [] {
+    std::vector<const KernelTable*> tables;
+    for (const Variant& variant : kVariants) {
+      if (variant.runs_here()) tables.push_back(&variant.kernels());
+    }
+    return tables;
+  }();
+  return known;
 }
 
 const KernelTable* find_kernels(std::string_view name) {

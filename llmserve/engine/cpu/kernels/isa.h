@@ -1,15 +1,15 @@
 // Which kernel variants this processor can run.
 #pragma once
 
+#include <span>
 #include <string_view>
-#include <vector>
 
 #include "kernels.h"
 
 namespace llmserve {
 
 // Slowest first. Never empty: the portable kernels run everywhere.
-std::vector<const KernelTable*> available_kernels();
+std::span<const KernelTable* const> available_kernels();
 
 // Whether `avx512` may use AMX's tiles of bytes: the processor has them, and the system lets this process.
 bool has_amx();
