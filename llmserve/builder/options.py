@@ -66,12 +66,12 @@ class BuildOptions:
     drafting_layer: bool = option(
         False,
         Flag(
-            "The checkpoint's layer for drafts (mtp.*) in place of its network: an engine for serve --draft-engine",
+            "The checkpoint's layer for drafts (mtp.*) instead of its network: an engine for serve --draft-engine",
             leaves_a_trace=False,  # the network does
         ),
     )
     kv_cache_dtype: str = option(  # int8: with scales per token and head
-        AUTO, Flag("KV cache (auto: as dtype; on the cpu target int8 where weights are quantized)", KV_CACHE_DTYPES)
+        AUTO, Flag("KV cache (auto: like dtype; int8 on the cpu target if weights are quantized)", KV_CACHE_DTYPES)
     )
     max_batch_size: int = option(64, Flag("Sequences in one step", least=1))
     max_num_tokens: int = option(2048, Flag("Tokens in one step", least=1))

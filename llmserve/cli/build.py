@@ -71,7 +71,8 @@ class BuildCommandOptions(CheckpointOptions):
         None, "Compile the kernels of --target cuda into a file for --kernels, from config.json alone."
     )
     prefix: list[Path] | None = option(
-        None, "Compute prompts' beginning ahead, as llmserve prefix: messages in .json, else text; repeatable."
+        None,
+        "Precompute prefixes of prompts, as llmserve prefix does: messages in .json, otherwise text; repeatable.",
     )
     show_program: bool = option(False, "With --dry-run: print the Program.", "--show-program")
 

@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SharedEngineOptions(OpenedEngineOptions):
-    socket: Path = option(..., "Unix socket to make; only this user can connect.")
+    socket: Path = option(..., "Unix socket to create; only this user can connect.")
     kv_cache_dir: Path | None = engine_option(
-        None, "Folder for KV blocks that do not fit the cache; a restart finds them."
+        None, "Folder for KV blocks that do not fit in the cache; reused after a restart."
     )
-    kv_cache_disk_size: int | None = engine_option(None, "Most bytes of that folder.", min=1, show_default="10 GiB")
-    max_adapters: int = engine_option(AdapterLimits().count, "Most adapters in memory.", min=1)
-    adapter_memory: int = engine_option(0, "Most bytes of memory for adapters.", min=0, show_default="no limit")
+    kv_cache_disk_size: int | None = engine_option(None, "Maximum bytes in that folder.", min=1, show_default="10 GiB")
+    max_adapters: int = engine_option(AdapterLimits().count, "Maximum number of adapters in memory.", min=1)
+    adapter_memory: int = engine_option(0, "Maximum memory of adapters in bytes.", min=0, show_default="no limit")
 
     def settings(self) -> EngineSettings:
         gpu = GpuSettings(

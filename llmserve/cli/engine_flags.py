@@ -12,7 +12,7 @@ from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.settings import SchedulerSettings
 
 engine_option = partial(option, panel="Engine")
-SPECULATION_HELP = "Drafters, with commas between them: lookup, grammar, history, draft; or off. Answers stay the same."
+SPECULATION_HELP = "Drafters, separated by commas: lookup, grammar, history, draft; or off. Answers stay the same."
 DRAFT_HELP = "Directory of a smaller engine with the same tokenizer, which drafts tokens (drafter draft)."
 
 
@@ -35,9 +35,9 @@ class OpenedEngineOptions:
     engine: Path = argument(..., "Engine directory, made by llmserve build.")
     threads: int = engine_option(0, "Engine threads; 0: every core that this process may use.", min=0)
     max_kv_tokens: int = engine_option(0, "Tokens in the KV cache; 0: what the batch can use.", min=0)
-    kv_cache_fraction: float = engine_option(0.9, "Most of the free memory that the KV cache may take.")
+    kv_cache_fraction: float = engine_option(0.9, "Largest fraction of the free memory that the KV cache may use.")
     max_queue_size: int = engine_option(
-        SchedulerSettings().max_queue_size, "Most requests that wait; others are refused.", min=0
+        SchedulerSettings().max_queue_size, "Maximum number of waiting requests; others are refused.", min=0
     )
     speculation: str = engine_option(Speculation.ALL.words(), SPECULATION_HELP)
     draft_engine: Path | None = engine_option(None, DRAFT_HELP)
@@ -57,23 +57,23 @@ class EngineOptions:
         None, "Tokens in the KV cache.", min=1, show_default="what the batch can use"
     )
     kv_cache_fraction: float | None = engine_option(
-        None, "Most of the free memory that the KV cache may take.", show_default="0.9"
+        None, "Largest fraction of the free memory that the KV cache may use.", show_default="0.9"
     )
     kv_cache_dir: Path | None = engine_option(
-        None, "Folder for KV blocks that do not fit the cache; a restart finds them."
+        None, "Folder for KV blocks that do not fit in the cache; reused after a restart."
     )
-    kv_cache_disk_size: int | None = engine_option(None, "Most bytes of that folder.", min=1, show_default="10 GiB")
+    kv_cache_disk_size: int | None = engine_option(None, "Maximum bytes in that folder.", min=1, show_default="10 GiB")
     speculation: str | None = engine_option(None, SPECULATION_HELP, show_default="lookup,grammar,history,draft")
     draft_engine: Path | None = engine_option(None, DRAFT_HELP)
     adapter: list[str] | None = engine_option(
-        None, "NAME=DIR: serve a LoRA adapter as a model of its own; may be repeated."
+        None, "NAME=DIR: serve a LoRA adapter as a separate model; may be repeated."
     )
     adapters: Path | None = engine_option(
         None, "Folder of adapter directories, each a model with its name; --model-control-mode poll looks again."
     )
-    max_adapters: int | None = engine_option(None, "Most adapters in memory.", min=1, show_default="64")
+    max_adapters: int | None = engine_option(None, "Maximum number of adapters in memory.", min=1, show_default="64")
     adapter_memory: int | None = engine_option(
-        None, "Most bytes of memory for adapters.", min=1, show_default="no limit"
+        None, "Maximum memory of adapters in bytes.", min=1, show_default="no limit"
     )
     engine_process: bool = engine_option(
         False, "Run each engine in its own process, and restart it when it dies.", "--engine-process"
@@ -91,5 +91,5 @@ class EngineOptions:
         0, "Seconds between hashes of an engine's files; a changed engine is not ready; 0: never.", min=0
     )
     gate_key: list[Path] | None = engine_option(
-        None, "Public key (PEM) that signed the gate's records; may be repeated."
+        None, "Public key (PEM) for the signatures of gate records; may be repeated."
     )

@@ -44,9 +44,9 @@ class EvalFlags(SummarizeFlags):
     suite: Path = option(..., "Suite file, such as eval/suites/docstrings.yaml.")
     hf_model_dir: Path | None = option(None, "Checkpoint of the engine: a folder, or FILE.gguf.")
     lora: Path | None = option(None, "LoRA adapter (PEFT) that is merged into that checkpoint.")
-    adapter: Path | None = option(None, "Judge the engine with this adapter directory, which gets the record.")
-    baseline: Path | None = option(None, "Compare with this engine instead of the checkpoint; makes no record.")
-    url: str = option("", "Judge a running server: HOST:PORT (gRPC); grpcs:// for TLS.")
+    adapter: Path | None = option(None, "Evaluate the engine with this adapter directory; the record is added to it.")
+    baseline: Path | None = option(None, "Compare with this engine instead of the checkpoint; adds no record.")
+    url: str = option("", "Evaluate a running server: HOST:PORT (gRPC); grpcs:// for TLS.")
     num_samples: int | None = option(None, "Number of samples, from the first.", show_default="the suite's")
     dtype: str = option(
         "",
@@ -62,7 +62,7 @@ class EvalFlags(SummarizeFlags):
     as_served: bool = option(
         True, "Also test some samples through real servers: alone and under load, over gRPC and /v1."
     )
-    served_samples: int = option(32, "Samples that are asked as served.")
+    served_samples: int = option(32, "Number of samples to test as served.")
     http_url: str = option("", "http://HOST:PORT of the server at --url, to test /v1, too.")
     previous: Path | None = option(
         None, "Engine directory whose last record is the reference for speed.", show_default="ENGINE"
@@ -71,7 +71,7 @@ class EvalFlags(SummarizeFlags):
     sign_key: Path | None = option(None, "Private key (PEM, Ed25519) that signs the record.")
     output: Path | None = option(
         None,
-        "Report file (JSON); an HTML page is written beside it.",
+        "Report file (JSON); an HTML page is written next to it.",
         show_default="eval-results/ENGINE-SUITE.json (--url: server-)",
     )
     plan: bool = option(False, "Only print how many samples the suite's margins need.", "--plan")

@@ -13,7 +13,7 @@ BLESS = "bless"
 
 
 def command(
-    suite: Annotated[Path, typer.Argument(help="Suite file whose margins are to count.")],
+    suite: Annotated[Path, typer.Argument(help="Suite file whose margins to approve.")],
     by: Annotated[str, typer.Option(help="Who says so.")],
     why: Annotated[str, typer.Option(help="For what reason.")],
     sign_key: Annotated[

@@ -27,7 +27,7 @@ from llmserve.errors import InvalidArgument
 def command(
     engine: Annotated[Path, typer.Argument(help="Engine directory.")],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Hash every file, and run the self-test of an engine that carries one.")
+        bool, typer.Option("--verify", help="Hash every file, and run the engine's self-test, if it has one.")
     ] = False,
     program: Annotated[bool, typer.Option("--program", help="Print the network that was compiled, op by op.")] = False,
     tactics: Annotated[bool, typer.Option("--tactics", help="Print the tactic of each linear layer, and why.")] = False,

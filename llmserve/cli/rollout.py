@@ -42,11 +42,13 @@ class RolloutOptions:
     adapter: str = option("", "start: NAME=DIR, another adapter directory for a loaded adapter's name.")
     shadow: str | None = rule_option(None, "Share of requests to copy, such as 10%.")
     canary: str | None = rule_option(None, "Shares that the candidate answers, such as 5%,25%; or none.")
-    requests: int | None = rule_option(None, "Least requests of the candidate in each step.")
-    seconds: float | None = rule_option(None, "Least seconds of each step.")
-    max_error_rate: str | None = rule_option(None, "Share of failed requests, such as 1%.")
-    min_agreement: str | None = rule_option(None, "Share of equal answers, such as 90%; or none.")
-    max_latency_ratio: str | None = rule_option(None, "Candidate's latency divided by the stable one's; or none.")
+    requests: int | None = rule_option(None, "Minimum number of requests of the candidate in each step.")
+    seconds: float | None = rule_option(None, "Minimum seconds of each step.")
+    max_error_rate: str | None = rule_option(None, "Maximum share of failed requests, such as 1%.")
+    min_agreement: str | None = rule_option(None, "Minimum share of equal answers, such as 90%; or none.")
+    max_latency_ratio: str | None = rule_option(
+        None, "Maximum ratio of the candidate's latency to the stable one's; or none."
+    )
     timeout_s: float | None = rule_option(None, "Seconds to a first response.", "--timeout")
     by_hand: bool = rule_option(False, "Wait for `promote` after the last step.", "--by-hand")
     reason: str = option("", "abort: the reason, for the log.")

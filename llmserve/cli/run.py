@@ -45,14 +45,14 @@ class RunOptions:
     )
     input_text: list[str] | None = prompt_option(None, "A prompt; may be given several times.")
     input_file: Path | None = prompt_option(
-        None, "Text with one prompt a line, - reads stdin; .csv and .npy: rows of token ids."
+        None, "Text with one prompt per line, - reads stdin; .csv and .npy: rows of token ids."
     )
     benchmark: int | None = prompt_option(
         None, "Run this many random prompts of --input-tokens tokens instead, with answers of full length.", min=1
     )
     input_tokens: int = prompt_option(128, "Tokens of a prompt of --benchmark.", min=1)
     chat: bool = prompt_option(False, "Prompts are user messages in the model's chat format.", "--chat")
-    max_output_len: int = output_option(100, "Most new tokens per prompt.")
+    max_output_len: int = output_option(100, "Maximum number of new tokens per prompt.")
     streaming: bool = output_option(False, "Print each piece of text as it comes.", "--streaming")
     output_csv: Path | None = output_option(None, "Write token ids, prompt and answer in a row, instead of text.")
     output_npy: Path | None = output_option(None, "The same as an array.")

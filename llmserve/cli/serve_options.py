@@ -60,7 +60,7 @@ class ModelOptions:
         False, "Refuse incomplete configs.", "--disable-auto-complete-config"
     )
     model_config_name: str = model_option("", "Prefer the config <model>/configs/NAME.pbtxt.")
-    model_load_thread_count: int = model_option(4, "Most models that load at the same time.", min=1)
+    model_load_thread_count: int = model_option(4, "Maximum number of models that load at the same time.", min=1)
     backend_config: list[str] | None = model_option(None, "BACKEND,KEY=VALUE; may be repeated.")
     cache_config: str = model_option("", "local,size=BYTES: a response cache.")
     inline_execution: bool = model_option(True, "Run models that declare brief, pure work on the event loop.")
@@ -92,14 +92,16 @@ class ListenOptions:
     allow_metrics: bool = listen_option(True, "Serve /metrics.")
     allow_web_page: bool = listen_option(True, "Serve the web page at / over HTTP.")
     root_path: str | None = listen_option(
-        None, "Prefix that HTTP paths may have, such as /llm behind a proxy that keeps it.", show_default="none"
+        None,
+        "Optional prefix of HTTP paths, such as /llm behind a proxy that does not strip it.",
+        show_default="none",
     )
-    http_max_input_size: int = listen_option(DEFAULT_MAX_INPUT_BYTES, "Most bytes of an HTTP body.", min=1)
+    http_max_input_size: int = listen_option(DEFAULT_MAX_INPUT_BYTES, "Maximum size of an HTTP body in bytes.", min=1)
     request_memory: int | None = listen_option(
-        None, "Most bytes of memory for all running requests.", min=1, show_default="a quarter of the memory"
+        None, "Maximum memory of all running requests in bytes.", min=1, show_default="a quarter of the memory"
     )
     request_memory_each: int | None = listen_option(
-        None, "Most bytes of memory for one request.", min=1, show_default="a quarter of --request-memory"
+        None, "Maximum memory of one request in bytes.", min=1, show_default="a quarter of --request-memory"
     )
     http_header_forward_pattern: str = listen_option("", "Headers whose names match become request parameters.")
     grpc_header_forward_pattern: str = listen_option("", "The same for gRPC metadata.")
@@ -124,12 +126,12 @@ class ListenOptions:
     grpc_keepalive_permit_without_calls: bool = listen_option(False, "Also ping clients without a running call.")
     grpc_max_connection_age: int = listen_option(0, "Milliseconds until a connection is closed; 0: never.", min=0)
     grpc_max_connection_age_grace: int = listen_option(
-        0, "Milliseconds that its calls may take to end; 0: no limit.", min=0
+        0, "Milliseconds that its calls have to finish; 0: no limit.", min=0
     )
     shutdown_delay_secs: float = listen_option(
         0, "Seconds after SIGTERM in which the server is not ready but accepts requests, for load balancers.", min=0
     )
-    exit_timeout_secs: float = listen_option(30, "Seconds that running requests may take to end.", min=0)
+    exit_timeout_secs: float = listen_option(30, "Seconds that running requests have to finish.", min=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +158,7 @@ class MetricsOptions:
         None, "KEY=VALUE, such as summary_latencies=true; may be repeated."
     )
     metrics_interval_ms: float = metrics_option(
-        2000, "Milliseconds for which readings of the machine are cached.", min=0
+        2000, "How many milliseconds readings of the machine are cached.", min=0
     )
     allow_cpu_metrics: bool = metrics_option(True, "Show nv_cpu_*.")
     allow_gpu_metrics: bool = metrics_option(True, "Show nv_gpu_*.")

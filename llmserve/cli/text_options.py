@@ -34,43 +34,43 @@ class TextOptions:
     any_model_name: bool = text_option(False, "Accept every model name, if there is one LLM.", "--any-model-name")
     chat_template: Path | None = text_option(
         None,
-        "File with a Jinja chat template, or the name of one, in place of the checkpoint's.",
+        "A Jinja chat template (a file, or a built-in name) to use instead of the checkpoint's.",
         show_default="the checkpoint's",
     )
     default_chat_template_kwargs: str | None = text_option(
         None,
-        'JSON object of further names for the chat template, such as {"enable_thinking": false}.',
+        'JSON object of additional variables for the chat template, such as {"enable_thinking": false}.',
         show_default="none",
     )
     allow_chat_template: bool = text_option(
-        False, "Let requests bring a chat template, which runs in a process with limits.", "--allow-chat-template"
+        False, "Allow a chat template in requests; it runs in a process with limits.", "--allow-chat-template"
     )
     default_sampling: str | None = text_option(
         None,
-        'JSON object of sampling defaults, before the checkpoint\'s, such as {"temperature": 0.7}.',
+        'JSON object of sampling defaults that override the checkpoint\'s, such as {"temperature": 0.7}.',
         show_default="none",
     )
     enable_force_include_usage: bool = text_option(
-        False, "Tell the usage in every chunk of a stream.", "--enable-force-include-usage"
+        False, "Include the usage in every chunk of a stream.", "--enable-force-include-usage"
     )
     enable_per_request_metrics: bool = text_option(
-        False, "Tell the times of each request in its answer's member metrics.", "--enable-per-request-metrics"
+        False, "Include the times of each request in its answer, as metrics.", "--enable-per-request-metrics"
     )
     return_tokens_as_token_ids: bool = text_option(
-        False, "Log probs name tokens as token_id:ID, unless a request says otherwise.", "--return-tokens-as-token-ids"
+        False, "Write tokens as token_id:ID in log probs, unless a request sets this.", "--return-tokens-as-token-ids"
     )
     checkpoint_sampling: bool = text_option(
         True, "Sampling defaults of the checkpoint's generation_config.json; else OpenAI's."
     )
     batch_dir: Path | None = text_option(
-        None, "Folder for /v1/files and /v1/batches, kept over a restart.", show_default="none: they are off"
+        None, "Folder for /v1/files and /v1/batches, kept after a restart.", show_default="none: they are off"
     )
     stored_responses: int = text_option(
-        1000, "Most responses kept in memory, for an hour, for previous_response_id; 0: none.", min=0
+        1000, "Maximum number of responses kept in memory for an hour, for previous_response_id; 0: none.", min=0
     )
     unknown_fields: UnknownFields = text_option(
         UnknownFields.WARN,
-        "Fields that are unknown, or change no answer. warn: name them in the answer's member warning.",
+        "Unknown fields, and fields that change no answer. warn: list them in the answer's warning.",
     )
 
 

@@ -31,10 +31,10 @@ class WorkerOptions(OpenedEngineOptions):
         "file", f"How workers are found: {', '.join(DISCOVERY)}.", envvar="DYN_DISCOVERY_BACKEND"
     )
     request_plane: str = cluster_option(
-        "tcp", f"How requests come: {', '.join(REQUEST_PLANES)}.", envvar="DYN_REQUEST_PLANE"
+        "tcp", f"How requests arrive: {', '.join(REQUEST_PLANES)}.", envvar="DYN_REQUEST_PLANE"
     )
     event_plane: str = cluster_option(
-        "zmq", f"How the router hears of blocks: {', '.join(EVENT_PLANES)}.", envvar="DYN_EVENT_PLANE"
+        "zmq", f"How the router learns about blocks: {', '.join(EVENT_PLANES)}.", envvar="DYN_EVENT_PLANE"
     )
     without_migration: bool = cluster_option(
         False,

@@ -196,7 +196,7 @@ EXPECTED: dict[object, str] = {
     int: "expected a whole number",
     float: "expected a number",
     _paths: 'expected directories by name, as JSON: {"NAME": "DIRECTORY"}',
-    _integers: "expected whole numbers with commas between them",
+    _integers: "expected whole numbers separated by commas",
 }
 
 

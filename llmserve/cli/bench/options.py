@@ -38,14 +38,14 @@ class BenchOptions:
     root_certificates: RootCertificatesOption = None
     concurrency: str = load_option(
         "",
-        "Number of users; each asks again when answered. Several numbers (1,2,4) are a sweep.",
+        "Number of users; each sends a request when the previous one is answered. Several numbers (1,2,4) are a sweep.",
         show_default=DEFAULT_CONCURRENCY,
     )
-    rate: str = load_option("", "Requests a second, instead of --concurrency; several numbers are a sweep.")
+    rate: str = load_option("", "Requests per second, instead of --concurrency; several numbers are a sweep.")
     arrivals: str = load_option("poisson", f"With --rate: {ARRIVALS}.")
     requests: int | None = load_option(None, "Number of requests.", show_default=str(DEFAULT_REQUESTS), min=1)
     duration: float | None = load_option(None, "Seconds in which requests start, instead of --requests.")
-    grace: float = load_option(30, "With --duration: seconds that running requests then have.", min=0)
+    grace: float = load_option(30, "With --duration: seconds for running requests to finish.", min=0)
     warmup: int = load_option(5, "Requests before the measurement.", min=0)
     timeout: float = load_option(600, "Seconds until a request fails.")
     input_tokens: str = request_option("128", f"Tokens of a prompt: {LENGTHS}.")
@@ -53,8 +53,8 @@ class BenchOptions:
     prompts: Path | None = request_option(
         None, "File of prompts: one per line, or .jsonl with prompt or messages, and max_tokens."
     )
-    prefix_tokens: int = request_option(0, "Tokens of a shared beginning of the prompts.", min=0)
-    num_prefixes: int = request_option(1, "Number of different beginnings.", min=1)
+    prefix_tokens: int = request_option(0, "Tokens of a prefix that prompts share.", min=0)
+    num_prefixes: int = request_option(1, "Number of different prefixes.", min=1)
     tokenizer_dir: Path | None = request_option(
         None,
         "Engine or checkpoint whose tokenizer makes prompts of exact lengths.",

@@ -35,7 +35,7 @@ def command(
     once: Annotated[str | None, typer.Option(help="Ask this, print the answer and exit.", show_default=False)] = None,
     system: Annotated[str, typer.Option(help="System message.", show_default=False)] = "",
     model: Annotated[str, typer.Option(help="Model to talk to.")] = "ensemble",
-    max_tokens: Annotated[int, typer.Option(help="Most tokens in an answer.")] = 256,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens in an answer.")] = 256,
     temperature: Annotated[float | None, typer.Option(help="0: greedy.", show_default=False)] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.", show_default=False)] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from this probability.", show_default=False)] = None,
@@ -43,7 +43,7 @@ def command(
     seed: Annotated[int | None, typer.Option(help="Seed of the random draws.", show_default=False)] = None,
     param: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE: any other, as /params has them: guide=json, log_probs=on; may be repeated."),
+        typer.Option(help="NAME=VALUE: any other parameter of /params: guide=json, log_probs=on; may be repeated."),
     ] = None,
     load: Annotated[Path | None, typer.Option(help="Load a conversation of /save.", show_default=False)] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print tokens and speed after each answer.")] = False,

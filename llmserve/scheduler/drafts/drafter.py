@@ -30,7 +30,7 @@ class Speculation(Flag):
         names = {name.strip().lower() for name in text.split(",")}
         known = {drafter.words(): drafter for drafter in cls.ALL}
         if names != {"off"} and names - known.keys():
-            raise ValueError(f"expected off, or names of drafters with commas between them: {cls.ALL.words()}")
+            raise ValueError(f"expected off, or names of drafters separated by commas: {cls.ALL.words()}")
         return functools.reduce(operator.or_, (known[name] for name in names & known.keys()), cls.OFF)
 
     def words(self) -> str:

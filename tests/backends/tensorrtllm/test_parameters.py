@@ -170,7 +170,7 @@ def test_what_is_no_number_is_said_to_people_all_at_once(tmp_path: Path) -> None
     message = str(raised.value)
     assert "num_threads is 'two': expected a whole number" in message
     assert "kv_cache_free_gpu_mem_fraction is 'half': expected a number" in message
-    assert "max_attention_window_size is '1;2': expected whole numbers with commas between them" in message
+    assert "max_attention_window_size is '1;2': expected whole numbers separated by commas" in message
 
 
 def test_a_version_may_be_an_engine_directory_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -46,7 +46,7 @@ class TensorrtLlmOptions(TargetOptions):
     weight_only_precision: str = option(
         "int8", Flag("Of those weights", WEIGHT_ONLY_PRECISIONS, elsewhere=Elsewhere.ANOTHER_NAME)
     )
-    workers: int = option(1, _building("Ranks that are built at once", least=1))
+    workers: int = option(1, _building("Ranks that are built at the same time", least=1))
     parallel_build: bool = option(False, _building("As many workers as GPUs."))
     multiple_profiles: str = option("disable", _tuning("Several optimization profiles", SWITCH))
     reduce_fusion: str = option("disable", _tuning("Sum and norm in one kernel", SWITCH))
