@@ -42,8 +42,8 @@ CONNECT_FAILURES = ("failed to connect", "connections to all backends failing", 
 CONNECT_REASONS = {  # what gRPC says of a server that is there, and what to do
     "certificate_verify_failed": "its certificate is not trusted; give --root-certificates FILE",
     "hostname verification": "its certificate is another host's; give --url a name that is in it",
-    "wrong_version_number": "it does not speak TLS; give --url without grpcs://",
-    "socket closed": "it has closed the connection: it ends, or wants TLS (--url grpcs://HOST:PORT) or a certificate",
+    "wrong_version_number": "it does not use TLS; give --url without grpcs://",
+    "socket closed": "the connection closed: it is stopping, or needs TLS (--url grpcs://HOST:PORT) or a certificate",
 }
 
 PLAIN_SCHEMES, TLS_SCHEMES = ("grpc://", "http://"), ("grpcs://", "https://")
@@ -99,7 +99,7 @@ class Access:
         """None for a connection without TLS. Raises `InvalidArgument` when the certificates cannot be read."""
         if not url.startswith(TLS_SCHEMES):
             if self.root_certificates is not None:
-                raise InvalidArgument(f"certificates are for TLS, which grpcs://{_target(url)} would have")
+                raise InvalidArgument(f"certificates require TLS; use grpcs://{_target(url)}")
             return None
         try:
             roots = None if self.root_certificates is None else self.root_certificates.read_bytes()
@@ -328,14 +328,14 @@ def _tensor(name: str, datatype: str, value: Parameter, *, batched: bool) -> Ten
     for item in items:
         if not isinstance(item, taken) or (isinstance(item, bool) and bool not in taken):
             names = " or ".join(each.__name__ for each in taken) or "nothing that Python has"
-            raise InvalidArgument(f"{name}={value!r} is no {datatype}: it takes {names}, not {type(item).__name__}")
+            raise InvalidArgument(f"{name}={value!r} is not {datatype}: give {names}, not {type(item).__name__}")
     try:
         if datatype == "BYTES":
             items = [item.encode() if isinstance(item, str) else item for item in items]
         with np.errstate(over="raise"):  # a number beyond FP32 would become infinite
             data = np.array(items, dtype=dtype)
     except (ValueError, OverflowError, FloatingPointError) as error:
-        raise InvalidArgument(f"{name}={value!r} is no {datatype}: {error}") from error
+        raise InvalidArgument(f"{name}={value!r} is not {datatype}: {error}") from error
     return Tensor(name, datatype, data.reshape(1, -1) if batched else data)
 
 
@@ -386,11 +386,11 @@ def _failure(url: str, error: Any, *, streaming: bool = False) -> LlmserveError:
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE and SPEAKS_HTTP in details:
         what_to_do = "give --url the server's gRPC address, localhost:8001 by default"
-        return Unavailable(f"{url} is a port for HTTP or metrics, and this command speaks gRPC; {what_to_do}")
+        return Unavailable(f"{url} is a port for HTTP or metrics, and this command uses gRPC; {what_to_do}")
     if code is grpc.StatusCode.UNAVAILABLE and details.lower().startswith(CONNECT_FAILURES):
         for said, reason in CONNECT_REASONS.items():
             if said in details.lower():
-                return Unavailable(f"{url} cannot be asked: {reason}")
+                return Unavailable(f"{url} cannot be reached: {reason}")
         return Unavailable(f"no server answers at {url}; start one with `llmserve serve ENGINE_DIR`, or check --url")
     if code is grpc.StatusCode.UNAUTHENTICATED:  # says which header is missing, which is our business
         required = "an API key" if "send the header" in details else "another API key"

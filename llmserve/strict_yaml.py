@@ -13,7 +13,7 @@ class _Loader(yaml.SafeLoader):
         node, seen = super().compose_mapping_node(anchor), set[tuple[str, str]]()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is there twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark)
             seen.add((key.tag, str(key.value)))
         return node
 

@@ -76,22 +76,22 @@ def test_numpy_values_are_taken_as_what_they_are(client: Client, core: StubCore)
     ("parameters", "words"),
     [
         ({"heat": 3}, "has no input named heat; it has: max_tokens, messages, seed, stop_words"),
-        ({"seed": -1}, "seed=-1 is no UINT64"),
-        ({"seed": 2**64}, "is no UINT64"),
-        ({"temperature": "hot"}, "temperature='hot' is no FP32"),
-        ({"temperature": "0.5"}, "temperature='0.5' is no FP32"),
-        ({"temperature": True}, "temperature=True is no FP32"),
-        ({"temperature": 1e300}, "temperature=1e\\+300 is no FP32"),
-        ({"max_tokens": 16.9}, "max_tokens=16.9 is no INT32: it takes int, not float"),
-        ({"max_tokens": "16"}, "max_tokens='16' is no INT32"),
-        ({"max_tokens": True}, "max_tokens=True is no INT32"),
-        ({"max_tokens": None}, "max_tokens=None is no INT32"),
-        ({"max_tokens": [[1]]}, "is no INT32"),
-        ({"max_tokens": np.float32(16)}, "is no INT32"),
-        ({"stream": "false"}, "stream='false' is no BOOL"),
-        ({"stream": 0}, "stream=0 is no BOOL"),
-        ({"stop_words": [b"a", 3]}, "is no BYTES: it takes str or bytes, not int"),
-        ({"stop_words": ["\udc80"]}, "is no BYTES"),
+        ({"seed": -1}, "seed=-1 is not UINT64"),
+        ({"seed": 2**64}, "is not UINT64"),
+        ({"temperature": "hot"}, "temperature='hot' is not FP32"),
+        ({"temperature": "0.5"}, "temperature='0.5' is not FP32"),
+        ({"temperature": True}, "temperature=True is not FP32"),
+        ({"temperature": 1e300}, "temperature=1e\\+300 is not FP32"),
+        ({"max_tokens": 16.9}, "max_tokens=16.9 is not INT32: give int, not float"),
+        ({"max_tokens": "16"}, "max_tokens='16' is not INT32"),
+        ({"max_tokens": True}, "max_tokens=True is not INT32"),
+        ({"max_tokens": None}, "max_tokens=None is not INT32"),
+        ({"max_tokens": [[1]]}, "is not INT32"),
+        ({"max_tokens": np.float32(16)}, "is not INT32"),
+        ({"stream": "false"}, "stream='false' is not BOOL"),
+        ({"stream": 0}, "stream=0 is not BOOL"),
+        ({"stop_words": [b"a", 3]}, "is not BYTES: give str or bytes, not int"),
+        ({"stop_words": ["\udc80"]}, "is not BYTES"),
     ],
 )
 def test_wrong_parameters_are_refused_before_anything_is_sent(
@@ -150,7 +150,7 @@ def test_another_port_of_the_server_is_told_from_no_server(server: RunningServer
     for port in (server.http_port, server.metrics_port):
         with (
             Client(f"{HOST}:{port}") as client,
-            pytest.raises(Unavailable, match=f"{HOST}:{port} is a port for HTTP or metrics, and this command speaks"),
+            pytest.raises(Unavailable, match=f"{HOST}:{port} is a port for HTTP or metrics, and this command uses"),
         ):
             next(client.generate("x"))
     for port, words in (

@@ -129,7 +129,7 @@ class FunctionInstance:
     def _tensor(self, name: str, datatype: str, array: NDArray[Any]) -> Tensor:
         if array.dtype != NUMPY_DTYPES[datatype]:
             raise InternalError(
-                f"model '{self._model_name}' answered with output '{name}' of type {array.dtype}, but its config says "
+                f"model '{self._model_name}' returned output '{name}' of type {array.dtype}, but its config says "
                 f"{datatype}"
             )
         return Tensor(name, datatype, array)

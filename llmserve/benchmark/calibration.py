@@ -33,7 +33,7 @@ async def asked_writer(endpoint: Endpoint) -> Calibrated:
         if record.error:
             return Calibrated(Writer(GUESS), record)
         if record.prompt_tokens is None:
-            return Calibrated(Writer(GUESS), None, f"the server counts no tokens: {TAKEN}")
+            return Calibrated(Writer(GUESS), None, f"the server does not count tokens: {TAKEN}")
         counts.append(record.prompt_tokens)
     per_word = (counts[1] - counts[0]) / len(WORDS)
     if per_word < 0.5:  # what does not fit, a server may cut off

@@ -59,7 +59,7 @@ def parse_server(url: str, root_certificates: Path | None) -> Server:
         raise InvalidArgument(f"--url {url}: expected http://HOST:PORT or https://HOST:PORT")
     is_secure = parts.scheme == "https"
     if root_certificates is not None and not is_secure:
-        raise InvalidArgument("--root-certificates are for TLS, which an https:// URL would have")
+        raise InvalidArgument("--root-certificates require TLS; use an https:// URL")
     try:
         tls = ssl.create_default_context(cafile=root_certificates) if is_secure else None
     except (OSError, ssl.SSLError) as error:

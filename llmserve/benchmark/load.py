@@ -138,7 +138,7 @@ class _Sender:
             async with asyncio.timeout(self.load.timeout_s):
                 await self.endpoint.ask(request, record)
         except TimeoutError:
-            record.fail("timeout", f"no whole answer within {self.load.timeout_s:g} s")
+            record.fail("timeout", f"no complete answer within {self.load.timeout_s:g} s")
         except asyncio.CancelledError:
             record.is_cut = True
             raise

@@ -120,7 +120,7 @@ class Events:
                 rejected = drafts.get("rejected_prediction_tokens") or 0
                 self._record.drafted_tokens = self._record.accepted_tokens + rejected
         except (ValueError, AttributeError, KeyError, TypeError):
-            self._record.fail("event that is not one of OpenAI's", data[:100].decode("utf-8", "replace"))
+            self._record.fail("event that is not in OpenAI's format", data[:100].decode("utf-8", "replace"))
 
 
 def error_text(body: bytes) -> str:
@@ -143,7 +143,7 @@ async def only_model(server: Server, api_key: str) -> str:
         raise unreachable(server, str(error)) from error
     except (ConnectionLost, BadAnswer) as error:
         raise Unavailable(
-            f"what is at {server.host_header} does not answer as a server of /v1 does: {error}; {OTHER_PORT}"
+            f"{server.host_header} does not respond like a server of /v1: {error}; {OTHER_PORT}"
         ) from error
     finally:
         if connection is not None:

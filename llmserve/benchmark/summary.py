@@ -106,7 +106,7 @@ class Summary:
         if self.lateness is not None and (late := self.lateness.percentiles[99]) > LATE_S * MS:
             reasons.append(f"requests were sent up to {late:.0f} ms late (99th percentile)")
         if self.lag is not None and (lag := self.lag.percentiles[99]) > LATE_S * MS:
-            reasons.append(f"it noticed what came up to {lag:.0f} ms late (99th percentile)")
+            reasons.append(f"it read responses up to {lag:.0f} ms late (99th percentile)")
         return "; ".join(reasons)
 
     def document(self) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def _mode(checkpoint: Checkpoint, folder: str, problems: list[str]) -> str:
     name = f"{folder}/config.json"
     config = _read(checkpoint, name)
     if not isinstance(config, dict):
-        problems.append(f"{name} is missing, or is no object")
+        problems.append(f"{name} is missing, or is not an object")
         return ""
     flags = [key.removeprefix(FLAG) for key, value in config.items() if key.startswith(FLAG) and value is True]
     named = config.get("pooling_mode", [FLAGS.get(flag, flag) for flag in flags])

@@ -65,7 +65,7 @@ def exposures(options: ServeOptions, extensions: Extensions) -> Iterator[str]:
     if options.model_control_mode == ControlMode.EXPLICIT:
         for port, flag in _open_ports(options, Api.MODEL_REPOSITORY, http, grpc):
             yield (
-                f"anyone who reaches {port} can load models, and files that come with the request: code that runs with "
+                f"anyone who reaches {port} can load models, including files in the request: code that runs with "
                 f"this server's rights. Restrict it ({flag}) or listen on a loopback address; see docs/security.md"
             )
     if options.allow_client_shm:

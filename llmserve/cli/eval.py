@@ -88,9 +88,9 @@ class EvalFlags(SummarizeFlags):
         if self.output is not None and self.output.suffix == ".html":
             found.append(f"--output names the JSON report, and the page beside it ends in .html: not {self.output}")
         if self.earlier is not None and not self.plan:
-            found.append("--earlier says what --plan counts from; without --plan leave it out")
+            found.append("--earlier is used only with --plan; leave it out")
         if self.max_ite and self.num_samples:
-            found.append("--max-ite and --num-samples say the same; give one of them")
+            found.append("--max-ite and --num-samples mean the same; give one of them")
         return found
 
     def options(self) -> EvalOptions:

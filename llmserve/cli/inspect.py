@@ -52,8 +52,8 @@ def command(
 def _verdict(directory: EngineDirectory, result: SelfTestResult | None) -> str:
     """In words, once every file was hashed without an error."""
     if result is None:
-        return f"every file is as built; engines for {directory.manifest.target} carry no self-test"
-    return f"every file is as built; {result}"
+        return f"every file is unchanged; engines for {directory.manifest.target} have no self-test"
+    return f"every file is unchanged; {result}"
 
 
 def _as_json(directory: EngineDirectory, result: SelfTestResult | None, *, is_verified: bool) -> dict[str, Any]:

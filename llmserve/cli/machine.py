@@ -51,7 +51,7 @@ def _fact(name: str, ask: Callable[[], Answer]) -> Fact:
     try:
         return Fact(name, *ask())
     except Exception as error:  # border: a report on a broken machine must not break
-        return Fact(name, f"cannot be found out: {error}", {"error": str(error)})
+        return Fact(name, f"cannot be determined: {error}", {"error": str(error)})
 
 
 def required_packages() -> dict[str, str]:

@@ -88,11 +88,14 @@ class RolloutOptions:
         name, _, path = self.adapter.partition("=")
         problems = [
             (bool(self.adapter) and not (name and path), f"--adapter {self.adapter}: expected NAME=DIR"),
-            (bool(self.adapter) and given[0] != "--adapter", "--adapter: not together with --engine or --version"),
+            (
+                bool(self.adapter) and given[0] != "--adapter",
+                "--adapter: not with --engine or --version",
+            ),
             (not self.model and self.action is not Action.STATUS, "it needs the name of a model, such as tensorrt_llm"),
-            (bool(given) and self.action is not Action.START, f"{', '.join(given)}: only rollout start takes that"),
-            (bool(self.reason) and self.action is not Action.ABORT, "--reason: only rollout abort takes one"),
-            (self.wait and not self.model, "--wait: for which model?"),
+            (bool(given) and self.action is not Action.START, f"{', '.join(given)}: only for rollout start"),
+            (bool(self.reason) and self.action is not Action.ABORT, "--reason: only for rollout abort"),
+            (self.wait and not self.model, "--wait: requires the name of a model"),
         ]
         headline = f"llmserve rollout {self.action}"
         raise_problems(InvalidArgument, headline, [text for is_wrong, text in problems if is_wrong])

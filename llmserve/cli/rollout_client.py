@@ -72,4 +72,4 @@ def _problem(error: urllib.error.HTTPError) -> str:
     try:
         return str(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError):
-        return text or f"the server says {error.code} {error.reason}"
+        return text or f"the server returned {error.code} {error.reason}"

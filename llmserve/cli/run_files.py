@@ -21,7 +21,7 @@ from llmserve.cli.output_file import check_writable
 from llmserve.errors import InvalidArgument
 from llmserve.stages.text import text_from_bytes
 
-NO_PROMPT = "no prompt; give one behind the engine, --input-text TEXT (repeatable) or --input-file FILE (one a line)"
+NO_PROMPT = "no prompt; give one after the engine, --input-text TEXT (repeatable) or --input-file FILE (one per line)"
 RunPrompt: TypeAlias = str | tuple[int, ...]  # text, or token ids
 
 

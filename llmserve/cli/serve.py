@@ -187,7 +187,7 @@ def check_chat_template(given: Path | None) -> None:
     if given is not None and not given.is_file() and str(given) not in NAMES:
         names = ", ".join(NAMES)
         raise InvalidArgument(
-            f"--chat-template {given} is no file; give a file with a Jinja template, or one of {names}"
+            f"--chat-template {given} is not a file; give a file with a Jinja template, or one of {names}"
         )
 
 
@@ -309,7 +309,7 @@ def gate_rule(options: ServeOptions) -> GateRule | None:
     suites, keys = tuple(options.require_gate or ()), options.gate_key or ()
     if not suites:
         if keys:
-            raise InvalidArgument("--gate-key says who signs records, and none is asked for; add --require-gate SUITE")
+            raise InvalidArgument("--gate-key has no effect without --require-gate; add --require-gate SUITE")
         return None
     if ANY_SUITE in suites and len(suites) > 1:
         raise InvalidArgument(f"--require-gate {ANY_SUITE} names no suite, and the others do; leave one of them out")

@@ -46,7 +46,7 @@ def _named(arguments: Sequence[str]) -> Iterator[Path]:
 def _problems(content: Mapping[str, Any]) -> Iterator[str]:
     processor, params = content.get(PROCESSOR), content.get(PARAMS)
     if processor != "triton":
-        yield f"{PROCESSOR} must be triton, got {json.dumps(processor)}: no other's parameters are known"
+        yield f"{PROCESSOR} must be triton, got {json.dumps(processor)}: no other processor is supported"
     if not isinstance(params, list) or not all(isinstance(param, str) for param in params):
         yield f"{PARAMS} must be a list of flags, such as --model-repository=DIR, got {json.dumps(params)}"
 

@@ -33,7 +33,7 @@ def _checked(need: str, ask: Callable[[str], Check]) -> Check:
         found, _, advice = str(error).partition("; ")
         return Check(need, False, found, advice)
     except Exception as error:  # border: a report on a broken machine must not break
-        return Check(need, False, f"cannot be found out: {type(error).__name__}: {error}")
+        return Check(need, False, f"cannot be determined: {type(error).__name__}: {error}")
 
 
 def _python(need: str) -> Check:

@@ -79,11 +79,11 @@ BUILD = OldFlags.of(
         "write --quantization int8 or int4": "qformat:",
         "give the Hugging Face folder as --model_dir": "bin-model-dir: ft-model-dir: meta-ckpt-dir: model-config:",
         "write what is in it as flags, or as a --recipe": "build-config:",
-        "no code of others is run; architectures are those of docs/build.md": "model-cls-file: model-cls-name:",
+        "a checkpoint's code is never run; docs/models.md lists the architectures": "model-cls-file: model-cls-name:",
         LORA: "lora-plugin? lora-dir* hf-lora-dir: lora-ckpt-source: lora-target-modules* max-lora-rank: "
         "use-lora-plugin?",
         "llmserve serve drafts by itself; leave it out": "speculative-decoding-mode: max-draft-len:",
-        "prompt embeddings are not taken; leave it out": "max-prompt-embedding-table-size: max-multimodal-len: "
+        "prompt embeddings are not supported; leave it out": "max-prompt-embedding-table-size: max-multimodal-len: "
         "use-prompt-tuning",
         "it would change answers; leave it out": "streamingllm?",
     },
@@ -98,7 +98,7 @@ RUN = OldFlags.of(
         "a prompt may be as long as the engine's max_seq_len": "max-input-length:",
         "each piece is printed as it comes": "streaming-interval:",
         "the tokenizer's own rule": "no-add-special-tokens no-prompt-template",
-        "blocks are taken as they are needed": "max-kv-cache-length: max-attention-window-size* sink-token-length: "
+        "blocks are allocated as needed": "max-kv-cache-length: max-attention-window-size* sink-token-length: "
         "max-tokens-in-paged-kv-cache: kv-cache-enable-block-reuse kv-cache-free-gpu-memory-fraction: "
         "enable-chunked-context multi-block-mode? enable-context-fmha-fp32-acc",
         "for beams only": "length-penalty: early-stopping: beam-search-diversity-rate:",
@@ -106,7 +106,7 @@ RUN = OldFlags.of(
     },
     refused={
         LORA: "lora-dir* lora-task-uids* lora-ckpt-source:",
-        "prompt embeddings are not taken; leave it out": "prompt-table-path: prompt-tasks: num-prepend-vtokens*",
+        "prompt embeddings are not supported; leave it out": "prompt-table-path: prompt-tasks: num-prepend-vtokens*",
         "llmserve serve has return_context_logits and return_generation_logits": "output-logits-npy:",
         "llmserve serve has return_log_probs": "output-log-probs-npy: output-cum-log-probs-npy:",
     },
@@ -135,16 +135,16 @@ SUMMARIZE = OldFlags.of(
         "ROUGE is computed without files": "rouge-dir:",
         LOGS: "log-level: debug-mode",
         "one way to run an engine": "use-py-session hf-device-map-auto",
-        "blocks are taken as they are needed": "max-kv-cache-length: max-attention-window-size* sink-token-length: "
+        "blocks are allocated as needed": "max-kv-cache-length: max-attention-window-size* sink-token-length: "
         "kv-cache-free-gpu-memory-fraction: kv-cache-enable-block-reuse enable-chunked-context multi-block-mode?",
         "answers are greedy": "num-beams=1 top-k=1 top-p=0 top-p=0.0 top-p=1 top-p=1.0 length-penalty: temperature=1 "
         "temperature=1.0 repetition-penalty=1 repetition-penalty=1.0 early-stopping: presence-penalty=0 "
         "presence-penalty=0.0 frequency-penalty=0 frequency-penalty=0.0",
     },
     refused={
-        "both sides are asked for greedy answers; leave it out": "num-beams: top-k: top-p: temperature: "
+        "both sides decode greedily; leave it out": "num-beams: top-k: top-p: temperature: "
         "repetition-penalty: presence-penalty: frequency-penalty:",
         LORA: "lora-dir* lora-task-uids*",
-        "prompt embeddings are not taken; leave it out": "num-prepend-vtokens*",
+        "prompt embeddings are not supported; leave it out": "num-prepend-vtokens*",
     },
 )

@@ -218,7 +218,7 @@ async def engine_candidate(
 def added_adapter(engine: Engine, path: Path) -> str:
     """The digest of the adapter in a directory, which requests may name from here on."""
     if not isinstance(engine, AdapterEngine):
-        raise Unsupported(f"{engine.info.name} takes no adapters: leave out --adapter")
+        raise Unsupported(f"{engine.info.name} does not support adapters: leave out --adapter")
     adapter = SealedAdapter.open(path)
     engine.add_adapter(adapter)
     return adapter.digest

@@ -295,7 +295,7 @@ class InferenceCore:
         if self._settings.control_mode != ControlMode.EXPLICIT:
             raise Unsupported("adapters come and go at run time with --model-control-mode explicit only")
         if (adapters := self._table.find(name, "").adapters) is None:
-            raise Unsupported(f"model '{name}' takes no adapters")
+            raise Unsupported(f"model '{name}' does not support adapters")
         return adapters
 
     def metrics_text(self) -> str:

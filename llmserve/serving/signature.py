@@ -185,7 +185,7 @@ class ModelSignature:
             if any(each.accepts(shape, dims) for each in (seen, spec) for dims in (self._batch_dims, 0)):
                 continue
             logger.warning(
-                "model '%s' answered with output '%s' of shape %s, which its config declares as %s; clients get it as "
+                "model '%s' returned output '%s' of shape %s, which its config declares as %s; clients get it as "
                 "it is, as from Triton",
                 self.model_name,
                 spec.name,
@@ -201,7 +201,7 @@ class ModelSignature:
         except ValueError:
             batch = (-1,) * self._batch_dims
             raise InternalError(
-                f"model '{self.model_name}' answered with output '{spec.name}' of shape {format_shape(tensor.shape)}, "
+                f"model '{self.model_name}' returned output '{spec.name}' of shape {format_shape(tensor.shape)}, "
                 f"which its config cannot reshape to {format_shape(batch + spec.dims)}"
             ) from None
 

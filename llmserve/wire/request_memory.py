@@ -48,13 +48,13 @@ class Share:
             own, taken = self.num_bytes + size, memory.taken_bytes + size
             if own > memory.each_bytes:
                 raise RequestTooLarge(
-                    f"the request takes more than {memory.each_bytes} bytes of memory, which is the most that one may "
-                    "take. Use --request-memory-each to increase the limit."
+                    f"the request takes more than {memory.each_bytes} bytes of memory, the limit for one request. "
+                    "Use --request-memory-each to increase the limit."
                 )
             if taken > memory.limit_bytes:
                 raise ResourceExhausted(
-                    f"the requests that the server works on take most of {memory.limit_bytes} bytes of memory, which "
-                    "is what they may take together (--request-memory): try again later"
+                    f"running requests use most of the {memory.limit_bytes} bytes of memory that all may use together "
+                    "(--request-memory): try again later"
                 )
             self.num_bytes, memory.taken_bytes = own, taken
 

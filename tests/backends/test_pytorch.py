@@ -167,7 +167,7 @@ async def test_types_that_the_config_does_not_promise_are_errors(tmp_path: Path)
     write(tmp_path, "many", LIBTORCH + AB + tensors("output", Y__7="FP32 [ 2 ]"), script(Difference()))
     async with serving(tmp_path) as core:
         (bad,) = await collect(core, request("m", *ab()))
-        assert "answered with output 'Y' of type float32, but its config says INT32" in str(bad.error)
+        assert "returned output 'Y' of type float32, but its config says INT32" in str(bad.error)
         (bad,) = await collect(core, request("many", *ab()))
         assert "the model returned 2 outputs; it lacks Y__7" in str(bad.error)
 

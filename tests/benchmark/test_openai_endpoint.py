@@ -70,7 +70,7 @@ def test_completions_take_the_text_as_it_is() -> None:
         (Script(raw=b""), "connection lost", ""),
         (
             Script(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\ndata: [1]\n"),
-            "event that is not one of OpenAI's",
+            "event that is not in OpenAI's format",
             "",
         ),
         (Script(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"), "answer without an end", ""),
@@ -153,7 +153,7 @@ def test_the_one_model_is_found() -> None:
         (b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", NotFound, "the route does not exist"),
         (b"HTTP/1.1 500 No\r\nContent-Length: 2\r\n\r\nhm", LlmserveError, "answers HTTP 500: hm"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", Unavailable, "lists no models"),
-        (b"220 smtp.example ESMTP\r\n", Unavailable, "does not answer as a server of /v1 does"),
+        (b"220 smtp.example ESMTP\r\n", Unavailable, "does not respond like a server of /v1"),
     ],
 )  # fmt: skip
 async def test_what_is_there_is_no_server_of_openais_api(answer: bytes, kind: type[Exception], words: str) -> None:
@@ -182,7 +182,7 @@ def test_urls_that_are_none(url: str, words: str) -> None:
 
 
 def test_certificates_are_for_tls_and_must_be_some(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="are for TLS"):
+    with pytest.raises(InvalidArgument, match="require TLS"):
         parse_server("x:1", tmp_path)
     with pytest.raises(InvalidArgument, match="cannot be read"):
         parse_server("https://x:1", tmp_path / "gone.pem")

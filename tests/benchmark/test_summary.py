@@ -115,7 +115,7 @@ def test_a_client_that_was_too_slow_says_so() -> None:
     late = [Record(due=1.0, started=1.1, arrived=[2.0]) for _ in range(100)]
     assert summarize(Run(quick, [0.001] * 50, 0.3)).bottleneck() == ""
     assert "sent up to 100 ms late" in summarize(Run(late, [0.001] * 50, 0.3)).bottleneck()
-    assert "noticed what came up to 50 ms late" in summarize(Run(quick, [0.05] * 50, 0.3)).bottleneck()
+    assert "read responses up to 50 ms late" in summarize(Run(quick, [0.05] * 50, 0.3)).bottleneck()
     assert "97% of a core" in summarize(Run(quick, [0.001] * 50, 0.97)).bottleneck()
 
 

@@ -57,7 +57,7 @@ async def test_a_server_says_how_long_words_are() -> None:
 
 @pytest.mark.parametrize(
     ("server", "words"),
-    [(CountingServer(counts=False), "counts no tokens"), (CountingServer(most=100), "cuts prompts")],
+    [(CountingServer(counts=False), "does not count tokens"), (CountingServer(most=100), "cuts prompts")],
 )
 async def test_a_server_that_does_not_say_it_is_guessed(server: CountingServer, words: str) -> None:
     found = await asked_writer(server)

@@ -86,7 +86,7 @@ def test_model_control_that_everybody_reaches_is_loud(tmp_path: Path, servers: l
     flags = [f"--model-repository={repository}", "--model-control-mode=explicit", "--host=0.0.0.0", "--load-model=m"]
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     result = start_and_stop(servers, *flags, *ports)
-    assert result.count("can load models, and files that come with the request: code that runs with") == 2
+    assert result.count("can load models, including files in the request: code that runs with") == 2
     assert "WARNING" in result
     quiet = start_and_stop(servers, *flags, *ports, f"--http-restricted-api={HTTP_KEY}", "--grpc-address=127.0.0.1")
     assert "can load models" not in quiet

@@ -38,7 +38,7 @@ def test_an_adapter_directory_for_an_engine(
 
     command = ["verify", "adapters/style-engine", "--engine", "engine"]
     assert run(command, monkeypatch) == 0
-    assert "every file is as built; self-test passed: 3 prompts" in capsys.readouterr().out
+    assert "every file is unchanged; self-test passed: 3 prompts" in capsys.readouterr().out
     assert run([*command, "--output-dir", "other"], monkeypatch) == 2
     assert "--output-dir is for adapter build" in capsys.readouterr().err
     with (found.path / "selftest.npz").open("ab") as file:

@@ -87,7 +87,7 @@ def test_verify_hashes_the_files_of_an_engine_without_a_self_test(
 ) -> None:
     seal(directory, replace(MANIFEST, target="tensorrt_llm", device=GPU))
     text = " ".join(inspected(directory, monkeypatch, capsys, "--verify", "--tactics").split())
-    assert "verified every file is as built; engines for tensorrt_llm carry no self-test" in text
+    assert "verified every file is unchanged; engines for tensorrt_llm have no self-test" in text
     assert "tactics: those of a tensorrt_llm engine were chosen when it was compiled" in text
     found = json.loads(inspected(directory, monkeypatch, capsys, "--verify", "--json"))
     assert (found["files_verified"], found["selftest"]) == (True, None)

@@ -107,13 +107,16 @@ def test_promote_and_abort(server: RunningServer, core: StubCore) -> None:
     ("arguments", "problem"),
     [
         (("start",), "llmserve rollout start: it needs the name of a model"),
-        (("abort", "echo", "--version", "2"), "--version: only rollout start takes that"),
-        (("status", "echo", "--shadow", "5%"), "a rule: only rollout start takes that"),
-        (("start", "echo", "--reason", "x"), "--reason: only rollout abort takes one"),
+        (("abort", "echo", "--version", "2"), "--version: only for rollout start"),
+        (("status", "echo", "--shadow", "5%"), "a rule: only for rollout start"),
+        (("start", "echo", "--reason", "x"), "--reason: only for rollout abort"),
         (("start", "echo", "--adapter", "formal"), "--adapter formal: expected NAME=DIR"),
-        (("start", "echo", "--adapter", "a=b", "--version", "2"), "--adapter: not together with --engine or --version"),
-        (("promote", "echo", "--adapter", "a=b"), "--adapter: only rollout start takes that"),
-        (("status", "--wait"), "--wait: for which model?"),
+        (
+            ("start", "echo", "--adapter", "a=b", "--version", "2"),
+            "--adapter: not with --engine or --version",
+        ),
+        (("promote", "echo", "--adapter", "a=b"), "--adapter: only for rollout start"),
+        (("status", "--wait"), "--wait: requires the name of a model"),
     ],
 )
 def test_what_does_not_go_together_is_refused(server: RunningServer, arguments: tuple[str, ...], problem: str) -> None:

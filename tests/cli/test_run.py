@@ -78,7 +78,7 @@ def test_a_prompt_may_stand_behind_the_engine(
     answers = [re.sub(r"[\d.]+ ?(ms|s|tokens/s|MiB)", "", text) for text in (flagged, capsys.readouterr().out)]
     assert answers[0] == answers[1]
     assert llmserve_run(tell, str(text_dir)) == 2
-    assert "no prompt; give one behind the engine" in capsys.readouterr().err
+    assert "no prompt; give one after the engine" in capsys.readouterr().err
 
 
 def test_more_prompts_than_a_server_lets_wait(

@@ -314,7 +314,7 @@ def test_the_others_can_be_served_all_the_same(tmp_path: Path, servers: list[Ser
         ),
         (
             ["--model-repository", "{repository}", "--chat-template={repository}"],
-            "is no file; give a file with a Jinja",
+            "is not a file; give a file with a Jinja",
         ),
         (["--model-repository", "{repository}", "--root-path=llm"], "--root-path llm: expected a path such as /llm"),
         (["--model-repository", "{repository}", "--cors-allow-credentials"], "add --cors-allow-origin"),

@@ -81,7 +81,7 @@ def test_a_plan_says_what_its_machine_can_do(checkpoint: Path) -> None:
 
 def test_inspect_and_doctor_ask_its_room(engine: Path) -> None:
     shown = llmserve("inspect", engine, "--verify", "--tactics")
-    for part in ("runs here yes", "engines for fake carry no self-test", "tactics: there is nothing to choose"):
+    for part in ("runs here yes", "engines for fake have no self-test", "tactics: there is nothing to choose"):
         assert part in shown
     assert "target fake: works here" in llmserve("doctor", "--target", "fake")
 

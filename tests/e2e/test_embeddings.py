@@ -185,7 +185,7 @@ def test_how_long_a_text_is_can_be_asked(server: ServerProcess, folder: Path) ->
         ({"input": ["fox"] * 2049}, 400, "2049 entries, more than 2048"),
         ({"input": "fox", "encoding_format": "int8"}, 400, "encoding_format"),
         ({"input": "fox", "dimensions": 0}, 400, "dimensions"),
-        ({"model": "other", "input": "fox"}, 404, "The model 'other' does not exist here"),
+        ({"model": "other", "input": "fox"}, 404, "The model 'other' does not exist"),
     ],
 )
 def test_bad_input_is_refused_in_words(server: ServerProcess, body: dict[str, Any], status: int, said: str) -> None:

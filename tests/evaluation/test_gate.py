@@ -52,7 +52,7 @@ def test_samples_that_may_have_missed_a_spoiled_answer_clear_nobody() -> None:
         assert result.verdict is verdict
         if verdict is Verdict.INCONCLUSIVE:
             assert result.reason == (
-                "rougeL: with one more answer, worth nothing, the engine could lose 0.40: 150 samples may have missed "
+                "rougeL: with one more worthless answer, the engine could lose 0.40: 150 samples may have missed "
                 "such answers; about 198 clear an engine that loses nothing"
             )
     assert judge_metric("rougeL", same[:150], same[:150] - 1, margin=0.3).verdict is Verdict.FAIL

@@ -167,7 +167,7 @@ def test_not_a_suite(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="not valid YAML"):
         load_suite(tmp_path / "broken.yaml")
     (tmp_path / "twice.yaml").write_text("name: a\nmargins: {rougeL: 1}\nmargins: {rougeL: 50}\n")
-    with pytest.raises(InvalidArgument, match="the key 'margins' is there twice"):
+    with pytest.raises(InvalidArgument, match="duplicate key 'margins'"):
         load_suite(tmp_path / "twice.yaml")
 
 

@@ -147,7 +147,7 @@ def test_an_output_of_another_shape_passes_as_from_triton_and_is_logged_once(cap
     for _ in range(2):
         assert model.from_model(outputs, frozenset()) == outputs
     (line,) = caplog.messages
-    assert line.startswith("model 'm' answered with output 'C' of shape [8], which its config declares as [-1,-1,4];")
+    assert line.startswith("model 'm' returned output 'C' of shape [8], which its config declares as [-1,-1,4];")
 
 
 @pytest.mark.parametrize(("shape", "warnings"), [((3, 2, 4), 0), ((2, 4), 0), ((3, 8), 0), ((3, 4, 2), 1)])

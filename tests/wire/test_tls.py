@@ -115,8 +115,8 @@ def test_our_client_says_what_is_wrong(server: RunningServer, strangers: Files) 
         return str(caught.value)
 
     assert "its certificate is not trusted; give --root-certificates" in said(f"grpcs://{server.grpc}", strangers.root)
-    assert "it has closed the connection: it ends, or wants TLS" in said(server.grpc)
-    assert "it does not speak TLS; give --url without grpcs://" in said(f"grpcs://{HOST}:{server.http_port}")
+    assert "the connection closed: it is stopping, or needs TLS" in said(server.grpc)
+    assert "it does not use TLS; give --url without grpcs://" in said(f"grpcs://{HOST}:{server.http_port}")
 
 
 def test_a_certificate_of_another_host(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class NoServer:
         raise TritonModelException(CLOSED)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        raise TritonModelException("the server cannot be asked from here")
+        raise TritonModelException("the server cannot be called from here")
 
 
 def ask(server: ServerApi, method: str, *arguments: Any) -> Any:

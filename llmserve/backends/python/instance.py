@@ -191,7 +191,7 @@ class PythonInstance:
         """Somebody does not wait any more."""
         limit_s = self._limits.abandoned_s
         if not batch.is_done and all(stream.closed for stream in batch.streams):
-            _kill_after(batch, limit_s, f"went on for {limit_s:g} s although no request waited for it")
+            _kill_after(batch, limit_s, f"ran for {limit_s:g} s although no request was waiting for it")
 
     def _report_death(self) -> None:
         """From any thread. No batch can be on its way before there is an outbox."""

@@ -58,7 +58,7 @@ class AdapterFolder:
             if name in self._loaded:
                 self._loaded.remove(name)
                 self._served.unload(name)
-                logger.info("adapter '%s' has gone from its folder and is no longer served", name)
+                logger.info("adapter '%s' was removed from its folder and is no longer served", name)
         for name, stamp in sorted(found.items()):
             if self._stamps.get(name) != stamp:
                 self._stamps[name] = stamp

@@ -74,7 +74,7 @@ class ServedAdapters:
         """Under this name from here on, in place of what had it. Reads all of it, so not on the event loop."""
         if not NAME.fullmatch(name):
             raise InvalidArgument(
-                f"{name!r} is no name for an adapter: letters, digits and . _ - : @, up to 128, are, and no slash"
+                f"{name!r} is not a valid adapter name: use up to 128 letters, digits and . _ - : @, without a slash"
             )
         added = self._added(path)
         with self._lock:
@@ -182,8 +182,8 @@ class ServedAdapters:
         if isinstance(self._engine, AdapterEngine):
             return self._engine
         raise Unsupported(
-            "an engine in a cluster or on several devices takes no adapters; serve without --cluster, or merge the "
-            "adapter into an engine with: llmserve build CHECKPOINT --lora ADAPTER"
+            "an engine in a cluster or on several devices does not support adapters; serve without --cluster, or "
+            "merge the adapter into an engine with: llmserve build CHECKPOINT --lora ADAPTER"
         )
 
     def _sorted(self) -> list[tuple[str, _Named]]:

@@ -52,7 +52,7 @@ class CalibrationText:
             )
         if self.num_tokens < ENOUGH_TOKENS:
             found.append(
-                f"calibration: {self.num_tokens:,} tokens are few; {ENOUGH_TOKENS:,} to {MOST_TOKENS:,} say enough "
+                f"calibration: {self.num_tokens:,} tokens are few; {ENOUGH_TOKENS:,} to {MOST_TOKENS:,} are enough "
                 "about a network"
             )
         return found
@@ -89,7 +89,7 @@ def read_calibration(path: Path, encoder: Encoder, *, max_seq_len: int) -> Calib
                 problems.append("and perhaps more, in the lines that follow")
                 break
     if not num_lines:
-        problems.append('it has no line; a line is {"text": ...}, {"messages": [...]} or {"prompt_ids": [...]}')
+        problems.append('it has no lines; a line is {"text": ...}, {"messages": [...]} or {"prompt_ids": [...]}')
     raise_problems(RecipeError, f"calibration data {path} cannot be used", problems)
     return CalibrationText(digest.hexdigest(), tuple(texts), num_lines, num_used)
 
@@ -119,7 +119,7 @@ def _entry(line: bytes) -> tuple[str, Any]:
     if key == "text" and not isinstance(value, str):
         raise InvalidArgument(f"text must be a string, found {type(value).__name__}")
     if not value or (key == "text" and not value.strip()):
-        raise InvalidArgument(f"its {key} has nothing")
+        raise InvalidArgument(f"its {key} is empty")
     return key, value
 
 

@@ -54,7 +54,7 @@ def measure_and_report(options: BenchOptions) -> None:
     if options.plot is not None:
         write_file(options.plot, drawn_sweep(plan, summaries))
     if summaries[-1].was_given_up:
-        raise Unavailable("the server is gone: it was given up after many requests in a row that found none")
+        raise Unavailable("the server is gone: many requests in a row could not connect")
     if not any(summary.answered for summary in summaries):
         raise LlmserveError("no request has been answered")
 

@@ -76,7 +76,7 @@ def plan_of(options: BenchOptions) -> BenchPlan:
 def _contradictions(options: BenchOptions) -> list[str]:
     found = []
     if options.rate and options.concurrency:
-        found.append("--rate and --concurrency: requests come at a rate, or when others have been answered")
+        found.append("--rate and --concurrency exclude each other; give one of them")
     if options.arrivals != "poisson" and not options.rate:
         found.append("--arrivals needs --rate")
     if options.requests is not None and options.duration is not None:
@@ -86,7 +86,7 @@ def _contradictions(options: BenchOptions) -> list[str]:
     if not options.timeout > 0:
         found.append(f"--timeout {options.timeout:g}: expected more than 0 seconds")
     if options.prompts and (options.prefix_tokens or options.tokenizer_dir):
-        found.append("--prompts are taken as they are: without --prefix-tokens and --tokenizer-dir")
+        found.append("--prompts are sent unchanged: leave out --prefix-tokens and --tokenizer-dir")
     if options.plot and "," not in (options.rate or options.concurrency):
         found.append("--plot needs a sweep: several numbers in --rate or --concurrency")
     return found

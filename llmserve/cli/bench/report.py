@@ -56,7 +56,7 @@ def _remarks(summary: Summary) -> list[str]:
         late = summary.lateness
         lines.append(f"sent late by {late.mean:.2f} ms (mean), {late.percentiles[99]:.2f} (p99), {late.high:.2f} (max)")
     if summary.answered and not summary.is_counted:
-        lines.append("note: the server counts no tokens; pieces of text stand for them")
+        lines.append("note: the server does not count tokens; pieces of text are counted instead")
     if 0 < summary.answered < FEW:
         lines.append(f"note: the 99th percentile of {summary.answered} answers is nearly the slowest of them")
     if bottleneck := summary.bottleneck():

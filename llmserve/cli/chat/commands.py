@@ -67,7 +67,7 @@ def _params(talk: Talk, argument: str) -> None:
 def _set(talk: Talk, argument: str) -> None:
     name, _, value = argument.partition(" ")
     if not name:
-        raise InvalidArgument("/set NAME VALUE; without a value it is what the server takes by itself")
+        raise InvalidArgument("/set NAME VALUE; without a value, the server's default applies")
     talk.run(talk.session.set(name, value.strip()))
     _show_parameters(talk)
 
@@ -75,7 +75,7 @@ def _set(talk: Talk, argument: str) -> None:
 def _show_parameters(talk: Talk) -> None:
     parameters = talk.session.parameters
     words = {name: ("off", "on")[value] if isinstance(value, bool) else value for name, value in parameters.items()}
-    print("  ".join(f"{name}={value}" for name, value in words.items()) or "what the server takes by itself")
+    print("  ".join(f"{name}={value}" for name, value in words.items()) or "the server's default")
 
 
 def _model(talk: Talk, argument: str) -> None:
@@ -83,7 +83,7 @@ def _model(talk: Talk, argument: str) -> None:
         dropped = talk.run(talk.session.talk_to(argument))
         talk.say(talk.session.prompts.note)
         if dropped:
-            talk.say(f"{argument} does not take {', '.join(dropped)}, which is dropped")
+            talk.say(f"{argument} does not support {', '.join(dropped)}, which is dropped")
     print(f"model: {talk.session.client.model}")
     if not argument and (others := talk.models()):
         print(f"there are: {', '.join(others)}")
@@ -140,9 +140,7 @@ def _quit(talk: Talk, argument: str) -> None:
 COMMANDS = {
     "help": Command("", "this list", _help),
     "system": Command("[TEXT|none]", "the system message", _system),
-    "params": Command(
-        "[NAME=VALUE ...]", "parameters; NAME= takes one back; guide and log_probs are among them", _params
-    ),
+    "params": Command("[NAME=VALUE ...]", "parameters; NAME= resets one; guide and log_probs are included", _params),
     "set": Command("NAME [VALUE]", "one parameter, whose value may have spaces", _set),
     "model": Command("[NAME]", "the model, or switch to another; the conversation stays", _model),
     "retry": Command("", "ask the last question again", _retry),

@@ -77,8 +77,8 @@ async def prompts_for(client: AsyncClient, tokenizer_dir: Path | None) -> Prompt
             if tokenizer_dir:
                 raise
     return AsPlainText(
-        f"{lacking}: each question is sent as it is, without a chat format and without what was said before; "
-        "--tokenizer-dir DIR (an engine or a checkpoint) has the format applied here"
+        f"{lacking}: each question is sent unchanged, without a chat format and without the conversation so far; "
+        "--tokenizer-dir DIR (an engine or a checkpoint) applies the format here"
     )
 
 
@@ -96,7 +96,7 @@ def _with_tokenizer(directory: Path, steps: Sequence[ModelConfig], lacking: str)
         chat = formatted_chat(directory, steps)
     except Unsupported as reason:
         return AsPlainText(
-            f"{lacking}, and {reason}: each question is sent as it is, without what was said before; "
+            f"{lacking}, and {reason}: each question is sent unchanged, without the conversation so far; "
             "llmserve's own ensemble takes messages"
         )
     return AsFormattedText(chat, f"{lacking}: the chat format of {directory} is applied here")

@@ -70,7 +70,7 @@ class Session:
         return self.asked or None
 
     async def set(self, name: str, text: str) -> None:
-        """One parameter; without a text it is what the server takes by itself. Raises `InvalidArgument`."""
+        """One parameter; without a text it is the server's default. Raises `InvalidArgument`."""
         if not text:
             self.parameters.pop(name, None)
             return

@@ -17,7 +17,7 @@ from llmserve.cli.chat.parameters import LOG_PROBS
 from llmserve.cli.chat.session import Session
 from llmserve.errors import LlmserveError, Unavailable
 
-HELP = "Ctrl-C stops an answer; Ctrl-D, or Ctrl-C at the prompt, ends the chat; /help says what else there is."
+HELP = "Ctrl-C stops an answer; Ctrl-D, or Ctrl-C at the prompt, ends the chat; /help lists all commands."
 MAX_ATTEMPTS = 3  # at one question, when the server is lost
 Result = TypeVar("Result")
 
@@ -106,7 +106,7 @@ class Talk:
         self.session.conversation = conversation
         self.session.parameters = {name: value for name, value in parameters.items() if name in known}
         if dropped:
-            self.say(f"this model does not take {', '.join(dropped)}, which is dropped")
+            self.say(f"this model does not support {', '.join(dropped)}, which is dropped")
 
     def names(self) -> list[str]:
         """Of parameters."""

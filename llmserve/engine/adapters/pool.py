@@ -53,8 +53,8 @@ class AdapterPool:
         """All of it is read, so that what is wrong with it is said now."""
         if self._runner is None:
             raise Unsupported(
-                "this engine takes no adapters at run time: only the cpu target does; merge the adapter into an engine "
-                "with: llmserve build CHECKPOINT --lora ADAPTER"
+                "this engine does not support adapters at run time: only the cpu target does; merge it into an "
+                "engine with: llmserve build CHECKPOINT --lora ADAPTER"
             )
         adapter.require_base(self._base_digest)
         if adapter.digest in self._known:

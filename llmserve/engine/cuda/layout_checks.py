@@ -111,7 +111,7 @@ def _data(header: EngineHeader) -> Iterator[str]:
         yield "there are no binaries"
     for gpu, binaries in header.binaries.items():
         if not ARCHITECTURE.fullmatch(gpu):
-            yield f"{_shown(gpu)} is no architecture"
+            yield f"{_shown(gpu)} is not an architecture"
         if len(binaries) != len(header.kernels):
             yield f"{_shown(gpu)} has {len(binaries)} binaries for {len(header.kernels)} kernels"
             continue
@@ -185,7 +185,7 @@ def _tactics(header: EngineHeader) -> Iterator[str]:
             continue
         kernel = header.kernels[number]
         if not is_product(kernel):
-            yield f"kernel {number} ({kernel.function}) has tactics, and is no product"
+            yield f"kernel {number} ({kernel.function}) has tactics, and is not a product"
             continue
         for tactic in tactics:
             if not _is_whole(tactic.kernel, 0, len(header.kernels) - 1):

@@ -82,7 +82,7 @@ class FrameReader:
             kind, num_text, num_integers, num_floats, num_blob = HEADER.unpack_from(self._waiting, begin)
             size = num_text + NUMBER_BYTES * (num_integers + num_floats) + num_blob
             if size > self._max_bytes:
-                raise ProtocolError(f"a frame of {size} bytes, and at most {self._max_bytes} are taken")
+                raise ProtocolError(f"a frame of {size} bytes; the limit is {self._max_bytes}")
             end = begin + HEADER.size + size
             if len(self._waiting) < end:
                 break

@@ -149,7 +149,7 @@ class ProcessEngine(ReplaceableEngine):
             return True
         self._say_down(
             f"the engine's process has ended ({how}), and was started again {self._restarts.most} times in a row "
-            "before; it is left alone now: look for the reason in the log, and load the model again"
+            "before; it is not restarted any more: look for the reason in the log, and load the model again"
         )
         return False
 

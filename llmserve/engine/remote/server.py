@@ -200,7 +200,7 @@ class Client(asyncio.Protocol):
         try:
             engine = self._server.engine
             if not isinstance(engine, AdapterEngine):
-                raise Unsupported(f"the engine {engine.info.name} takes no adapters")
+                raise Unsupported(f"the engine {engine.info.name} does not support adapters")
             adapter = await asyncio.to_thread(SealedAdapter.open, path)
             if adapter.digest != digest:
                 raise EngineFileError(f"adapter {path} has changed; load it again")
@@ -251,7 +251,7 @@ class Client(asyncio.Protocol):
         try:
             data = events.frame().encoded()
         except Exception:  # the border: without an end, streams would wait for ever
-            logger.exception("what the engine says cannot be sent; client %d is cut off", self._number)
+            logger.exception("the engine's output cannot be sent; client %d is disconnected", self._number)
             self._transport.abort()
             return
         self._write(data)

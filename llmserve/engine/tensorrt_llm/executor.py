@@ -122,7 +122,7 @@ class ExecutorEngine:
 
     def healthy(self) -> bool:
         if self._end.reason is None and not self._executor.can_enqueue_requests():
-            self._shut(InternalError("the executor takes no more requests; its log says why. Start the server again"))
+            self._shut(InternalError("the executor accepts no more requests; its log says why. Start the server again"))
         return self._end.reason is None
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class ExecutorEngine:
                     self._waiting[ids[-1]] = _Waiting(stream, answers)
         except (RuntimeError, TypeError) as error:  # what the library throws
             self._leave(ids)
-            raise InternalError(f"the executor did not take the request: {error}") from error
+            raise InternalError(f"the executor did not accept the request: {error}") from error
         return ids
 
     def _width(self, request: GenerateRequest) -> int:

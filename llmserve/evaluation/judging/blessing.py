@@ -61,8 +61,8 @@ def bless(suite_path: Path, suite: Suite, *, by: str, why: str, signer: sealed_l
     last = last_blessing(suite_path)
     rules = suite.rules()
     problems = [text for wrong, text in (
-        (not by.strip(), "say who blesses it: --by NAME"),
-        (not why.strip(), "say why: --why TEXT"),
+        (not by.strip(), "name who approves the margins: --by NAME"),
+        (not why.strip(), "give the reason: --why TEXT"),
         (last is not None and last.rules == rules, f"nothing changed since {last.by if last else ''} blessed it"),
     ) if wrong]  # fmt: skip
     raise_problems(InvalidArgument, f"{suite_path} has not been blessed", problems)

@@ -233,7 +233,7 @@ def _doubt_of_rare_losses(
         return ""
     needed = samples_needed(spread(differences), margin, worst=worst)
     return (
-        f"with one more answer, worth nothing, the engine could lose {-low:.2f}: {baseline.size} samples may have "
+        f"with one more worthless answer, the engine could lose {-low:.2f}: {baseline.size} samples may have "
         f"missed such answers; about {needed} clear an engine that loses nothing"
     )
 

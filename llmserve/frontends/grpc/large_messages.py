@@ -141,14 +141,14 @@ class _Budget:
         for each in fields_of(data):
             self._num_fields += 1
             if self._num_fields > MAX_FIELDS:
-                raise RequestTooLarge(f"the request has more than {MAX_FIELDS} fields beside the data of its tensors")
+                raise RequestTooLarge(f"the request has more than {MAX_FIELDS} fields besides the data of its tensors")
             yield each
 
     def kept(self, number: int, kind: int, value: memoryview) -> bytes:
         """A field that is read in one piece, with others of its kind."""
         self._num_kept += len(value)
         if self._num_kept > MAX_KEPT_BYTES:
-            raise RequestTooLarge(f"the request has more than {MAX_KEPT_BYTES} bytes beside the data of its tensors")
+            raise RequestTooLarge(f"the request has more than {MAX_KEPT_BYTES} bytes besides the data of its tensors")
         return encoded_field(number, kind, value)
 
     def count_fields(self, data: memoryview) -> None:

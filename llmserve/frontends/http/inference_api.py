@@ -351,7 +351,7 @@ def http_handler(
 def _not_found(request: Request, mounted: Sequence[Mount]) -> WholeAnswer:
     for mount in mounted:
         if request.path.startswith(mount.prefixes):
-            return mount.refuse(request, 404, f"there is no {request.method} {request.path} here")
+            return mount.refuse(request, 404, f"unknown route: {request.method} {request.path}")
     return refused("Not Found", 404, TEXT)
 
 

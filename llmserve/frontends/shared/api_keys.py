@@ -150,7 +150,7 @@ def read_owners(file: Path) -> tuple[KeyOwner, ...]:
     except OSError as error:
         raise InvalidArgument(f"the API keys cannot be read: {error}") from error
     except ValueError:  # a name may look like a date that there is not
-        problem = f"{file} is no YAML, or has a key twice; put names and keys in quotes"
+        problem = f"{file} is not valid YAML, or has a duplicate key; put names and keys in quotes"
         raise InvalidArgument(problem) from None  # whose own message would quote a part of it
     entries = document.get("keys") if isinstance(document, Mapping) and set(document) == {"keys"} else None
     if not isinstance(entries, list):
@@ -160,7 +160,7 @@ def read_owners(file: Path) -> tuple[KeyOwner, ...]:
     for what, values in (("name", [owner.name for owner in owners]), ("key", [owner.digest for owner in owners])):
         repeated = [value for value, count in Counter(values).items() if count > 1]
         names = sorted({owner.name for owner in owners if (owner.name if what == "name" else owner.digest) in repeated})
-        problems += [f"the same {what} is there twice: {', '.join(names)}"] if names else []
+        problems += [f"duplicate {what}: {', '.join(names)}"] if names else []
     raise_problems(InvalidArgument, f"the API keys in {file} are wrong", problems)
     return tuple(owners)
 

@@ -43,7 +43,7 @@ def parse_metrics_config(texts: Iterable[str], *, interval_ms: float, cpu: bool,
             except ValueError:
                 problems.append(f"{text}: expected {key}=QUANTILE:ERROR,..., such as {key}=0.5:0.05,0.99:0.001")
         else:
-            problems.append(f"{text}: there is no setting '{key}'; there are {', '.join((*_SWITCHES, _QUANTILES))}")
+            problems.append(f"{text}: unknown setting '{key}'; known: {', '.join((*_SWITCHES, _QUANTILES))}")
     raise_problems(InvalidArgument, "--metrics-config", problems)
     return MetricsSettings(**switches, quantiles=quantiles, interval_s=interval_ms / 1000, shows_cpu=cpu, shows_gpu=gpu)
 

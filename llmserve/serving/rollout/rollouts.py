@@ -108,7 +108,7 @@ class Rollouts:
         if asked.version or asked.parameters:
             raise InvalidArgument("a rollout of an adapter changes no model: leave out its version and parameters")
         if stable.adapters is None:
-            raise Unsupported(f"model '{name}' takes no adapters")
+            raise Unsupported(f"model '{name}' does not support adapters")
         candidate = AdapterCandidate(stable, stable.adapters, adapter.name, adapter.path)
         await self._open(Rollout(name, candidate, _rules(stable.config, asked), self._decided))
 
@@ -210,7 +210,7 @@ class Rollouts:
     def _check_model(self, stable: ServedModel) -> None:
         if self._current is not None and self._current.is_active:
             raise InvalidArgument(
-                f"a rollout of model '{self._current.name}' is on its way; wait for its end, or abort it"
+                f"a rollout of model '{self._current.name}' is in progress; wait for its end, or abort it"
             )
         if is_ensemble(stable.config):
             raise Unsupported(f"'{stable.name}' is an ensemble; roll out the model of one of its steps")
@@ -331,7 +331,7 @@ class Rollouts:
         if problem and (source.name, problem) not in self._told:
             self._told.add((source.name, problem))
             logger.warning(
-                "model '%s': that version %d is the stable one cannot be written down (%s), so a restart serves the "
+                "model '%s': that version %d is the stable one cannot be stored (%s), so a restart serves the "
                 "newest", source.name, stable, problem,
             )  # fmt: skip
 

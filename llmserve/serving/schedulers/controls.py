@@ -136,7 +136,7 @@ class StateSpec:
         )
         if not fits or answered.datatype != self.initial.datatype:
             raise InternalError(
-                f"model '{model_name}' answered with state '{self.output_name}' as {answered.datatype} of shape "
+                f"model '{model_name}' returned state '{self.output_name}' as {answered.datatype} of shape "
                 f"{format_shape(answered.shape)}, but its config says {self.initial.datatype} {format_shape(self.dims)}"
             )
         return Tensor(self.input_name, answered.datatype, answered.data)

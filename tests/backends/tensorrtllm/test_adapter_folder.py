@@ -139,5 +139,5 @@ def test_what_can_never_work_keeps_the_model_from_loading(engine: InflightEngine
             self.info, self.submit, self.stats = engine.info, engine.submit, engine.stats
             self.healthy, self.close = engine.healthy, lambda: None
 
-    with pytest.raises(Unsupported, match="takes no adapters"):
+    with pytest.raises(Unsupported, match="does not support adapters"):
         load_model(Without(), adapter_folder=str(folder))

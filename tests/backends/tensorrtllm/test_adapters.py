@@ -211,7 +211,9 @@ async def test_receipts_and_metrics_name_the_adapter(engine: InflightEngine, kno
 def test_all_that_cannot_be_loaded_is_told_at_once(known: list[SealedAdapter], tmp_path: Path) -> None:
     (known[0].path / "weights.bin").unlink()
     wrong = {"a/b": known[1], "damaged": known[0], "gone": SealedAdapter(tmp_path / "gone", known[2].manifest)}
-    with pytest.raises(InvalidArgument, match=r"(?s)3 problems.*'a/b' is no name.*weights.bin cannot be read.*no adap"):
+    with pytest.raises(
+        InvalidArgument, match=r"(?s)3 problems.*'a/b' is not a valid adapter name.*weights.bin cannot be read.*no adap"
+    ):
         load_model(fake_engine(), adapters=directories(**wrong))
     with pytest.raises(ModelConfigError, match="expected directories by name, as JSON"):
         load_model(fake_engine(), adapters="[1]")

@@ -170,7 +170,7 @@ def test_flags_set_parameters_load_conversations_and_show_statistics(
     assert messages(core, 0) == [("user", "a"), ("assistant", "b"), ("user", "c")]
     assert core.requests[0].inputs["seed"].data.item() == 5
     assert core.requests[0].inputs["temperature"].data.item() == 0.25
-    assert "note: this model does not take gone, which is dropped" in done.stderr
+    assert "note: this model does not support gone, which is dropped" in done.stderr
     assert "[7 tokens -> 1 tokens, first after" in done.stderr
     wrong = chat(server.grpc, "--once", "c", "--param", "temperature", "--param", "seed")
     assert (wrong.returncode, wrong.stderr.count("expected NAME=VALUE")) == (2, 2)

@@ -108,7 +108,7 @@ def test_what_the_server_s_tokenizer_adds_is_not_sent(
 def test_without_a_tokenizer_it_says_that_questions_go_as_they_are() -> None:
     made = prompts()
     assert made.prompt(TALK) == "Why?"
-    assert "--tokenizer-dir DIR (an engine or a checkpoint) has the format applied here" in made.note
+    assert "--tokenizer-dir DIR (an engine or a checkpoint) applies the format here" in made.note
 
 
 @pytest.mark.parametrize(

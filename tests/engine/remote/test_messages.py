@@ -153,7 +153,7 @@ def test_statistics_and_settings_travel_whole() -> None:
     [
         (b"GET / HTTP/1.1\r\n\r\n", "not llmserve's engine protocol"),
         (PREAMBLE.pack(MAGIC, 99), "uses version 99"),
-        (preamble() + b"\xff" * 64, "a frame of .* bytes, and at most 1024 are taken"),
+        (preamble() + b"\xff" * 64, "a frame of .* bytes; the limit is 1024"),
         (preamble() + Frame(Kind.STATE, "x" * 1100).encoded(), "a frame of 1102 bytes"),
         (preamble() + b"\x63" + Frame(Kind.STATE).encoded()[1:], "99 is not a valid Kind"),
         (preamble() + Frame(Kind.STATE, [1]).encoded().replace(b"[1]", b"[1["), "cannot be read"),

@@ -113,7 +113,7 @@ async def test_after_its_limit_it_is_left_alone_and_says_so(tmp_path: Path, capl
         assert engine.stats().num_restarts == restarts
         os.kill(engine.pid, signal.SIGKILL)
         until(lambda: not engine.healthy())
-    until(lambda: "it is left alone now" in caplog.text)
+    until(lambda: "it is not restarted any more" in caplog.text)
     with pytest.raises(Unavailable, match=r"started again 2 times in a row before.*load the model again"):
         engine.submit(REQUEST)
     assert not engine.healthy()

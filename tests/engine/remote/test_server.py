@@ -153,7 +153,7 @@ def test_a_client_that_is_killed_has_its_sequences_freed(served: Served) -> None
     [
         (b"GET / HTTP/1.1\r\n\r\n", "not llmserve's engine protocol"),
         (PREAMBLE.pack(MAGIC, 99), "version 99"),
-        (preamble() + b"\xff" * 64, "a frame of .* bytes, and at most"),
+        (preamble() + b"\xff" * 64, "a frame of .* bytes; the limit is"),
         (preamble() + Frame(Kind.HELLO).encoded(), "which only engines send"),
         (preamble() + Frame(Kind.SUBMIT, {"stream": 1}).encoded(), "a request that cannot be read"),
         (preamble() + submit_frame(LONG, 1).encoded() * 2, "stream 1 is open already"),

@@ -131,7 +131,7 @@ def test_long_names_and_parameters_are_refused() -> None:
     request = service_pb2.ModelInferRequest(id="x" * (MAX_KEPT_BYTES // 2))
     assert large(request.SerializeToString()).id == request.id
     request.inputs.add(name="x" * (MAX_KEPT_BYTES // 2 + 1), datatype="INT32", shape=[0])
-    with pytest.raises(RequestTooLarge, match="beside the data of its tensors"):
+    with pytest.raises(RequestTooLarge, match="besides the data of its tensors"):
         large(request.SerializeToString())
 
 

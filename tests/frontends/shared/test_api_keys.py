@@ -239,8 +239,8 @@ keys:
         "entry 9 (h): max_answers must be a whole number",
         "entry 9 (h): adapters must be a list of the adapters' names",
         "entry 9 (h): tokens_per_minute must be a whole number",
-        "the same name is there twice: f",
-        "the same key is there twice: f, g",
+        "duplicate name: f",
+        "duplicate key: f, g",
     ):
         assert words in text
     assert KEY not in text

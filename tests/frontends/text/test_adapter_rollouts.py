@@ -259,13 +259,13 @@ def test_what_cannot_be_rolled_out_is_refused(adapted: Adapted, tmp_path: Path) 
     (damaged / "weights.bin").write_bytes(b"x")
     assert "weights.bin" in refused({**tried, "path": str(damaged)})
     assert "'formal' is the adapter in" in refused({**tried, "path": str(adapted.formal.path)})
-    assert "model 'preprocessing' takes no adapters" in refused(tried, "preprocessing")
+    assert "model 'preprocessing' does not support adapters" in refused(tried, "preprocessing")
     assert "'ensemble' is an ensemble; roll out the model of one of its steps" in refused(tried, "ensemble")
     assert "leave out its version and parameters" in refused(tried, version="2")
     assert "unknown rule 'x'" in refused(tried, rules={"x": 1})
     assert adapted.ask() == adapted.texts[adapted.formal.digest]
     adapted.start("formal", adapted.tried, ALL_CANARY)
-    assert "a rollout of model 'tensorrt_llm' is on its way" in refused(tried)
+    assert "a rollout of model 'tensorrt_llm' is in progress" in refused(tried)
 
 
 def test_where_nothing_may_change_nothing_does(text_dir: Path, running: Adapted) -> None:

@@ -77,7 +77,7 @@ async def test_tools_go_into_the_chat_format_that_is_applied_here(tmp_path: Path
     assert '"name": "get_time"' in prepared.prompt["text_input"][0]
     said = prepared.said('<tool_call>{"name": "get_time", "arguments": {}}</tool_call>')
     assert (said.text, [call.name for call in said.calls]) == ("", ["get_time"])
-    with pytest.raises(Refused, match="cannot be held to its tools"):
+    with pytest.raises(Refused, match="cannot be restricted to tools"):
         await conversations.prepared(ensemble, Talk(TALK, ToolUse([TOOL], [TOOL], must_call=True)))
 
 

@@ -73,7 +73,7 @@ def test_a_schema_in_vllms_words_is_one_for_a_chat_too() -> None:
     fields = {"model": "m", "messages": [{"role": "user", "content": "x"}], "structured_outputs": {"json": SCHEMA}}
     assert ChatRequest.model_validate(fields).talk().schema == SCHEMA
     tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
-    with pytest.raises(ValidationError, match="structured_outputs and tools both say"):
+    with pytest.raises(ValidationError, match="structured_outputs and tools both set"):
         ChatRequest.model_validate(fields | {"tools": [tool]})
 
 
@@ -86,7 +86,7 @@ def test_a_schema_in_vllms_words_is_one_for_a_chat_too() -> None:
         ({"structured_outputs": {"choice": []}}, "at least 1 item"),
         ({"structured_outputs": {"structural_tag": {}}}, "structural tags are not supported"),
         ({"guided_json": "{"}, "a schema in text must be JSON"),
-        ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_json and guided_regex both say"),
+        ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_json and guided_regex both set"),
         ({"grammar": 'root ::= "a"', "response_format": {"type": "json_object"}}, "response_format and grammar both"),
         ({"response_format": {"type": "json_schema"}}, "give a json_schema"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "give one"),

@@ -133,7 +133,7 @@ def test_only_paths_of_these_apis_have_other_forms(path: str, meant: str) -> Non
 
 
 def test_an_unknown_path_is_told_as_the_api_tells_it(http: httpx.Client) -> None:
-    assert http.get("/v1/nothing/").json()["error"]["message"] == "there is no GET /v1/nothing here"
+    assert http.get("/v1/nothing/").json()["error"]["message"] == "unknown route: GET /v1/nothing"
 
 
 def test_health_and_version_are_told_without_the_api() -> None:

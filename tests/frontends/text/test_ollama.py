@@ -170,7 +170,7 @@ def test_the_loop_of_its_examples(qwen3: Talker, thinker: Any) -> None:
         ({"options": {"num_predict": 0}}, "num_predict"),
         ({"options": {"unknown": 1}}, "options.unknown: unknown field"),
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images are not supported"),
-        ({"model": "llama3"}, "does not exist here"),
+        ({"model": "llama3"}, "does not exist"),
         ({"think": True}, "think 'on': this model's chat template does not reason"),
     ],
 )

@@ -50,7 +50,7 @@ TAKEN = [
     ("/v1/chat/completions", {"messages": [{**MESSAGES[0], "cache_control": {"type": "ephemeral"}}]}, ""),
     ("/v1/chat/completions", {"max_tokens": None, "max_completion_tokens": 4, "stop": ""}, ""),
     ("/v1/chat/completions", {"max_tokens": -1, "max_completion_tokens": 4, "stop": ["", "zz"]}, ""),
-    ("/v1/chat/completions", {"stream_options": {"include_usage": True}}, "stream_options: the answer is no stream"),
+    ("/v1/chat/completions", {"stream_options": {"include_usage": True}}, "stream_options: no effect without stream"),
     ("/v1/chat/completions", {"store": True, "metadata": {"a": "b"}, "user": "u"}, "store: nothing is stored"),
     ("/v1/chat/completions", {"service_tier": "flex", "verbosity": "low"}, "verbosity: these models"),
     ("/v1/chat/completions", {"reasoning_effort": "high"}, "reasoning_effort: this model does not reason"),

@@ -210,7 +210,7 @@ def test_settings() -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse_metrics_config(wrong, interval_ms=500, cpu=True, gpu=True)
     assert all(text in str(caught.value) for text in wrong)
-    assert "there is no setting 'colour'" in str(caught.value)
+    assert "unknown setting 'colour'" in str(caught.value)
 
 
 def test_the_machine_is_read_once_in_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ async def test_a_server_that_stops_gives_it_back(tmp_path: Path) -> None:
         assert core.rollout("m")["stable"]["requests"]["succeeded"] == 0, "it has not asked for the adapter"
     assert adapters.calls == ["try style new", "leave style"]
     async with serving_versions(write(tmp_path), Versions()) as core:
-        with pytest.raises(Unsupported, match="model 'm' takes no adapters"):
+        with pytest.raises(Unsupported, match="model 'm' does not support adapters"):
             await core.start_rollout("m", ASKED)
 
 

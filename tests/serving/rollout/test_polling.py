@@ -273,7 +273,7 @@ async def test_what_cannot_be_written_or_read_is_said(
     file.mkdir()
     async with serving_versions(tmp_path, versions, **POLL):
         await some_polls()
-    assert caplog.text.count("that version 2 is the stable one cannot be written down") == 1
+    assert caplog.text.count("that version 2 is the stable one cannot be stored") == 1
     shutil.rmtree(file)
     file.write_text("{")
     async with serving_versions(tmp_path, versions):

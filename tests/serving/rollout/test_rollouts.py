@@ -415,7 +415,7 @@ async def test_what_cannot_be_rolled_out_is_refused(tmp_path: Path, versions: Ve
         with pytest.raises(NotFound, match="has had no rollout since the server was started"):
             core.rollout("m")
         await core.start_rollout("m", Asked(parameters={"a": "b"}, rules=QUICK))
-        with pytest.raises(InvalidArgument, match="a rollout of model 'm' is on its way"):
+        with pytest.raises(InvalidArgument, match="a rollout of model 'm' is in progress"):
             await core.start_rollout("m", Asked(parameters={"a": "b"}, rules=QUICK))
 
 

@@ -303,7 +303,7 @@ async def test_state_that_is_none_fails_its_request_alone() -> None:
     await client.say(">a1", "a2", "a3")
     await client.wait()
     assert isinstance(client.error("a2"), InternalError)
-    assert "answered with state 'SUM_OUT' as INT32 of shape [1,1], but its config says FP32 [1,-1]" in str(
+    assert "returned state 'SUM_OUT' as INT32 of shape [1,1], but its config says FP32 [1,-1]" in str(
         client.error("a2")
     )
     assert sums(client) == [1, 2]

@@ -93,7 +93,7 @@ class Supervisor:
         except EOFError:
             pass
         except Exception:  # border: what the model's process has sent cannot be used
-            logger.exception("model instance '%s': its process sends what cannot be read", self._spec.instance_name)
+            logger.exception("model instance '%s': its process sent unreadable data", self._spec.instance_name)
             life.kill()
         how = life.wait()
         calls.cancel_all()

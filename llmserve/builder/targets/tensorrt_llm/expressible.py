@@ -36,7 +36,7 @@ def network_problems(spec: DecoderSpec, program: Program, params: Sequence[Param
     found += dict.fromkeys(text for op in program.ops if (text := _value_problem(op)))
     if spec.architecture in QWEN_TYPES and any(param.name.endswith("attn.output.bias") for param in params):
         found.append("its Qwen3 has no attention_bias; this checkpoint has one")
-    return [f"TensorRT-LLM cannot be given this network: {text}" for text in found]
+    return [f"TensorRT-LLM does not support this network: {text}" for text in found]
 
 
 def _value_problem(op: Op) -> str:

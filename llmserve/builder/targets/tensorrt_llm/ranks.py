@@ -92,8 +92,8 @@ def build_ranks(jobs: Sequence[RankJob], num_workers: int) -> str:
 def _failure(rank: int, error: Exception) -> str:
     if isinstance(error, BrokenProcessPool):
         return (
-            f"the process that built rank {rank} ended abnormally, most often for want of memory; its last words are "
-            "above. Fewer --workers need less at a time, a smaller --max-batch-size or --max-num-tokens less in all"
+            f"the process that built rank {rank} ended abnormally, usually because memory ran out; its last output is "
+            "above. Use fewer --workers, or a smaller --max-batch-size or --max-num-tokens"
         )
     return f"tensorrt_llm could not build rank {rank}: {type(error).__name__}: {error}"
 

@@ -23,13 +23,13 @@ from llmserve.frontends.text.requests.messages import OFF, ON, Talk
 from llmserve.frontends.text.requests.tools import MAX_TOOLS, Choice, Function, Schema, ToolName, ToolUse, tool_use
 from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
 
-NO_BUDGET = "thinking has no budget here; limit max_tokens"
+NO_BUDGET = "thinking budgets are not supported; limit max_tokens"
 
 
 class TextBlock(Strict):
     type: Literal["text"]
     text: str
-    cache_control: Any = Field(None, description="A hint; prefixes are found without it.")
+    cache_control: Any = Field(None, description="A hint without effect: prefixes are found without it.")
     citations: Annotated[Any, ignored("citations are not given to the model", [])] = None
 
 
@@ -44,8 +44,8 @@ class ToolUseBlock(Strict):
     id: str
     name: ToolName
     input: dict[str, JsonValue]
-    cache_control: Any = Field(None, description="A hint; prefixes are found without it.")
-    caller: Annotated[Any, ignored("calls come from the model here", {"type": "direct"})] = None
+    cache_control: Any = Field(None, description="A hint without effect: prefixes are found without it.")
+    caller: Annotated[Any, ignored("only the model makes calls", {"type": "direct"})] = None
     toolset_name: Annotated[Any, refused("sets of tools are not supported")] = None
 
     def listed(self) -> JsonValue:
@@ -58,7 +58,7 @@ class ToolResultBlock(Strict):
     tool_use_id: str
     content: str | Annotated[list[TextBlock], at_most(MAX_MESSAGES)] | None = None
     is_error: bool | None = Field(None, description="The content has to say so: templates know no errors.")
-    cache_control: Any = Field(None, description="A hint; prefixes are found without it.")
+    cache_control: Any = Field(None, description="A hint without effect: prefixes are found without it.")
     toolset_name: Annotated[Any, refused("sets of tools are not supported")] = None
 
     def listed(self) -> dict[str, JsonValue]:
@@ -125,10 +125,10 @@ class ToolDefinition(Strict):
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
-    cache_control: Any = Field(None, description="A hint; prefixes are found without it.")
+    cache_control: Any = Field(None, description="A hint without effect: prefixes are found without it.")
     eager_input_streaming: bool | None = Field(None, description="Inputs always come as they are made.")
     defer_loading: Annotated[Any, refused("tools are given at once", False)] = None
-    allowed_callers: Annotated[Any, refused("calls come from the model here", ["direct"])] = None
+    allowed_callers: Annotated[Any, refused("only the model makes calls", ["direct"])] = None
     input_examples: Annotated[Any, refused("examples are not given to the model", [])] = None
 
     def function(self) -> Function:
@@ -177,7 +177,7 @@ class CountRequest(Strict):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: Any = Field(None, description="A hint; prefixes are found without it.")
+    cache_control: Any = Field(None, description="A hint without effect: prefixes are found without it.")
     thread: dict[str, JsonValue] | None = Field(None, description="Refused, and the client goes on without.")
 
     def talk(self) -> Talk:
@@ -219,11 +219,11 @@ class MessagesRequest(CountRequest):
     stream: bool | None = None
     speculation: Speculates = None
     metadata: Metadata | None = None
-    service_tier: Annotated[Any, ignored("there is one tier of service", "auto", "standard_only")] = None
+    service_tier: Annotated[Any, ignored("only one service tier is supported", "auto", "standard_only")] = None
     context_management: Annotated[Any, ignored("nothing is removed from conversations")] = None
     mcp_servers: Annotated[Any, refused("servers of tools are not supported", [])] = None
     container: Annotated[Any, refused("containers are not supported")] = None
-    speed: Annotated[Any, ignored("there is one speed", "standard")] = None
+    speed: Annotated[Any, ignored("only one speed is supported", "standard")] = None
 
     def sampling(self, more: Mapping[str, Sequence[Any]]) -> Sampling:
         return Sampling(

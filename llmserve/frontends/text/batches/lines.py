@@ -91,7 +91,7 @@ def _problem(line: bytes, endpoint: str, ids: set[str]) -> tuple[str, str, str |
     if not isinstance(custom_id, str) or not custom_id:
         return "missing_required_parameter", "custom_id must be a text", "custom_id"
     if custom_id in ids:
-        return "duplicate_custom_id", f"custom_id '{custom_id[:50]}' is there twice", "custom_id"
+        return "duplicate_custom_id", f"custom_id '{custom_id[:50]}' is used twice", "custom_id"
     ids.add(custom_id)
     if document.get("method") != METHOD:
         return "invalid_method", f"method must be {METHOD}", "method"

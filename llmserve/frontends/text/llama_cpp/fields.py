@@ -41,7 +41,7 @@ class NativeRequest(Sampled):
     logit_bias: Annotated[Any, BeforeValidator(lambda value: value)] = None  # see `biases`
     return_tokens: bool | None = None
     response_fields: Annotated[list[str], at_most(64)] | None = None
-    post_sampling_probs: Annotated[Any, refused("there are log probs before sampling only", False)] = None
+    post_sampling_probs: Annotated[Any, refused("only log probs before sampling are supported", False)] = None
     n: Annotated[Any, refused("send several prompts", 1)] = None
     stream_options: Annotated[Any, ignored(NOT_HERE)] = None
     mirostat: Annotated[Any, refused(SAMPLER, 0)] = None
@@ -52,10 +52,10 @@ class NativeRequest(Sampled):
     top_n_sigma: Annotated[Any, refused(SAMPLER, 0, -1)] = None
     samplers: Annotated[Any, ignored("samplers have one order")] = None
     repeat_last_n: Annotated[Any, ignored("repetitions are those of the whole text", -1)] = None
-    cache_prompt: bool | None = Field(None, description="A hint; prefixes are found without it.")
-    id_slot: Annotated[Any, ignored("there are no slots", -1)] = None
+    cache_prompt: bool | None = Field(None, description="A hint without effect: prefixes are found without it.")
+    id_slot: Annotated[Any, ignored("slots are not supported", -1)] = None
     n_keep: Annotated[Any, ignored(NOT_HERE, 0)] = None
-    return_progress: Annotated[Any, ignored("progress is not told", False)] = None
+    return_progress: Annotated[Any, ignored("progress is not reported", False)] = None
 
     @model_validator(mode="after")
     def _has_prompts(self) -> Self:
@@ -132,7 +132,7 @@ class NativeRequest(Sampled):
 def _listed(prompt: JsonValue) -> list[JsonValue]:
     if isinstance(prompt, dict):
         if prompt.get(MEDIA):
-            raise ValueError(f"{MEDIA}: there is only text here")
+            raise ValueError(f"{MEDIA}: only text is supported")
         prompt = prompt.get(TEXT)
     return prompt if isinstance(prompt, list) else [prompt]
 

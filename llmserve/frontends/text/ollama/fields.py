@@ -46,13 +46,13 @@ class OllamaOptions(Strict):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     speculation: Speculates = None
-    repeat_last_n: Annotated[Any, ignored("penalties are over all of the text", -1)] = None
+    repeat_last_n: Annotated[Any, ignored("penalties apply to the whole text", -1)] = None
     typical_p: Annotated[Any, refused("typical sampling is not supported", 1, 1.0)] = None
     tfs_z: Annotated[Any, refused("tail-free sampling is not supported", 1, 1.0)] = None
     mirostat: Annotated[Any, refused("mirostat is not supported", 0)] = None
     mirostat_tau: Any = Field(None, description="Of mirostat, which is not supported.")
     mirostat_eta: Any = Field(None, description="Of mirostat, which is not supported.")
-    penalize_newline: Annotated[Any, refused("penalties are for all tokens alike", True)] = None
+    penalize_newline: Annotated[Any, refused("penalties apply to all tokens equally", True)] = None
     num_ctx: int | None = Field(None, description=LOADING)
     num_keep: int | None = Field(None, description=LOADING)
     num_batch: int | None = Field(None, description=LOADING)

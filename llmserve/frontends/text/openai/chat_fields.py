@@ -133,17 +133,17 @@ class ChatFields(Sampled):
     parallel_tool_calls: bool | None = Field(None, description="Whether an answer may call more than one.")
     functions: Annotated[Any, refused(OLD_TOOLS, [])] = None
     function_call: Annotated[Any, refused(OLD_TOOLS, "none", "auto")] = None
-    modalities: Annotated[Any, refused("there is only text here", ["text"])] = None
-    audio: Annotated[Any, refused("there is only text here")] = None
+    modalities: Annotated[Any, refused("only text is supported", ["text"])] = None
+    audio: Annotated[Any, refused("only text is supported")] = None
     prediction: Prediction | None = Field(None, description="Its tokens are drafted. The answer is the same.")
     reasoning_effort: str | None = Field(None, description="As far as the chat template knows it; none: no thoughts.")
     verbosity: Annotated[Any, ignored("these models have no verbosity", "medium")] = None
     web_search_options: Annotated[Any, refused("web search is not supported")] = None
     store: Annotated[Any, ignored("nothing is stored here", False)] = None
-    service_tier: Annotated[Any, ignored("there is one tier of service", "auto", "default")] = None
+    service_tier: Annotated[Any, ignored("only one service tier is supported", "auto", "default")] = None
     metadata: Labels | None = Field(None, description="Labels of what is stored; nothing is.")
     safety_identifier: str | None = Field(None, description="A label; nothing depends on it.")
-    prompt_cache_key: str | None = Field(None, description="A hint; prefixes are found without it.")
+    prompt_cache_key: str | None = Field(None, description="A hint without effect: prefixes are found without it.")
     prompt_cache_retention: str | None = Field(None, description="The same.")
 
     @model_validator(mode="after")
@@ -152,11 +152,11 @@ class ChatFields(Sampled):
             raise ValueError("max_tokens and max_completion_tokens mean the same, but differ")
         if (self.top_logprobs or self.logprob_token_ids) and not self.logprobs:
             raise ValueError("top_logprobs and logprob_token_ids need logprobs")
-        if self.stream_options is not None and not self.stream and not note("stream_options: the answer is no stream"):
+        if self.stream_options is not None and not self.stream and not note("stream_options: no effect without stream"):
             raise ValueError("stream_options need stream")
         says = "allowed_token_ids" if self.allowed_token_ids else "structured_outputs" if self.outputs() else ""
         if says and self.tools:
-            raise ValueError(f"{says} and tools both say what an answer looks like: give one")
+            raise ValueError(f"{says} and tools both set the format of the answer: give one")
         return self
 
     def _template_values(self) -> dict[str, JsonValue]:

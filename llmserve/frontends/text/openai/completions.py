@@ -77,7 +77,7 @@ class CompletionRequest(Sampled):
         if self.stream and self.num_drawn > (self.n or 1):
             raise ValueError("best_of above n cannot be streamed: the best answers are known only at the end")
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens of 0 needs echo: there would be nothing to say")
+            raise ValueError("max_tokens of 0 needs echo: the answer would be empty")
         if self.logprob_token_ids and (self.logprobs is None or self.max_tokens == 0):
             raise ValueError("logprob_token_ids need logprobs, and an answer")
         if self.max_tokens == 0 and self.return_receipt:

@@ -35,7 +35,7 @@ class TokenizeRequest(Strict):
     content: str | None = Field(None, description="A prompt in llama.cpp's form, with the three fields below.")
     add_special: bool | None = Field(None, description="Special tokens before and after content; off by default.")
     parse_special: Literal[True] | None = None  # as text is always read
-    with_pieces: bool | None = Field(None, description="Tell the text of each token of content.")
+    with_pieces: bool | None = Field(None, description="Return the text of each token of content.")
 
     @model_validator(mode="after")
     def _has_one(self) -> Self:

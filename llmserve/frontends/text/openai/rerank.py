@@ -28,7 +28,9 @@ class RerankRequest(Strict):
     model: ModelName = ""
     query: str
     documents: Annotated[list[str | Document], Field(min_length=1), at_most(MAX_INPUTS)]
-    top_n: Annotated[int, Field(ge=1)] | None = Field(None, description="How many of the best are told; all of them.")
+    top_n: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="How many results to return, best first; default: all."
+    )
     return_documents: bool | None = None
     user: str | None = Field(None, description="A label; nothing depends on it.")
     max_tokens_per_doc: Annotated[Any, ignored("a document that is too long is refused")] = None

@@ -68,7 +68,7 @@ class CallItem(Strict):
     arguments: str
     id: str | None = None
     status: Status | None = None
-    caller: Annotated[Any, refused("calls come from the model here", {"type": "direct"})] = None
+    caller: Annotated[Any, refused("only the model makes calls", {"type": "direct"})] = None
     namespace: Annotated[Any, refused("namespaces are not supported")] = None
     async_: Annotated[Any, refused("calls are answered in their order", False)] = Field(None, alias="async")
     parsed_arguments: Any = Field(None, description="As the official client sends back what it has parsed.")
@@ -84,7 +84,7 @@ class CallOutput(Strict):
     output: str | Texts
     id: str | None = None
     status: Status | None = None
-    caller: Annotated[Any, refused("calls come from the model here", {"type": "direct"})] = None
+    caller: Annotated[Any, refused("only the model makes calls", {"type": "direct"})] = None
 
     def listed(self) -> dict[str, JsonValue]:
         return {"role": "tool", "content": _text(self.output), "tool_call_id": self.call_id}
@@ -154,7 +154,7 @@ class ResponseTool(Strict):
     strict: bool | None = None
     output_schema: Annotated[Any, refused("outputs of tools are not checked here")] = None
     defer_loading: Annotated[Any, refused("tools are given at once", False)] = None
-    allowed_callers: Annotated[Any, refused("calls come from the model here", ["direct"])] = None
+    allowed_callers: Annotated[Any, refused("only the model makes calls", ["direct"])] = None
     async_: Annotated[Any, refused("calls are answered in their order", False)] = Field(None, alias="async")
 
     def function(self) -> Function:
@@ -202,7 +202,7 @@ class ResponseRequest(Strict):
     metadata: Labels | None = None
     user: str | None = Field(None, description="A label; nothing depends on it.")
     safety_identifier: str | None = Field(None, description="A label; nothing depends on it.")
-    prompt_cache_key: str | None = Field(None, description="A hint; prefixes are found without it.")
+    prompt_cache_key: str | None = Field(None, description="A hint without effect: prefixes are found without it.")
     prompt_cache_retention: str | None = Field(None, description="The same.")
     store: bool | None = Field(None, description="False: it cannot be fetched or followed later.")
     background: bool | None = Field(None, description="Made while no client waits: fetch it, or cancel it, by its id.")
@@ -220,8 +220,8 @@ class ResponseRequest(Strict):
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     chat_template_kwargs: TemplateValues | None = None
     prompt: Annotated[Any, refused("stored prompts are not supported")] = None
-    service_tier: Annotated[Any, ignored("there is one tier of service", "auto", "default")] = None
-    stream_options: Annotated[Any, ignored("usage is always told", {}, {"include_obfuscation": False})] = None
+    service_tier: Annotated[Any, ignored("only one service tier is supported", "auto", "default")] = None
+    stream_options: Annotated[Any, ignored("usage is always included", {}, {"include_obfuscation": False})] = None
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:

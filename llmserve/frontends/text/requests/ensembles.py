@@ -222,7 +222,7 @@ class Ensembles:
         if name in self.others():
             other = self.kind.other
             return Refused(f"model '{name}' {other.does}, and does not answer here; ask {other.path}", "model")
-        problem = f"The model '{name}' does not exist here, or is none that {self.kind.does}. {known}"
+        problem = f"The model '{name}' does not exist, or is not one that {self.kind.does}. {known}"
         return ModelNotFound(problem, "model", "model_not_found")
 
     def fingerprint(self, ensemble: Ensemble) -> str | None:
@@ -306,8 +306,7 @@ class Ensembles:
         """What each id stands for by itself."""
         if not self.reads(ensemble, "RETURN_TOKENS"):
             raise Refused(
-                f"model '{ensemble.name}' cannot tell what single tokens are: '{ensemble.decoder}' has no input "
-                "RETURN_TOKENS",
+                f"model '{ensemble.name}' cannot return single tokens: '{ensemble.decoder}' has no input RETURN_TOKENS",
                 "logprobs",
             )
         return _values(await self._ask(_decoding(ensemble, ids, "TOKEN_BYTES")), "TOKEN_BYTES")

@@ -62,7 +62,7 @@ def stop_list(stop: str | Sequence[str] | None) -> list[str]:
 class StreamOptions(Strict):
     include_usage: bool | None = False
     include_obfuscation: Annotated[Any, ignored("nothing is padded here", False)] = None
-    continuous_usage_stats: bool | None = Field(None, description="Every chunk tells the usage so far.")
+    continuous_usage_stats: bool | None = Field(None, description="Every chunk has the usage so far.")
 
 
 class TransferredPrompt(Strict):
@@ -127,7 +127,7 @@ class Sampled(Formatted):
         if self.logprob_token_ids and self.prompt_logprobs:
             raise ValueError("logprob_token_ids are for the answer, and prompt_logprobs ask for others: leave one out")
         if self.allowed_token_ids and self.says_format:
-            raise ValueError("allowed_token_ids and a format both say what an answer looks like: give one")
+            raise ValueError("allowed_token_ids and a format both set the format of the answer: give one")
         return self
 
     def as_operator_has_it(self, settings: TextSettings) -> None:

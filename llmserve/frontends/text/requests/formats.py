@@ -126,7 +126,7 @@ class StructuredOutputs(Strict):
     json_object: bool | None = None
     structural_tag: Annotated[Any, refused("structural tags are not supported")] = None
     disable_additional_properties: bool | None = None
-    disable_fallback: Annotated[Any, ignored("there is one backend", False, True)] = None
+    disable_fallback: Annotated[Any, ignored("only one backend is supported", False, True)] = None
     disable_any_whitespace: Annotated[Any, refused("white space is limited, not forbidden", False)] = None
     whitespace_pattern: Annotated[Any, refused("white space has one pattern")] = None
 
@@ -170,7 +170,7 @@ class Formatted(Strict):
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
     guided_grammar: Text | None = None
-    guided_decoding_backend: Annotated[Any, ignored("there is one backend")] = None
+    guided_decoding_backend: Annotated[Any, ignored("only one backend is supported")] = None
     guided_whitespace_pattern: Annotated[Any, refused("white space has one pattern")] = None
     grammar: Text | None = Field(None, description="llama.cpp's: GBNF.")
     json_schema: SchemaDocument | None = Field(None, description="llama.cpp's.")
@@ -181,7 +181,7 @@ class Formatted(Strict):
         if not isinstance(self.response_format, TextFormat | None):
             names.insert(0, "response_format")
         if len(names) > 1:
-            raise ValueError(f"{' and '.join(names)} both say what an answer looks like: give one")
+            raise ValueError(f"{' and '.join(names)} both set the format of the answer: give one")
         return self
 
     @property

@@ -181,7 +181,7 @@ def _guide(ensemble: Ensemble, style: ChatStyle, talk: Talk) -> Values:
         return {} if talk.schema is None else guide_values("json_schema", json.dumps(talk.schema))
     if GUIDE not in ensemble.inputs:
         raise Refused(
-            f"model '{ensemble.name}' cannot be held to its tools or to a format: its ensemble has no input {GUIDE}",
+            f"model '{ensemble.name}' cannot be restricted to tools or to a format: its ensemble has no input {GUIDE}",
             "tools" if tools.is_enforced else "response_format",
         )
     wanted = Wanted(tools.tools(), tools.must_call, tools.several, talk.schema)
