@@ -105,7 +105,7 @@ def read(path: Path) -> list[Line]:
     try:
         text, torn = _split(path.read_text(encoding="utf-8"))
         if torn:
-            logger.warning("the last line of %s was cut off, by a full disk or a crash: it counts for nothing", path)
+            logger.warning("the last line of %s was cut off, by a full disk or a crash: it is ignored", path)
         return _parse(path, text)
     except FileNotFoundError:
         return []
@@ -163,8 +163,8 @@ def _parse(path: Path, text: str) -> list[Line]:
             intact = False
         if not intact:
             raise InvalidArgument(
-                f"line {number} of {path} was changed, or one before it was dropped: what the file says proves "
-                "nothing; put the file back as it was, or remove it and make its records anew"
+                f"line {number} of {path} was changed, or one before it was dropped: the file proves nothing; "
+                "restore it, or remove it and create its records again"
             )
         lines.append(line)
         previous = line.seal

@@ -160,7 +160,7 @@ class Checkpoint:
         if file is None:
             raise CheckpointError(f"checkpoint {self.path} has no tensor {name}")
         if (dtype := self._tensors[name].dtype) not in DTYPES:
-            raise CheckpointError(f"tensor {name} has dtype {dtype}, which we cannot read")
+            raise CheckpointError(f"tensor {name} has dtype {dtype}, which is not supported")
         return file.read(name)
 
     def digest(self, progress: Callable[[str, int], None] = lambda name, num_bytes: None) -> str:

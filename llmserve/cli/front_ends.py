@@ -288,7 +288,7 @@ class FrontEnds:
             code = await front_end.ended()
             pause_s = rule.next_pause_s(time.monotonic() - since)
             if pause_s is None:
-                logger.error("a server has ended %d times in a row; the others go on without it", rule.most)
+                logger.error("a server has ended %d times in a row; the others continue without it", rule.most)
                 return
             logger.error("a server has ended with exit code %d, and its connections with it; it is started again", code)
             await asyncio.sleep(pause_s)

@@ -47,7 +47,7 @@ class DraftEngine:
             result = self._runner.step(plan)
             return Drawn(result.tokens, result.hidden)
         except Exception:  # the border: whatever failed, answers go on without drafts
-            logger.exception("the draft engine failed; nothing is drafted with it any more")
+            logger.exception("the draft engine failed; it drafts no more tokens")
             self._has_failed = True
             return None
 

@@ -76,7 +76,7 @@ def plan(options: EvalOptions, earlier: Path | None = None) -> Plan:
             for name, margin in suite.margins.items()
         )
         source = (
-            "the stored baseline, as if the engine's answers had nothing to do with it; --earlier REPORT knows better"
+            "the stored baseline, as if the engine's answers were independent of it; --earlier REPORT is more precise"
         )
     if not margins:
         raise InvalidArgument(

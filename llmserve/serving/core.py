@@ -293,7 +293,7 @@ class InferenceCore:
     def _changeable_adapters(self, name: str) -> Adapters:
         self._check_serving()
         if self._settings.control_mode != ControlMode.EXPLICIT:
-            raise Unsupported("adapters come and go at run time with --model-control-mode explicit only")
+            raise Unsupported("adapters can be loaded at run time only with --model-control-mode explicit")
         if (adapters := self._table.find(name, "").adapters) is None:
             raise Unsupported(f"model '{name}' does not support adapters")
         return adapters

@@ -180,7 +180,7 @@ class _Planner:
             f"input '{name}' is not used by any step" for name in self._signature.inputs if name not in self._used
         ]
         self.problems += [
-            f"{reader} is required, but the backend never makes {self._missing[tensor]}; mark the input as optional"
+            f"{reader} is required, but the backend never produces {self._missing[tensor]}; mark the input as optional"
             for tensor, reader in self._required
             if tensor in self._missing
         ]

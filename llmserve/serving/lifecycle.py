@@ -85,7 +85,7 @@ class ModelLifecycle:
         """See `InferenceCore.start_rollout`. Goes on when its caller is cancelled."""
         mode = self._settings.control_mode
         if mode == ControlMode.NONE:
-            raise Unavailable("with --model-control-mode none nothing changes: rollouts need explicit, or poll")
+            raise Unavailable("rollouts require --model-control-mode explicit or poll")
         if (asked.parameters or asked.adapter) and mode != ControlMode.EXPLICIT:
             what = "parameters of a candidate, such as its engine," if asked.parameters else "rollouts of an adapter"
             raise Unavailable(f"{what} need --model-control-mode explicit")

@@ -212,7 +212,7 @@ class RoleIdFormat:
         unread += ["tools"] if tools and not self.tool_format else []
         if unread:
             raise InvalidArgument(
-                f"{' and '.join(unread)}: this checkpoint marks who speaks with token ids, and has no chat template "
+                f"{' and '.join(unread)}: this checkpoint marks roles with token ids, and has no chat template "
                 "that could read them"
             )
         if self.tool_format and generic.has_calls(messages):
@@ -323,7 +323,7 @@ class TemplateFormat:
         if not tools:
             return self.template.render(listed, values)
         if "tools" not in self.tool_template.names:
-            raise InvalidArgument("tools: this checkpoint's chat template does not give them to the model")
+            raise InvalidArgument("tools: this checkpoint's chat template does not pass them to the model")
         return self.tool_template.render(listed, values, tools)
 
     def _own_values(self) -> Mapping[str, str]:

@@ -40,7 +40,7 @@ class Ending:
         """`values` may say it, under the names that transformers has. An assistant's last message is continued."""
         opens, continues = (values.get(name) for name in ENDINGS)
         if opens and continues:
-            raise InvalidArgument(f"{' and '.join(ENDINGS)} exclude each other: an answer is begun or continued")
+            raise InvalidArgument(f"{' and '.join(ENDINGS)} exclude each other: an answer begins or continues")
         ends_inside = roles[-1] == "assistant"
         if continues and not ends_inside:
             raise InvalidArgument(f"{ENDINGS[1]} needs an assistant's message as the last one")

@@ -217,7 +217,7 @@ class Preprocessor:
         if given is None:
             return self._chat, values
         if not self._allows_templates:
-            raise InvalidArgument(f"{TEMPLATE}: this server takes none from requests; see --allow-chat-template")
+            raise InvalidArgument(f"{TEMPLATE}: this server accepts none from requests; see --allow-chat-template")
         if not isinstance(given, str) or not given:
             raise InvalidArgument(f"{TEMPLATE} must be a text")
         return self._given_format(given), {name: value for name, value in values.items() if name != TEMPLATE}

@@ -122,7 +122,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "prompt": (lambda choice: choice["receipt"]["prompt_ids"].__setitem__(-2, 400), " from this engine"),
     "seed": (lambda choice: choice["receipt"]["sampling"].update(seed=99), " from this engine"),
     "temperature": (lambda choice: choice["receipt"]["sampling"].update(temperature=0.1), " from this engine"),
-    "reason": (lambda choice: choice["receipt"].update(finish_reason="stop_words"), "it ended by stop_words there"),
+    "reason": (lambda choice: choice["receipt"].update(finish_reason="stop_words"), "it ended with stop_words there"),
     "engine": (lambda choice: choice["receipt"]["engine"].update(digest="a" * 64), "digest aaaaaaaaaaaa, and this"),
     "vocabulary": (
         lambda choice: choice["receipt"]["prompt_ids"].append(10**6),

@@ -380,8 +380,8 @@ async def test_a_step_that_requires_what_is_never_made_is_refused_at_load(tmp_pa
     try:
         assert core.model_ready("fine")
         assert failure(core) == (
-            "ensemble 'ens' cannot be loaded: step 'm': input 'X' is required, but the backend never makes output 'Y' "
-            "of 'm'; mark the input as optional"
+            "ensemble 'ens' cannot be loaded: step 'm': input 'X' is required, but the backend never produces output "
+            "'Y' of 'm'; mark the input as optional"
         )
     finally:
         await core.stop()

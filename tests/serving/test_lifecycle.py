@@ -213,7 +213,13 @@ async def test_a_model_that_does_not_load_keeps_the_server_unready_until_it_does
     [
         ("nope", "", {}, InternalError, "failed to load 'nope', failed to poll from model repository"),
         ("typo", "", {}, InternalError, "failed to load 'typo', failed to poll from model repository.*line 4"),
-        ("empty", "", {}, InvalidArgument, "at least one version must be available .* 'empty': no version: make a dir"),
+        (
+            "empty",
+            "",
+            {},
+            InvalidArgument,
+            "at least one version must be available .* 'empty': no version: create a dir",
+        ),
         ("m", "{", {}, InternalError, "failed to poll from model repository: .*config override is not valid"),
         ("m", '{"max_batchsize": 4}', {}, InternalError, "max_batchsize"),
         ("m", '{"name": "other"}', {}, InternalError, "says name: 'other'"),

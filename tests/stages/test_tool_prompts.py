@@ -98,7 +98,7 @@ def test_tools_are_described_where_no_template_does(tmp_path: Path, tokenizer_di
     several = [*TALK, {**TALK[-1], "content": "Late"}, {"role": "user", "content": "So?"}]
     assert prompt(plain, several).endswith("Noon\nResult of get_time: Late[user]So?[assistant]")
     without = Preprocessor.open(tmp_path, tool_format="none")
-    with pytest.raises(InvalidArgument, match="chat template does not give them to the model"):
+    with pytest.raises(InvalidArgument, match="chat template does not pass them to the model"):
         prompt(without, [ASKED], TOOL)
     marked = Preprocessor.open(tokenizer_dirs["baichuan"])  # with token ids for who speaks
     assert marked.chat_style({}).tool_format == "generic"
@@ -142,7 +142,7 @@ def test_dates_are_told_to_templates_that_read_them(tmp_path: Path) -> None:
 def test_token_ids_that_mark_who_speaks_say_nothing_of_tools(tokenizer_dirs: dict[str, Path]) -> None:
     stage = Preprocessor.open(tokenizer_dirs["baichuan"], tool_format="none")
     assert replace(stage.chat_style({}), tokenizer={}) == ChatStyle()
-    with pytest.raises(InvalidArgument, match="tools: this checkpoint marks who speaks with token ids"):
+    with pytest.raises(InvalidArgument, match="tools: this checkpoint marks roles with token ids"):
         prompt(stage, [ASKED], TOOL)
     with pytest.raises(InvalidArgument, match="chat format has no tool_calls"):
         prompt(stage, TALK[:2])

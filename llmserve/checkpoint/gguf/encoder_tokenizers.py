@@ -32,7 +32,7 @@ def encoder_tokenizer_json(reader: MetadataReader, vocabulary: Vocabulary, kind:
     """What the `tokenizers` library reads. Problems go to `reader`."""
     tokens = [_spelling(text, of) if kind == WORD_PIECES else text for text, of in _typed(vocabulary)]
     if len(set(tokens)) < len(tokens):
-        reader.problems.append(f"its vocabulary has pieces that differ in nothing but {SPACE}")
+        reader.problems.append(f"its vocabulary has pieces that differ only in {SPACE}")
     first, last, unknown = (_special(reader, vocabulary, *names) for names in (FIRST, LAST, UNKNOWN))
     model = (
         _word_pieces(tokens, unknown) if kind == WORD_PIECES else _pieces(vocabulary.scores.tolist(), tokens, unknown)

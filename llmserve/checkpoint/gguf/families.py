@@ -28,7 +28,7 @@ def require_whole_heads(reader: MetadataReader, config: Config) -> None:
     if reader.integer("{}.rope.dimension_count", config["head_dim"]) != config["head_dim"]:
         reader.problems.append(
             f"{reader.key('{}.rope.dimension_count')} must be the head size ({config['head_dim']}): heads that are "
-            "turned in part are not supported"
+            "rotated in part are not supported"
         )
 
 

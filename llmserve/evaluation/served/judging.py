@@ -13,7 +13,7 @@ from llmserve.evaluation.served.comparison import ServedResult
 from llmserve.evaluation.served.speed import Comparison, Speed, compare_speed
 from llmserve.evaluation.suite import Suite
 
-NOT_ASKED = "the suite asks for it, and it was left out (--no-as-served)"
+NOT_ASKED = "the suite requires it, but it was skipped (--no-as-served)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ def _served(suite: Suite, subject: Subject, options: ServedOptions, asked: Asked
     served = asyncio.run(asking)
     if is_judged:
         return served
-    why = "the engine promises no equal bits in every batch, and the suite does not ask for them (as_served: required)"
+    why = "the engine does not promise the same bits in every batch, and the suite has no `as_served: required`"
     return replace(served, notes=(*served.notes, f"as served: reported, not judged; {why}"))
 
 

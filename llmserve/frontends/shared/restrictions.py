@@ -153,7 +153,7 @@ def parse_restrictions(options: Iterable[str], flag: str, *, kind: str, prefix: 
         if not HEADER_NAME.fullmatch(header):
             problems.append(f"'{header}' is not the name of a header")
         if not HEADER_VALUE.fullmatch(value):
-            problems.append(f"the value of '{header}' is not one that a header can carry: printable ASCII, trimmed")
+            problems.append(f"the value of '{header}' is not valid in a header: use trimmed, printable ASCII")
         for name in names.split(","):
             if name not in list(Api):
                 problems.append(f"unknown restricted {kind} '{name}'; known: {', '.join(Api)}")

@@ -170,7 +170,7 @@ def read_directory(name: str, path: Path, config_name: str = "") -> ModelSource:
     config.name = name
     versions = _versions(path)
     if not versions:
-        problems.append(f"no version: make a directory with a number as its name, such as {path.name}/1")
+        problems.append(f"no version: create a directory whose name is a number, such as {path.name}/1")
     return ModelSource(name, path, config, versions, tuple(problems), has_config, stamp)
 
 

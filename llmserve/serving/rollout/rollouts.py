@@ -106,7 +106,7 @@ class Rollouts:
         assert adapter is not None
         self._check_model(stable)
         if asked.version or asked.parameters:
-            raise InvalidArgument("a rollout of an adapter changes no model: leave out its version and parameters")
+            raise InvalidArgument("a rollout of an adapter does not change the model: leave out version and parameters")
         if stable.adapters is None:
             raise Unsupported(f"model '{name}' does not support adapters")
         candidate = AdapterCandidate(stable, stable.adapters, adapter.name, adapter.path)
@@ -355,7 +355,7 @@ def _require_same_ids(stable: ServedModel, candidate: ServedModel) -> None:
     if differing := sorted(name for name in known.keys() & own.keys() if known[name] != own[name]):
         raise InvalidArgument(
             f"the candidate's {' and '.join(differing)} has other tokens than that of version {stable.version}, and "
-            "the pipeline keeps its tokenizer: serve an engine with another one as a model of its own"
+            "the pipeline keeps its tokenizer: serve an engine with another one as a separate model"
         )
 
 

@@ -68,7 +68,7 @@ def test_pieces_without_a_difference_are_refused(tmp_path: Path) -> None:
     write_word_pieces(tmp_path)
     metadata = word_pieces_metadata(tmp_path)
     metadata["tokenizer.ggml.tokens"][4] = "▁[SEP]"
-    with pytest.raises(CheckpointError, match="pieces that differ in nothing but ▁"):
+    with pytest.raises(CheckpointError, match="pieces that differ only in ▁"):
         Checkpoint.open(make_gguf(tmp_path / "m.gguf", metadata=metadata))
 
 

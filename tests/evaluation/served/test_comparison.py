@@ -55,7 +55,7 @@ def test_a_result_names_three_and_counts_the_others() -> None:
     assert result.reason.endswith("and 1 more")
     assert len(result.document()["differences"]) == 4
     assert compared("unary", QUESTIONS, expected, expected, is_judged=True).verdict is Verdict.PASS
-    assert ServedResult("all", 0, doubt="it was left out").verdict is Verdict.INCONCLUSIVE
+    assert ServedResult("all", 0, doubt="it was skipped").verdict is Verdict.INCONCLUSIVE
 
 
 def draws(*ids: int, log_prob: float = -3.0) -> list[ServedAnswer]:

@@ -85,7 +85,7 @@ def test_errors_have_anthropics_shape(claude: anthropic.Anthropic, http: httpx.C
         claude.messages.create(model="claude", messages=MESSAGES, max_tokens=5)
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
     tool: Any = {"name": "f", "input_schema": {"type": "object"}}
-    with pytest.raises(anthropic.BadRequestError, match="there are several of the name 'f'"):
+    with pytest.raises(anthropic.BadRequestError, match="duplicate name 'f'"):
         claude.messages.create(model=MODEL, messages=MESSAGES, max_tokens=5, tools=[tool, tool])
     answer = http.post("/v1/messages", json={"model": MODEL, "messages": [{"role": "system", "content": "x"}]})
     assert answer.status_code == 400

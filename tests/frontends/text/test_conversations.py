@@ -58,7 +58,11 @@ async def test_the_chat_format_is_applied_here(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("baichuan", "tokens that no text can spell"), ("unigram", "has no chat format"), ("", "names a tokenizer_dir")],
+    [
+        ("baichuan", "tokens that cannot be written as text"),
+        ("unigram", "has no chat format"),
+        ("", "names a tokenizer_dir"),
+    ],
 )
 async def test_where_there_is_none_it_is_refused(tmp_path: Path, kind: str, words: str) -> None:
     conversations, ensemble = opened(kind, tmp_path if kind else tmp_path / "elsewhere")

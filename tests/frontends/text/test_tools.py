@@ -228,10 +228,10 @@ def function(**more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("more", "param", "words"),
     [
-        ({"tools": [function(), function()]}, "tools", "several of the name 'f'"),
+        ({"tools": [function(), function()]}, "tools", "duplicate name 'f'"),
         ({"tools": [function(parameters={"type": "array"})]}, "tools", 'must have the type "object"'),
         ({"tools": [function(parameters={"properties": {"a": {"type": "strng"}}})]}, "tools", "unknown type: 'strng'"),
-        ({"tools": [function(parameters={"properties": {"a": 5}})]}, "tools", "have 5 where a schema has to be"),
+        ({"tools": [function(parameters={"properties": {"a": 5}})]}, "tools", "have 5 where a schema is expected"),
         ({"tools": [function(parameters={"required": "a"})]}, "tools", "list of names in required"),
         (
             {"tools": [function(strict=True, parameters={"properties": {"a": {"minLength": "x"}}})]},
@@ -242,7 +242,7 @@ def function(**more: Any) -> dict[str, Any]:
         ({"tools": [function(name="a b")]}, "tools", "tools.0.function.name"),
         ({"tools": [function()], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "'g'"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
-        ({"functions": [{"name": "f"}]}, "functions", "are called tools now"),
+        ({"functions": [{"name": "f"}]}, "functions", "are replaced by tools"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "tool_call_id"),
     ],
 )

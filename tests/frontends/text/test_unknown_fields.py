@@ -52,7 +52,7 @@ TAKEN = [
     ("/v1/chat/completions", {"max_tokens": -1, "max_completion_tokens": 4, "stop": ["", "zz"]}, ""),
     ("/v1/chat/completions", {"stream_options": {"include_usage": True}}, "stream_options: no effect without stream"),
     ("/v1/chat/completions", {"store": True, "metadata": {"a": "b"}, "user": "u"}, "store: nothing is stored"),
-    ("/v1/chat/completions", {"service_tier": "flex", "verbosity": "low"}, "verbosity: these models"),
+    ("/v1/chat/completions", {"service_tier": "flex", "verbosity": "low"}, "verbosity: not supported"),
     ("/v1/chat/completions", {"reasoning_effort": "high"}, "reasoning_effort: this model does not reason"),
     ("/v1/chat/completions", {"top_logprobs": 0, "prompt_cache_retention": "24h"}, ""),
     ("/v1/completions", {"max_tokens": 4, "zzzz": 1}, "zzzz: unknown field, ignored"),

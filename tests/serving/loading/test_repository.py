@@ -37,7 +37,7 @@ def test_a_models_problems_are_told_together(tmp_path: Path) -> None:
     assert list(source.problems) == [
         "config.pbtxt line 2, column 1: ModelConfig has no field 'foo'",
         "config.pbtxt says name: 'other', but the directory is 'm'; they must be equal",
-        "no version: make a directory with a number as its name, such as m/1",
+        "no version: create a directory whose name is a number, such as m/1",
     ]
 
 

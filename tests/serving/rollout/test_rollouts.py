@@ -422,7 +422,7 @@ async def test_what_cannot_be_rolled_out_is_refused(tmp_path: Path, versions: Ve
 async def test_where_nothing_may_change_nothing_does(tmp_path: Path, versions: Versions) -> None:
     write_repository(tmp_path, versions=(1,))
     async with serving_versions(tmp_path, versions, ControlMode.NONE) as core:
-        with pytest.raises(Unavailable, match="--model-control-mode none"):
+        with pytest.raises(Unavailable, match="--model-control-mode explicit or poll"):
             await core.start_rollout("m", Asked())
     async with serving_versions(tmp_path, versions, ControlMode.POLL) as core:
         with pytest.raises(Unavailable, match="parameters of a candidate"):

@@ -225,7 +225,7 @@ def _expert_problems(program: Program, params: Sequence[Param]) -> list[str]:
                 if shapes[name][0] // num_experts % PANEL_COLUMNS
             ]
     if len(mixtures) > 1:
-        found.append("the cpu target has mixtures of one kind only: as many experts in each, and for each token")
+        found.append("the cpu target supports only mixtures with equal numbers of experts, in total and per token")
     return found
 
 
@@ -246,7 +246,7 @@ def _program_problems(program: Program, params: Sequence[Param]) -> list[str]:
         if op.kind is OpKind.ATTENTION and _int(op.attrs["num_heads"]) % _int(op.attrs["num_kv_heads"]):
             found.append(f"layer {op.attrs['layer']}: the number of heads is not a multiple of the number of KV heads")
         if op.output in turned and op.attrs["head_dim"] != program.cache.head_dim:
-            found.append(f"the cpu target turns whole heads of {program.cache.head_dim}, not {op.attrs['head_dim']}")
+            found.append(f"the cpu target rotates whole heads of {program.cache.head_dim}, not {op.attrs['head_dim']}")
     return list(dict.fromkeys(found))
 
 

@@ -164,7 +164,7 @@ class CudaTarget:
             if op.kind is OpKind.ATTENTION
         }
         return [
-            f"{group} query heads to a key and value head: the cuda target takes at most {most}"
+            f"{group} query heads to a key and value head: the cuda target supports at most {most}"
             for group in sorted(groups)
             if group > most
         ]

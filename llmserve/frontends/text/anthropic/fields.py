@@ -30,7 +30,7 @@ class TextBlock(Strict):
     type: Literal["text"]
     text: str
     cache_control: Any = Field(None, description="A hint without effect: prefixes are found without it.")
-    citations: Annotated[Any, ignored("citations are not given to the model", [])] = None
+    citations: Annotated[Any, ignored("citations are not passed to the model", [])] = None
 
 
 class ThinkingBlock(Strict):
@@ -129,7 +129,7 @@ class ToolDefinition(Strict):
     eager_input_streaming: bool | None = Field(None, description="Inputs always come as they are made.")
     defer_loading: Annotated[Any, refused("tools are given at once", False)] = None
     allowed_callers: Annotated[Any, refused("only the model makes calls", ["direct"])] = None
-    input_examples: Annotated[Any, refused("examples are not given to the model", [])] = None
+    input_examples: Annotated[Any, refused("examples are not passed to the model", [])] = None
 
     def function(self) -> Function:
         return Function(name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict)

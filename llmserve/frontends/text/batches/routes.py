@@ -26,7 +26,7 @@ Kept = TypeVar("Kept")
 PURPOSE = "batch"
 WINDOW_S = 24 * 60 * 60
 MOST_LISTED = 100
-DISABLED = "this server keeps no files and batches; start it with --batch-dir DIR"
+DISABLED = "this server does not store files and batches; start it with --batch-dir DIR"
 
 
 class BatchRequest(Strict):

@@ -49,9 +49,7 @@ class Store:
             raise InvalidArgument(f"{folder} cannot hold batches: {error}") from error
         lock = try_lock(folder / FILES)  # the folder itself may be a volume that belongs to another user
         if lock is None:
-            raise InvalidArgument(
-                f"{folder} is used by another server, or was by another user; give this one a folder of its own"
-            )
+            raise InvalidArgument(f"{folder} is used by another server or belongs to another user; give another folder")
         return cls(folder, lock)
 
     def close(self) -> None:

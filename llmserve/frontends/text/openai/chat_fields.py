@@ -24,7 +24,7 @@ from llmserve.frontends.text.requests.tools import ToolChoice, ToolName, Tools, 
 from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
 from llmserve.stages.chat_template import ENDINGS, TEMPLATE
 
-OLD_TOOLS = "functions are called tools now: give tools and tool_choice"
+OLD_TOOLS = "functions are replaced by tools: give tools and tool_choice"
 
 
 class TextPart(Strict):
@@ -42,7 +42,7 @@ def text_of(content: Content | None) -> str:
 class _Message(Strict):
     role: str
     content: Content
-    name: Annotated[Any, ignored("names of speakers are not given to the model")] = None
+    name: Annotated[Any, ignored("names of speakers are not passed to the model")] = None
 
     def listed(self) -> dict[str, JsonValue]:
         """For the chat format, which knows no developers."""
@@ -72,13 +72,13 @@ class ToolCall(Strict):
 class AssistantMessage(Strict):
     role: Literal["assistant"]
     content: Content | None = None
-    name: Annotated[Any, ignored("names of speakers are not given to the model")] = None
+    name: Annotated[Any, ignored("names of speakers are not passed to the model")] = None
     reasoning_content: str | None = Field(None, description="For templates that keep thoughts.")
     reasoning: str | None = Field(None, description="The same.")
     provider_specific_fields: Any = Field(None, description="LiteLLM's notes on an answer; nothing depends on them.")
-    refusal: Annotated[Any, ignored("refusals are not given to the model")] = None
+    refusal: Annotated[Any, ignored("refusals are not passed to the model")] = None
     audio: Annotated[Any, refused("audio is not supported")] = None
-    annotations: Annotated[Any, ignored("annotations are not given to the model", [])] = None
+    annotations: Annotated[Any, ignored("annotations are not passed to the model", [])] = None
     tool_calls: Annotated[list[ToolCall], at_most(MAX_MESSAGES)] | None = None
     function_call: Annotated[Any, refused(OLD_TOOLS)] = None
 
@@ -137,7 +137,7 @@ class ChatFields(Sampled):
     audio: Annotated[Any, refused("only text is supported")] = None
     prediction: Prediction | None = Field(None, description="Its tokens are drafted. The answer is the same.")
     reasoning_effort: str | None = Field(None, description="As far as the chat template knows it; none: no thoughts.")
-    verbosity: Annotated[Any, ignored("these models have no verbosity", "medium")] = None
+    verbosity: Annotated[Any, ignored("not supported by these models", "medium")] = None
     web_search_options: Annotated[Any, refused("web search is not supported")] = None
     store: Annotated[Any, ignored("nothing is stored here", False)] = None
     service_tier: Annotated[Any, ignored("only one service tier is supported", "auto", "default")] = None
@@ -208,7 +208,7 @@ class BatchChatRequest(ChatFields):
         if self.stream:
             raise ValueError("several conversations cannot be streamed")
         if self.kv_transfer_params is not None:
-            raise ValueError("kv_transfer_params are of one prompt")
+            raise ValueError("kv_transfer_params are for one prompt")
         return self
 
     def requests(self) -> list[ChatRequest]:

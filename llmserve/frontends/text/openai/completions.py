@@ -83,7 +83,7 @@ class CompletionRequest(Sampled):
         if self.max_tokens == 0 and self.return_receipt:
             raise ValueError("return_receipt needs an answer: max_tokens of 0 has none")
         if self.kv_transfer_params is not None and len(self.prompts()) > 1:
-            raise ValueError("kv_transfer_params are of one prompt")
+            raise ValueError("kv_transfer_params are for one prompt")
         if self.echo and (self.truncate_prompt_tokens or self.kv_transfer_params):
             raise ValueError("echo shows the prompt as it is given: leave out what changes its tokens")
         if self.stream_options is not None and not self.stream:

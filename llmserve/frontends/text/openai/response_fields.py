@@ -42,8 +42,8 @@ Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 class InputText(Strict):
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: Annotated[Any, ignored("annotations are not given to the model", [])] = None
-    logprobs: Annotated[Any, ignored("log probs are not given to the model", [])] = None
+    annotations: Annotated[Any, ignored("annotations are not passed to the model", [])] = None
+    logprobs: Annotated[Any, ignored("log probs are not passed to the model", [])] = None
 
 
 Texts: TypeAlias = Annotated[list[InputText], Field(min_length=1), at_most(MAX_MESSAGES)]
@@ -55,7 +55,7 @@ class InputMessage(Strict):
     content: str | Texts
     id: str | None = None
     status: str | None = None
-    phase: Annotated[Any, ignored("phases are not given to the model")] = None
+    phase: Annotated[Any, ignored("phases are not passed to the model")] = None
 
     def listed(self) -> dict[str, JsonValue]:
         return {"role": "system" if self.role == "developer" else self.role, "content": _text(self.content)}
@@ -99,7 +99,7 @@ class ReasoningItem(Strict):
     type: Literal["reasoning"]
     id: str | None = None
     content: Annotated[list[ReasoningText], at_most(MAX_MESSAGES)] | None = None
-    summary: Annotated[Any, ignored("summaries are not given to the model", [])] = None
+    summary: Annotated[Any, ignored("summaries are not passed to the model", [])] = None
     encrypted_content: Annotated[Any, ignored("nothing is encrypted here")] = None
     status: Status | None = None
 
@@ -140,7 +140,7 @@ class SchemaFormat(Strict):
 
 class TextOptions(Strict):
     format: Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Annotated[Any, ignored("these models have no verbosity", "medium")] = None
+    verbosity: Annotated[Any, ignored("not supported by these models", "medium")] = None
 
 
 Input: TypeAlias = str | Annotated[list[Item], Field(min_length=1), at_most(MAX_MESSAGES)]

@@ -61,7 +61,7 @@ def stop_list(stop: str | Sequence[str] | None) -> list[str]:
 
 class StreamOptions(Strict):
     include_usage: bool | None = False
-    include_obfuscation: Annotated[Any, ignored("nothing is padded here", False)] = None
+    include_obfuscation: Annotated[Any, ignored("padding is not supported", False)] = None
     continuous_usage_stats: bool | None = Field(None, description="Every chunk has the usage so far.")
 
 
@@ -93,7 +93,7 @@ class Sampled(Formatted):
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = Field(None, description="false: the answer spells them.")
-    spaces_between_special_tokens: Annotated[Any, ignored("spaces are the tokenizer's", True)] = None
+    spaces_between_special_tokens: Annotated[Any, ignored("the tokenizer decides about spaces", True)] = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = Field(None, description="Log probs name tokens as token_id:ID.")
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None

@@ -139,11 +139,11 @@ def _switched(style: ChatStyle, effort: str, field: str) -> dict[str, Json]:
         return {"reasoning_effort": effort}
     if effort == (ON if style.reasoning else OFF):
         return {}
-    if effort != OFF and (can_switch or style.reasoning) and note(f"{field} '{effort}': thoughts are on or off here"):
+    if effort != OFF and (can_switch or style.reasoning) and note(f"{field} '{effort}': thoughts are only on or off"):
         return {"enable_thinking": True} if can_switch else {}
     if not style.reasoning and note(f"{field}: this model does not reason"):
         return {}
-    problem = "knows no such effort" if style.reasoning else "does not reason"
+    problem = "does not know this effort" if style.reasoning else "does not reason"
     if effort == OFF:
         problem = "always reasons"
     raise Refused(f"{field} '{effort}': this model's chat template {problem}", field)

@@ -112,12 +112,12 @@ def chosen(choice: ToolChoice | None) -> Choice:
 
 
 def tool_use(functions: Sequence[Function], choice: Choice, *, several: bool | None) -> ToolUse:
-    """Raises `Refused` with all that is wrong. Tools that are not to be called are not given to the model."""
+    """Raises `Refused` with all that is wrong. Tools that are not to be called are not passed to the model."""
     if (size := len(json.dumps([each.parameters for each in functions]))) > MAX_SCHEMA_BYTES:
         raise Refused(f"tools: their parameters are {size} bytes of JSON, more than {MAX_SCHEMA_BYTES}", "tools")
     names = [each.name for each in functions]
     twice = list(dict.fromkeys(name for name in names if names.count(name) > 1))
-    problems = [f"tools: there are several of the name '{name}'" for name in twice]
+    problems = [f"tools: duplicate name '{name}'" for name in twice]
     for each in functions:
         problems += [f"tools: the parameters of '{each.name}' {problem}" for problem in _problems(each.schema_())]
     param = "tools"
@@ -151,7 +151,7 @@ def _schema_problems(schema: Any, depth: int) -> list[str]:
     if isinstance(schema, bool):
         return []
     if not isinstance(schema, dict):
-        return [f"have {_shown(schema)} where a schema has to be"]
+        return [f"have {_shown(schema)} where a schema is expected"]
     found = []
     kind = schema.get("type", [])
     kinds = kind if isinstance(kind, list) else [kind]

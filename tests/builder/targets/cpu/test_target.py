@@ -47,7 +47,7 @@ def test_mixtures_of_experts_that_the_kernels_cannot_do() -> None:
     found = CpuTarget().problems(g.program(), params, LIMITS)
     assert found == [
         "0.gate_up: each expert has 80 outputs, the cpu target needs a multiple of 32",
-        "the cpu target has mixtures of one kind only: as many experts in each, and for each token",
+        "the cpu target supports only mixtures with equal numbers of experts, in total and per token",
     ]
 
 
