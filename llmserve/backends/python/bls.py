@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -29,9 +30,11 @@ class ServerApi(Protocol):
     """What a model may ask of the server, from any thread."""
 
     def call(self, request: InferRequest, receive: Receive, *, only_first: bool = False) -> Cancel:
-        """Begin a request of another model. Its responses with something in them, then None, go to `receive`.
+        """Begin a request of another model. Its responses, but not a last one that only ends, go to `receive`,
+        then None.
 
-        `receive` is called on a thread that must not be blocked. `only_first`: the others will not be looked at.
+        `receive` is called on a thread that must not be blocked. `only_first`: only the first response is looked at,
+        whatever it holds.
         """
         ...
 
@@ -61,6 +64,7 @@ def ask(server: ServerApi, method: str, *arguments: Any) -> Any:
 def call_single(server: ServerApi, request: InferRequest) -> tuple[Future[InferenceResponse], Cancel]:
     """The one response of a model that is not decoupled; its errors are error responses. And how to cancel it."""
     answer: Future[InferenceResponse] = Future()
+    answer.set_running_or_notify_cancel()  # a task that stops waiting for it must not cancel it while it is set
 
     def receive(response: InferResponse | None) -> None:
         if answer.done():
@@ -97,7 +101,8 @@ class _Mailbox:
             self._arrived.notify()
             wake, self._wake = self._wake, None
         if wake is not None:
-            wake()
+            with suppress(RuntimeError):  # its loop is closed: the model has left it before the response came
+                wake()
 
     def get(self) -> InferResponse | None:
         with self._arrived:

@@ -49,14 +49,18 @@ class LocalServer:
                 raise TritonModelException(ON_THE_LOOP)
 
 
+def _only_ends(response: InferResponse) -> bool:
+    return response.final and not (response.outputs or response.parameters or response.error)
+
+
 async def _forward(infer: Infer, request: InferRequest, receive: Receive, *, only_first: bool) -> None:
     try:
         async with aclosing(infer(request)) as stream:
             async for response in stream:
-                if response.outputs or response.error is not None:
+                if only_first or not _only_ends(response):
                     receive(response)
-                    if only_first:
-                        return
+                if only_first:
+                    return
     except LlmserveError as error:
         receive(failed_response(request, error))
     except asyncio.CancelledError:

@@ -334,6 +334,59 @@ class TritonPythonModel:
 
 
 @MODES
+async def test_responses_without_tensors_are_responses(tmp_path: Path, mode: str) -> None:
+    """As in Triton: parameters may be all that a model has to say."""
+    code = echo_model(
+        """ask = lambda name: pb_utils.InferenceRequest("", 0, request.inputs(), ["Y"], name)
+        answers = [ask("one").exec(), *ask("two").exec(decoupled=True)]
+        assert not any(answer.has_error() for answer in answers)
+        found = [f"{answer.parameters()} {len(answer.output_tensors())}" for answer in answers]
+        return pb_utils.InferenceResponse([], parameters={"found": "; ".join(found)})"""
+    )
+    write_model(tmp_path, "outer", ECHO_CONFIG + mode, code)
+    write_model(tmp_path, "one", ECHO_CONFIG + mode, echo_model("return pb_utils.InferenceResponse([])"))
+    two = """
+class TritonPythonModel:
+    def execute(self, requests):
+        sender = requests[0].get_response_sender()
+        sender.send(pb_utils.InferenceResponse([], parameters={"n": 1}))
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", requests[0].inputs()[0].as_numpy())]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    write_model(tmp_path, "two", ECHO_CONFIG + DECOUPLED + mode, two)
+    async with serving(tmp_path) as core:
+        answer = await single(core, request("outer", floats(1)))
+    assert answer.parameters == {"found": '{} 0; {"n": 1} 0; {} 1; {} 0'}
+
+
+@MODES
+async def test_a_response_may_come_after_the_loop_that_waited_for_it(tmp_path: Path, mode: str) -> None:
+    """A model with a loop for each request, which it leaves while another model still works for it."""
+    has_left = tmp_path / "left"
+    code = f"""
+import asyncio, pathlib
+class TritonPythonModel:
+    def execute(self, requests):
+        asyncio.run(self.begin(requests[0]))
+        pathlib.Path({str(has_left)!r}).touch()
+        return [self.ask(requests[0]).exec()]
+    def ask(self, request):
+        return pb_utils.InferenceRequest("", 0, request.inputs(), ["Y"], "late")
+    async def begin(self, request):
+        waiting = [self.ask(request).async_exec(), self.ask(request).async_exec(decoupled=True)]
+        await asyncio.sleep(0)
+"""
+    write_model(tmp_path, "outer", ECHO_CONFIG + mode, code)
+    late = f"""
+        while not pathlib.Path({str(has_left)!r}).exists():
+            time.sleep(0.01)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)])"""
+    write_model(tmp_path, "late", ECHO_CONFIG, "import pathlib, time\n" + echo_model(late))
+    async with serving(tmp_path) as core, asyncio.timeout(60):
+        assert values(await single(core, request("outer", floats(7)))) == [7]
+
+
+@MODES
 async def test_a_call_can_be_cancelled(tmp_path: Path, mode: str) -> None:
     code = """
 class TritonPythonModel:
