@@ -105,7 +105,7 @@ class Tensor:
         if self._datatype == "BYTES":
             return wire.Tensor(self._name, self._datatype, _as_bytes(self._name, array))
         bits = array.view(np.uint16) if self._datatype == "BF16" else array
-        data = bits.copy() if copy else np.asarray(bits, order="C")
+        data = np.array(bits, order="C") if copy else np.asarray(bits, order="C")  # both drop masks and the like
         return wire.Tensor(self._name, self._datatype, data)
 
 

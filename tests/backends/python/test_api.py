@@ -42,6 +42,15 @@ def test_tensors_go_to_torch_and_back(dtype: str) -> None:
         assert back.name() == "Y"
 
 
+@pytest.mark.parametrize("copy", [True, False])
+def test_a_masked_array_is_its_data(copy: bool) -> None:
+    """As in Triton: what is masked stays what it was, whichever way the tensor goes."""
+    masked = np.ma.masked_array(np.array([[1, 2], [3, 4]]), mask=np.array([[False, True], [False, False]]))
+    data = Tensor("X", masked.T).to_wire(copy=copy).data
+    assert type(data) is np.ndarray
+    assert data.tobytes() == np.array([1, 3, 2, 4]).tobytes()
+
+
 def test_bfloat16_goes_to_torch_and_back() -> None:
     bits = np.array([[0x3F80, 0x4000, 0xC040]], np.uint16)  # 1, 2, -3
     tensor: torch.Tensor = torch.from_dlpack(Tensor.borrow(WireTensor("X", "BF16", bits)))

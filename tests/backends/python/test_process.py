@@ -108,6 +108,26 @@ async def test_strings_and_errors_go_both_ways(tmp_path: Path) -> None:
             await single(core, request("m", Tensor("X", "BYTES", np.array([b"raise"], dtype=object))))
 
 
+async def test_a_models_own_kinds_of_text_and_numbers_are_plain(tmp_path: Path) -> None:
+    """The server cannot import them."""
+    code = echo_model(
+        """answer = pb_utils.InferenceRequest("", 0, [pb_utils.Tensor(Name.X, x)], [Name.Y], Name.INNER).exec()
+        parameters = {Name.Y: Number.ONE, "half": Half(0.5), "error": str(answer.error())}
+        return pb_utils.InferenceResponse([pb_utils.Tensor(Name.Y, x)], parameters=parameters)"""
+    )
+    kinds = """
+from enum import Enum, IntEnum
+Name = Enum("Name", {"X": "X", "Y": "Y", "INNER": "inner"}, type=str)
+Number = IntEnum("Number", ["ONE"])
+Half = type("Half", (float,), {})
+"""
+    write_model(tmp_path, "m", ECHO_CONFIG + PROCESS, kinds + code)
+    write_model(tmp_path, "inner", ECHO_CONFIG, INNER)
+    async with serving(tmp_path) as core:
+        answer = await single(core, request("m", floats(3)))
+    assert (values(answer), answer.parameters) == ([3], {"Y": 1, "half": 0.5, "error": "None"})
+
+
 async def test_a_decoupled_model_and_its_cancellation(tmp_path: Path) -> None:
     directory = write_model(tmp_path, "count", ECHO_CONFIG + DECOUPLED + PROCESS, COUNT)
     async with serving(tmp_path) as core:

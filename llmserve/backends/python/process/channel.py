@@ -6,6 +6,7 @@ behind whichever side dies. The receiver's arrays are views of it, and it goes w
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import pickle
@@ -38,7 +39,9 @@ class Channel:
             shared.append(buffer)
             return False
 
-        body = pickle.dumps(message, protocol=5, buffer_callback=stays_in_message)
+        file = io.BytesIO()
+        _Pickler(file, protocol=5, buffer_callback=stays_in_message).dump(message)
+        body = file.getvalue()
         views = [buffer.raw() for buffer in shared]
         sizes = struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
         header = _HEADER.pack(len(body), len(views))
@@ -46,11 +49,11 @@ class Channel:
             if not views:
                 self._socket.sendall(header + body)
                 return
-            file = _write_shared(views)
+            memory = _write_shared(views)
             try:
-                socket.send_fds(self._socket, [header], [file])
+                socket.send_fds(self._socket, [header], [memory])
             finally:
-                os.close(file)
+                os.close(memory)
             self._socket.sendall(sizes + body)
 
     def receive(self) -> Any:
@@ -86,6 +89,15 @@ class Channel:
                 raise EOFError
             view = view[received:]
         return data
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        """A model's own kinds of text and numbers, such as an Enum's: the other process cannot import them."""
+        kind: Any = next((plain for plain in (str, int, float) if isinstance(value, plain)), None)
+        if kind is not None:
+            return kind, kind.__getnewargs__(value)
+        return NotImplemented
 
 
 def _offsets(sizes: tuple[int, ...]) -> list[int]:
