@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -126,6 +127,18 @@ Half = type("Half", (float,), {})
     async with serving(tmp_path) as core:
         answer = await single(core, request("m", floats(3)))
     assert (values(answer), answer.parameters) == ([3], {"Y": 1, "half": 0.5, "error": "None"})
+
+
+async def test_a_model_ends_the_processes_that_it_forks(tmp_path: Path) -> None:
+    """As `multiprocessing.Pool` does: with SIGTERM, which the model's own process leaves to the server."""
+    body = """forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        forked.start()
+        forked.terminate()
+        forked.join()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * 0 + forked.exitcode)])"""
+    write_model(tmp_path, "m", ECHO_CONFIG + PROCESS, "import multiprocessing, time\n" + echo_model(body))
+    async with serving(tmp_path) as core, asyncio.timeout(60):
+        assert values(await single(core, request("m", floats(1)))) == [-signal.SIGTERM]
 
 
 async def test_a_decoupled_model_and_its_cancellation(tmp_path: Path) -> None:

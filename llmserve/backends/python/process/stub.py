@@ -13,6 +13,7 @@ import sys
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from llmserve.backends.python.errors import describe_failure
@@ -89,8 +90,20 @@ def _known_errors() -> set[type[Exception]]:
 
 def _leave_signals_to_the_server() -> None:
     """A service manager's SIGTERM reaches every process; the server drains first."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # not SIG_IGN, which the model's own children would inherit
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    usual = [signal.signal(number, lambda *_: None) for number in numbers]  # SIG_IGN would be inherited by any child
+
+    def take_signals() -> None:
+        """In a process that the model forks: multiprocessing ends its own with SIGTERM, maybe at once."""
+        for number, handler in zip(numbers, usual, strict=True):
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+    os.register_at_fork(
+        before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, numbers),
+        after_in_parent=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, numbers),
+        after_in_child=take_signals,
+    )
 
 
 def _be_killed_before_the_server() -> None:
