@@ -59,6 +59,11 @@ IGNORED = (
     Feature("optimization", _tunes_optimization, "graph, accelerator and batching hints have no effect"),
     Feature("cc_model_filenames", lambda config: len(config.cc_model_filenames) > 0, "there is no choice of files"),
     Feature(
+        "model_warmup",
+        lambda config: any(not sample.batch_size for sample in config.model_warmup),
+        "a sample runs only with a batch_size of at least 1",
+    ),
+    Feature(
         "metric_tags",
         has_unusable_tags,
         "its keys must be letters, digits and _, and not begin with _; others add no label",

@@ -88,11 +88,11 @@ def _listed(names: Sequence[str]) -> str:
 def _warmup_problems(config: ModelConfig) -> list[str]:
     """What is wrong with the declarations; whether they fit the model is known when they are made."""
     problems = []
-    for declared in config.model_warmup:
+    for declared in filter(lambda sample: sample.batch_size, config.model_warmup):
         label = f"model_warmup '{declared.name}'"
         if not declared.name:
             problems.append("a model_warmup has no name")
-        if not 1 <= declared.batch_size <= max(1, config.max_batch_size):
+        if declared.batch_size > max(1, config.max_batch_size):
             problems.append(
                 f"{label}: batch_size must be in 1 .. {max(1, config.max_batch_size)}, got {declared.batch_size}"
             )

@@ -1,6 +1,7 @@
 """`model_warmup`: requests that every instance runs before its model is ready, made from the config.
 
-Samples of batch size n are n requests of one element each, executed together, as in Triton. They are not counted.
+Samples of batch size n are n requests of one element each, executed together; none if it is 0, as in Triton. They are
+not counted.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def warmup_samples(config: ModelConfig, model_dir: Path, version: str) -> list[W
     added = _added_inputs(config, model_dir)
     problems: list[str] = []
     samples = []
-    for declared in config.model_warmup:
+    for declared in filter(lambda sample: sample.batch_size, config.model_warmup):
         try:
             request = _request(config, declared, model_dir, version)
             inputs = {name: tensor for name, tensor in request.inputs.items() if name not in added}
@@ -59,7 +60,7 @@ def warmup_samples(config: ModelConfig, model_dir: Path, version: str) -> list[W
         else:
             seen = signature.to_model(request.with_inputs(inputs))
             seen = seen.with_inputs({**seen.inputs, **added, **{n: t for n, t in request.inputs.items() if n in added}})
-            samples.append(WarmupSample(declared.name, max(1, declared.count), (seen,) * max(1, declared.batch_size)))
+            samples.append(WarmupSample(declared.name, max(1, declared.count), (seen,) * declared.batch_size))
     raise_problems(ModelConfigError, f"model '{config.name}' cannot be warmed up", problems)
     return samples
 

@@ -104,7 +104,6 @@ class TritonPythonModel:
 @pytest.mark.parametrize(
     ("extra", "problem"),
     [
-        (warmup("zero_data: true", extra=""), "model_warmup 'w': batch_size must be in 1 .. 1, got 0"),
         (warmup("zero_data: true", extra="batch_size: 2"), "model_warmup 'w': batch_size must be in 1 .. 1, got 2"),
         (warmup("zero_data: true", name=""), "a model_warmup has no name"),
         (warmup(""), "input 'X' has none of zero_data, random_data and input_data_file"),
@@ -129,6 +128,16 @@ async def test_sample_that_is_no_request(tmp_path: Path, extra: str, problem: st
         (row,) = core.repository_index()
     assert row.state == "UNAVAILABLE"
     assert problem in row.reason
+
+
+async def test_sample_without_a_batch_size_does_not_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Triton skips it, so the rest of such a repository works there."""
+    extra = warmup("", extra="") + warmup("zero_data: true", name="runs")
+    directory = write_model(tmp_path, "m", python_config(extra), RECORD)
+    async with serving(tmp_path) as core:
+        assert core.ready()
+    assert len(recorded(directory)) == 1
+    assert [line for line in caplog.messages if "model_warmup has no effect: a sample runs only with" in line]
 
 
 async def test_setting_is_not_reported_as_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
