@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -127,6 +128,34 @@ Half = type("Half", (float,), {})
     async with serving(tmp_path) as core:
         answer = await single(core, request("m", floats(3)))
     assert (values(answer), answer.parameters) == ([3], {"Y": 1, "half": 0.5, "error": "None"})
+
+
+async def test_a_request_for_which_there_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with too many open files sends large tensors within the message."""
+
+    def fail(name: str) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    code = 'return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)])'
+    write_model(tmp_path, "m", ECHO_CONFIG + PROCESS, echo_model(code))
+    monkeypatch.setattr(os, "memfd_create", fail)
+    large = floats(*range(100_000))
+    async with serving(tmp_path) as core, asyncio.timeout(60):
+        assert values(await single(core, request("m", large))) == large.data.tolist()
+
+
+async def test_a_process_that_cannot_receive_does_not_keep_its_request(tmp_path: Path) -> None:
+    code = """
+        if x[0] == -1:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x[:1])])"""
+    write_model(tmp_path, "m", ECHO_CONFIG + PROCESS, "import resource\n" + echo_model(code))
+    large = floats(*range(100_000))
+    async with serving(tmp_path) as core, asyncio.timeout(60):
+        assert values(await single(core, request("m", floats(-1)))) == [-1]
+        with pytest.raises(Unavailable, match="is being started again"):
+            await single(core, request("m", large))
+        assert values(await single(core, request("m", large))) == [0]
 
 
 async def test_a_model_ends_the_processes_that_it_forks(tmp_path: Path) -> None:

@@ -31,25 +31,20 @@ class Channel:
 
     def send(self, message: object) -> None:
         """From any thread. Raises `OSError` when the other side has gone."""
-        shared: list[pickle.PickleBuffer] = []
-
-        def stays_in_message(buffer: pickle.PickleBuffer) -> bool:
-            if buffer.raw().nbytes < SHARED_FROM_BYTES:
-                return True
-            shared.append(buffer)
-            return False
-
-        file = io.BytesIO()
-        _Pickler(file, protocol=5, buffer_callback=stays_in_message).dump(message)
-        body = file.getvalue()
-        views = [buffer.raw() for buffer in shared]
-        sizes = struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
-        header = _HEADER.pack(len(body), len(views))
+        shared: list[memoryview] = []
+        body = _pickled(message, shared)
+        memory = None
+        if shared:
+            try:
+                memory = _write_shared(shared)
+            except OSError:  # too many open files, or no memory: it fits into the message as well
+                shared, body = [], _pickled(message, None)
+        header = _HEADER.pack(len(body), len(shared))
+        sizes = struct.pack(f"<{len(shared)}Q", *(view.nbytes for view in shared))
         with self._sending:
-            if not views:
+            if memory is None:
                 self._socket.sendall(header + body)
                 return
-            memory = _write_shared(views)
             try:
                 socket.send_fds(self._socket, [header], [memory])
             finally:
@@ -91,6 +86,20 @@ class Channel:
         return data
 
 
+def _pickled(message: object, shared: list[memoryview] | None) -> bytes:
+    """`shared` gets the large arrays; None: they stay in the message."""
+
+    def stays_in_message(buffer: pickle.PickleBuffer) -> bool:
+        if shared is None or buffer.raw().nbytes < SHARED_FROM_BYTES:
+            return True
+        shared.append(buffer.raw())
+        return False
+
+    file = io.BytesIO()
+    _Pickler(file, protocol=5, buffer_callback=stays_in_message).dump(message)
+    return file.getvalue()
+
+
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """A model's own kinds of text and numbers, such as an Enum's: the other process cannot import them."""
@@ -115,10 +124,14 @@ def _write_shared(views: list[memoryview]) -> int:
     else:
         with tempfile.TemporaryFile() as temporary:
             file = os.dup(temporary.fileno())
-    for view, offset in zip(views, _offsets(tuple(view.nbytes for view in views)), strict=True):
-        written = 0
-        while written < view.nbytes:
-            written += os.pwrite(file, view[written:], offset + written)
+    try:
+        for view, offset in zip(views, _offsets(tuple(view.nbytes for view in views)), strict=True):
+            written = 0
+            while written < view.nbytes:
+                written += os.pwrite(file, view[written:], offset + written)
+    except OSError:
+        os.close(file)
+        raise
     return file
 
 

@@ -30,6 +30,8 @@ from llmserve.backends.python.process.messages import (
 )
 from llmserve.serving.types import InferRequest, InferResponse
 
+logger = logging.getLogger(__name__)
+
 NOT_ANSWERED = frozenset({"change_metric"})  # questions that are orders
 
 
@@ -99,6 +101,9 @@ class Guest:
             try:
                 self._take(self._channel.receive(), host)
             except EOFError:
+                _end_everything()
+            except Exception:  # border: no message could be read any more, and who waits for one would wait for ever
+                logger.exception("the process of a model cannot read what the server sends")
                 _end_everything()
 
     def _take(self, message: object, host: ModelHost) -> None:

@@ -97,6 +97,7 @@ class Life:
         while (message := self._outgoing.get()) is not None:
             try:
                 self._process.channel.send(message)
-            except OSError:
-                return  # its end is noticed by who receives
+            except Exception:  # border: mostly it has gone, which who receives notices; else its requests would hang
+                self.kill()
+                return
             del message
