@@ -12,8 +12,11 @@ from llmserve.stages.tokenizer_code import find_tokenizer_code, missing_tokenize
 EXTRA_OF_PACKAGE = {"transformers": "transformers", "torch": "pytorch", "onnxruntime": "onnx"}  # what models import
 
 
-def package_advice(error: BaseException) -> str:
-    """Which extra brings the package that an import has not found; empty for other errors."""
+def general_advice(error: BaseException) -> str:
+    """Which extra brings the package that an import has not found, or what gives the model a main thread; empty for
+    other errors."""
+    if isinstance(error, ValueError) and "only works in main thread" in str(error):
+        return "; set the parameter EXECUTION_MODE to process: by default, a model runs in another thread of the server"
     extra = EXTRA_OF_PACKAGE.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
     return f"; it comes with: pip install 'llmserve[{extra}]'" if extra else ""
 

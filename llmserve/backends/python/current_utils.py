@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from llmserve.backends.python.bls import NoServer
-from llmserve.backends.python.utils_module import MODULE_NAME, make_utils_module
+from llmserve.backends.python.utils_module import MODULE_NAME, MODULE_NAMES, make_utils_module
 
 _CURRENT: ContextVar[ModuleType] = ContextVar("current_utils")
 
@@ -29,4 +29,6 @@ class CurrentUtils(ModuleType):
 def make_current(utils: ModuleType) -> None:
     """From now on this thread belongs to the instance of `utils`."""
     _CURRENT.set(utils)
-    sys.modules.setdefault(MODULE_NAME, CurrentUtils())
+    current = CurrentUtils()
+    for name in MODULE_NAMES:
+        sys.modules.setdefault(name, current)

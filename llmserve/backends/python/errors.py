@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import ClassVar
 
-from llmserve.backends.python.advice import package_advice
+from llmserve.backends.python.advice import general_advice
 from llmserve.errors import (
     AlreadyExists,
     Cancelled,
@@ -91,7 +91,7 @@ def describe_failure(error: BaseException, advice: str = "") -> str:
         if not frame.filename.startswith(_OWN_CODE) and not frame.filename.startswith("<frozen")
     ]
     where = "\n\nAt:\n" + "\n".join(frames) + "\n" if frames else ""
-    return f"{type(error).__name__}: {error}{package_advice(error)}{advice}{where}"
+    return f"{type(error).__name__}: {error}{general_advice(error)}{advice}{where}"
 
 
 _OWN_CODE = __file__.removesuffix("errors.py")

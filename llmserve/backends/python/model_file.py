@@ -21,7 +21,7 @@ from typing import Any
 
 from llmserve.backends.python.current_utils import make_current
 from llmserve.backends.python.errors import describe_failure
-from llmserve.backends.python.utils_module import MODULE_NAME
+from llmserve.backends.python.utils_module import MODULE_NAMES
 from llmserve.errors import ModelConfigError
 
 _IMPORTING = threading.RLock()  # sys.modules and sys.meta_path belong to the process: one model at a time
@@ -106,7 +106,7 @@ class ModelImports:
         level: int = 0,
     ) -> ModuleType:
         """`__import__` of these files: only what lies beside them is special."""
-        if level == 0 and name == MODULE_NAME:
+        if level == 0 and name in MODULE_NAMES:
             return self._utils
         top_name = name.partition(".")[0]
         if level == 0 and PathFinder.find_spec(top_name, self._directories) is None:

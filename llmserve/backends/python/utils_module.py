@@ -13,6 +13,7 @@ from llmserve.backends.python import dtypes, errors, metrics, requests, response
 from llmserve.backends.python.bls import ResponseIterator, ServerApi, ask
 
 MODULE_NAME = "triton_python_backend_utils"
+MODULE_NAMES = (MODULE_NAME, "c_python_backend_utils")  # the second is where Triton has its classes
 
 
 class LogLevel(IntEnum):

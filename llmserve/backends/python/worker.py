@@ -65,11 +65,14 @@ class Worker:
 
     def run(self) -> None:
         """The model's whole life."""
+        asyncio.set_event_loop(loop := asyncio.new_event_loop())  # as in a main thread: models may ask for it
         try:
             self._run()
         finally:
             self._is_alive = False
             self.model = None
+            if not loop.is_running():  # in a thread of the model
+                loop.close()
 
     def _run(self) -> None:
         try:

@@ -195,6 +195,34 @@ async def test_broken_model_is_reported_and_others_load(tmp_path: Path, code: st
     assert threads_of("good") == []
 
 
+async def test_names_and_loops_that_models_for_triton_use(tmp_path: Path) -> None:
+    """Its classes have a second module there, and `initialize` and `execute` run in a main thread."""
+    code = """
+import asyncio
+import numpy as np
+from c_python_backend_utils import InferenceResponse, Tensor
+class TritonPythonModel:
+    def initialize(self, args):
+        assert Tensor is pb_utils.Tensor
+        self.loop = asyncio.get_event_loop()
+        self.loop.run_until_complete(asyncio.sleep(0))
+    def execute(self, requests):
+        assert asyncio.get_event_loop() is self.loop
+        return [InferenceResponse([Tensor("Y", self.loop.run_until_complete(self.answer(r)))]) for r in requests]
+    async def answer(self, request):
+        return request.inputs()[0].as_numpy() + 1
+"""
+    write_model(tmp_path, "m", ECHO_CONFIG, code)
+    async with serving(tmp_path) as core:
+        assert values(await single(core, request("m", floats(1)))) == [2]
+
+
+async def test_a_model_that_needs_a_main_thread_learns_how_to_get_one(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", ECHO_CONFIG, "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)")
+    async with serving(tmp_path) as core:
+        assert "set the parameter EXECUTION_MODE to process" in reason(core, "m")
+
+
 async def test_missing_model_file(tmp_path: Path) -> None:
     write_model(tmp_path, "empty", ECHO_CONFIG)
     async with serving(tmp_path) as core:
