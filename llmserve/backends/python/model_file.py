@@ -1,8 +1,8 @@
 """Imports a `model.py` for one instance, apart from every other model.
 
 Files beside it, and in the model's directory, can be imported by their plain names, at any time and from any thread of
-the model; they too belong to this instance alone. So the files of an instance get an `import` of their own: theirs is
-not the process's sys.modules.
+the model; those beside it also relatively, because its folder is a package, as in Triton. They too belong to this
+instance alone. So the files of an instance get an `import` of their own: theirs is not the process's sys.modules.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def import_model(path: Path, module_name: str, utils: ModuleType) -> type[Any]:
     """
     if not path.is_file():
         raise ModelConfigError(f"{path} does not exist")
+    path = Path(os.path.abspath(path))  # as modules have it; a repository may be given by a relative path
     imports = ModelImports((str(path.parent), str(path.parent.parent)), utils)
     loader = _OwnLoader(module_name, str(path), imports)
     spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
@@ -65,7 +66,9 @@ class ModelImports:
         self.builtins = {**vars(builtins), "__import__": self._import}
         self._directories = list(directories)
         self._utils = utils
-        self._neighbours: dict[str, ModuleType] = {}  # imported before; out of sys.modules between imports
+        self._package = ModuleType(Path(directories[0]).name)  # what relative imports of model.py are relative to
+        self._package.__path__ = self._directories[:1]
+        self._neighbours = {self._package.__name__: self._package}  # imported; out of sys.modules between imports
         self._thread = 0  # that is importing
 
     @contextmanager
@@ -108,6 +111,8 @@ class ModelImports:
         """`__import__` of these files: only what lies beside them is special."""
         if level == 0 and name in MODULE_NAMES:
             return self._utils
+        if level and not (globals or {}).get("__package__"):
+            globals = {"__package__": self._package.__name__}
         top_name = name.partition(".")[0]
         if level == 0 and PathFinder.find_spec(top_name, self._directories) is None:
             return __import__(name, globals, locals, fromlist or (), level)

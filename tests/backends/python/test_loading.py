@@ -86,6 +86,38 @@ async def test_files_beside_the_model_belong_to_it_alone(tmp_path: Path) -> None
     assert not [name for name in sys.modules.keys() - modules_before if name.startswith("triton_model_")]
 
 
+async def test_files_beside_a_model_of_a_repository_with_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import neighbour\n" + echo_model(
+        "return pb_utils.InferenceResponse([pb_utils.Tensor('Y', x + neighbour.VALUE)])"
+    )
+    (write_model(tmp_path / "models", "m", ECHO_CONFIG, code) / "1/neighbour.py").write_text("VALUE = 1\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    async with serving(Path("../models")) as core:
+        assert values(await single(core, request("m", floats(1)))) == [2]
+
+
+async def test_files_beside_the_model_can_be_imported_relatively(tmp_path: Path) -> None:
+    """In Triton, the folder of a version is a package."""
+    code = "from . import neighbour\nfrom .package import VALUE\n" + echo_model(
+        """from .late import VALUE as late
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x + neighbour.VALUE + VALUE + late)])"""
+    )
+    for name, value in (("one", 1), ("two", 2)):
+        directory = write_model(tmp_path, name, ECHO_CONFIG, code) / "1"
+        (directory / "neighbour.py").write_text(f"from .late import VALUE\nVALUE += {value}\n")
+        (directory / "package").mkdir()
+        (directory / "package/__init__.py").write_text("from ..neighbour import VALUE\n")
+        (directory / "late.py").write_text(f"VALUE = {value * 10}\n")
+    modules_before = set(sys.modules)
+    async with serving(tmp_path) as core:
+        assert values(await single(core, request("one", floats(0)))) == [11 + 11 + 10]
+        assert values(await single(core, request("two", floats(0)))) == [22 + 22 + 20]
+        assert {"1", "1.neighbour", "1.package", "1.late", "neighbour"}.isdisjoint(sys.modules.keys() - modules_before)
+
+
 LATE = """
 import importlib, threading
 import numpy as np
