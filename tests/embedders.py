@@ -39,6 +39,7 @@ EMBEDDERS: dict[str, dict[str, Any]] = {
     "roberta": ROBERTA | {"model_type": "roberta"},
     "qwen3": QWEN,
     "qwen3-untied": QWEN | {"tie_word_embeddings": False, "num_key_value_heads": 4},
+    "qwen2-bidirectional": QWEN | {"model_type": "qwen2", "is_causal": False},  # as gte-Qwen2
 }
 RERANKERS: dict[str, dict[str, Any]] = {
     "bert": BERT,

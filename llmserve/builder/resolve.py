@@ -189,6 +189,7 @@ def _network(
     problems = options.problems() + _length_problems(spec, options)
     options = replace(options, max_seq_len=options.max_seq_len or spec.usual_seq_len)
     program = architecture.program(spec.for_sequences(options.max_seq_len))
+    _check_direction(spec, program)
     read = {name for op in program.ops for name in op.weights}
     params = [param for param in architecture.params(spec) if param.name in read]
     problems += _step_problems(program, options)
@@ -246,6 +247,19 @@ def _unread_sources(listed: Sequence[Param], read: Sequence[Param]) -> set[str]:
     """Tensors of parameters that the program is without: of the head, where a text is pooled."""
     sources, kept = ({name for param in params for name in param.sources} for params in (listed, read))
     return sources - kept
+
+
+def _check_direction(spec: DecoderSpec, program: Program) -> None:
+    """Raise `Unsupported` where tokens read those behind them and cannot."""
+    if not any(op.attrs.get("bidirectional") for op in program.ops):
+        return
+    if not program.pools:
+        raise Unsupported(
+            "is_causal false in config.json: tokens read those behind them, so the network makes embeddings or scores, "
+            "no text; put the model's modules.json beside it"
+        )
+    if spec.windows or spec.stateful_layers:
+        raise Unsupported("is_causal false in config.json is not supported with sliding windows or Mamba layers")
 
 
 def _step_problems(program: Program, options: BuildOptions) -> list[str]:

@@ -71,11 +71,16 @@ def is_number(value: Any) -> bool:
 
 
 def read_decoder(
-    reader: ConfigReader, architecture: str, *, max_positions: int | None = None, eps_key: str = "rms_norm_eps"
+    reader: ConfigReader,
+    architecture: str,
+    *,
+    max_positions: int | None = None,
+    eps_key: str = "rms_norm_eps",
+    bidirectional: bool = False,
 ) -> DecoderSpec:
     """The sizes that every decoder has, without positions, windows or biases; an architecture file adds those.
 
-    What activates is the family's own key, too.
+    What activates is the family's own key, too. `bidirectional`: tokens may read those behind them.
     """
     hidden_size = reader.integer("hidden_size")
     num_heads = reader.integer("num_attention_heads", maximum=MAX_COUNT)
@@ -87,6 +92,8 @@ def read_decoder(
     if reader.get("head_dim") is None and hidden_size % num_heads:
         reader.problems.append(f"hidden_size ({hidden_size}) must be a multiple of num_attention_heads ({num_heads})")
     _refuse_quantized(reader)
+    if not bidirectional:
+        reader.expect("is_causal", True)
     return DecoderSpec(
         architecture=architecture,
         vocab_size=reader.integer("vocab_size"),

@@ -83,6 +83,7 @@ class FamilySpec(DecoderSpec):
     logit_soft_cap: float = 0.0  # 0: none
     head_bias: bool = False
     normalized_head: bool = False  # the rows of the head are divided by their L2 norm
+    bidirectional: bool = False  # tokens read those behind them, too; only where a text is pooled
     sinks: bool = False  # each head has a score for a position without a value
     gated_heads: bool = False  # what a head gives is multiplied with a sigmoid, of numbers beside its query
     mixer: Mixer | None = None  # of the layers with a state
@@ -116,12 +117,16 @@ def read_family(
     plain_mlp: str = "",
 ) -> FamilySpec:
     """What a config says of any of them. `partial`: a part of each head may be turned. `plain_mlp`: as in the spec."""
-    spec = read_decoder(reader, architecture, max_positions=scaled_positions(reader), eps_key=eps_key)
+    positions = scaled_positions(reader)
+    spec = read_decoder(reader, architecture, max_positions=positions, eps_key=eps_key, bidirectional=True)
     known = PLAIN_ACTIVATIONS if plain_mlp else ACTIVATIONS
     reader.expect("hidden_act", *known)
     activation = known.get(str(reader.get("hidden_act", "silu")), next(iter(known)))
     rope = read_rope(reader, spec.head_dim, partial=partial)
-    return FamilySpec.extending(replace(spec, rope=rope), activation=activation, plain_mlp=plain_mlp)
+    bidirectional = not reader.flag("is_causal", True)
+    return FamilySpec.extending(
+        replace(spec, rope=rope), activation=activation, plain_mlp=plain_mlp, bidirectional=bidirectional
+    )
 
 
 Spec = TypeVar("Spec", bound=FamilySpec)
@@ -254,7 +259,7 @@ def _attention(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
     y = blocks.attention(
         g, spec, (q, k, v), layer, scale=spec.attention_scale, soft_cap=spec.attention_soft_cap,
         alibi_slopes=spec.alibi_slopes, sinks=f"layers.{layer}.attn.sinks" if spec.sinks else None,
-        chunked=spec.chunked,
+        chunked=spec.chunked, bidirectional=spec.bidirectional,
     )  # fmt: skip
     for gate in gates:
         y = g.sigmoid_gate(y, gate)

@@ -29,6 +29,7 @@ from llmserve.progress import Phase
 from tests.builder.contents import contents
 from tests.builder.fake_target import FakeTarget
 from tests.checkpoints import make_checkpoint, write_json
+from tests.embedders import write_sentence_transformers
 
 FLOAT32 = BuildOptions(dtype="float32")
 
@@ -158,6 +159,15 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     write_json(checkpoint / "config.json", config | {"architectures": ["GPT5ForCausalLM"], "model_type": "gpt5"})
     with pytest.raises(Unsupported, match="LlamaForCausalLM"):
+        build(checkpoint, tmp_path / "e")
+
+
+def test_tokens_that_read_those_behind_them_make_no_text(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "c", "mistral", is_causal=False)
+    with pytest.raises(Unsupported, match=r"makes embeddings or scores, no text; put the model's modules.json beside"):
+        build(checkpoint, tmp_path / "e")
+    write_sentence_transformers(checkpoint, "mean", normalize=True)
+    with pytest.raises(Unsupported, match=r"is_causal false .* is not supported with sliding windows"):
         build(checkpoint, tmp_path / "e")
 
 

@@ -185,6 +185,7 @@ def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
         ("mixtral", {"n_group": 5}, "n_group 5 is not supported"),
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation 'relu' is not supported"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
+        ("gemma2", {"is_causal": False}, "is_causal False is not supported; supported: True"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive number"),
         ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping must be a positive number, got -1.0"),
         ("gemma2", {"layer_types": ["sliding_attention"]}, "layer_types must be a list of num_hidden_layers (2)"),
