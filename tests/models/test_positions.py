@@ -36,6 +36,7 @@ SCALINGS: list[dict[str, Any]] = [
     {"type": "linear", "factor": 4.0},
     {"rope_type": "llama3", **LLAMA3},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096},
+    {"rope_type": "yarn", "factor": 4.0, "attn_factor": 0.8782488562869419},  # of DeepSeek-R1-0528-Qwen3-8B
     {"rope_type": "yarn", "factor": 8.0, "beta_fast": 20, "beta_slow": 3, "truncate": False},
     longrope(FACTORS) | {"original_max_position_embeddings": 4096},
 ]

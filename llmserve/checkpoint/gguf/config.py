@@ -89,7 +89,11 @@ def _refuse_other_networks(reader: MetadataReader, own_keys: Collection[str]) ->
 
 
 def _rope_scaling(reader: MetadataReader) -> Config | None:
-    """By type and factor; scaling by factors of their own is the architecture's."""
+    """By type and factor; scaling by factors of their own is the architecture's.
+
+    `yarn_attn_factor` says nothing: converters write vLLM's attn_factor or transformers' attention_factor there, and
+    llama.cpp reads neither.
+    """
     kind = reader.text("{}.rope.scaling.type", "none")
     if kind in ("none", "longrope"):
         if not reader.has("{}.rope.scale_linear"):
@@ -102,7 +106,7 @@ def _rope_scaling(reader: MetadataReader) -> Config | None:
     scaling: Config = {"rope_type": kind, "factor": reader.positive("{}.rope.scaling.factor")}
     if kind == "yarn":
         optional = {
-            "attention_factor": f"{{}}.rope.scaling.{_attn_factor_key(reader)}",
+            "attention_factor": "{}.rope.scaling.attn_factor",
             "beta_fast": "{}.rope.scaling.yarn_beta_fast",
             "beta_slow": "{}.rope.scaling.yarn_beta_slow",
         }
@@ -110,7 +114,3 @@ def _rope_scaling(reader: MetadataReader) -> Config | None:
         if reader.has("{}.rope.scaling.original_context_length"):
             scaling["original_max_position_embeddings"] = reader.integer("{}.rope.scaling.original_context_length")
     return scaling
-
-
-def _attn_factor_key(reader: MetadataReader) -> str:
-    return next((key for key in ("yarn_attn_factor", "attn_factor") if reader.has(f"{{}}.rope.scaling.{key}")), "")

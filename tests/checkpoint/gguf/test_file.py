@@ -114,6 +114,7 @@ def test_logits_are_those_of_transformers_on_the_expanded_values(kind: str, tmp_
                 "llama.rope.scaling.factor": 4.0,
                 "llama.rope.scaling.original_context_length": 64,
                 "llama.rope.scaling.yarn_beta_fast": 16.0,
+                "llama.rope.scaling.yarn_attn_factor": 0.878,
             },
             {
                 "rope_scaling": {
