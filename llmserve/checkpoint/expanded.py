@@ -18,6 +18,7 @@ TEXT_FILES = (
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "chat_template.json",
     "generation_config.json",
 )
 

@@ -22,12 +22,13 @@ from llmserve.cluster.role_template import role_template
 from llmserve.cluster.tokenizer_json import converted
 from llmserve.engine.directory.artifact import HF_CONFIG_FILE, EngineDirectory, hash_file
 from llmserve.errors import AlreadyExists, NotFound
+from llmserve.stages.files import PROCESSOR_FILE, TextFiles
 
 DIGEST = "llmserve_engine_digest"
 DIGEST_CHARS = 16
 FORM = 2  # of what is written here: another one makes other folders
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-MADE_OF = (HF_CONFIG_FILE, "tokenizer.json", "tokenizer.model")
+MADE_OF = (HF_CONFIG_FILE, "tokenizer.json", "tokenizer.model", PROCESSOR_FILE)
 TEMPLATE = "chat_template.jinja"
 COPIED = ("generation_config.json", "special_tokens_map.json", "tokenizer_config.json", TEMPLATE)
 # A model with chat and one without are two models to the front end, whatever their name: so none is without.
@@ -76,7 +77,8 @@ def _write(directory: EngineDirectory, folder: Path) -> None:
     _write_tokenizer(directory.path, folder / "tokenizer.json")
     if not _has_chat_template(folder):
         made = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        (folder / TEMPLATE).write_text(role_template(directory.path, made) or NO_TEMPLATE)
+        of_processor = TextFiles.read(directory.path).chat_template
+        (folder / TEMPLATE).write_text(of_processor or role_template(directory.path, made) or NO_TEMPLATE)
     config = json.loads((directory.path / HF_CONFIG_FILE).read_text())
     config[DIGEST] = directory.manifest.engine_digest
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))

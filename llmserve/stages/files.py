@@ -6,6 +6,7 @@ Read by the stages, all of them optional but a tokenizer:
     special_tokens_map.json                  special tokens that tokenizer_config.json leaves out
     pair_template.txt                        what a query and a document become, for networks that score pairs
     chat_template.jinja                      a chat template in a file of its own (wins over the one in the config)
+    chat_template.json                       that of a processor of images, where there is no other
     generation_config.json                   end, padding and role token ids
     hf_config.json (engine directory), config.json (checkpoint)    the same ids, and the position limit
     config.json (engine directory)           build_config.max_seq_len
@@ -23,7 +24,7 @@ from llmserve.errors import CheckpointError, NotFound
 from llmserve.models.registry import position_limit
 
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
-PAIR_TEMPLATE, TEMPLATE_FILE = "pair_template.txt", "chat_template.jinja"
+PAIR_TEMPLATE, TEMPLATE_FILE, PROCESSOR_FILE = "pair_template.txt", "chat_template.jinja", "chat_template.json"
 # That of Qwen3-Reranker's model card
 QWEN3_PAIR = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -57,17 +58,22 @@ class TextFiles:
                 "(--tokenizer-dir) out, or name a checkpoint's folder"
             )
         config, template_file = read_json(path / "config.json"), read_text(path / TEMPLATE_FILE)
+        tokenizer_config = read_json(path / "tokenizer_config.json")
+        place = TEMPLATE_FILE if template_file else "tokenizer_config.json"
+        if not template_file and not tokenizer_config.get("chat_template"):
+            template_file = str(read_json(path / PROCESSOR_FILE).get("chat_template") or "")
+            place = PROCESSOR_FILE
         is_engine = "build_config" in config
         return cls(
             path,
-            tokenizer_config=read_json(path / "tokenizer_config.json"),
+            tokenizer_config=tokenizer_config,
             special_tokens_map=read_json(path / "special_tokens_map.json"),
             generation_config=read_json(path / "generation_config.json"),
             hf_config=read_json(path / "hf_config.json") if is_engine else config,
             engine_config=config if is_engine else {},
             chat_template_file=template_file,
             pair_template_file=read_text(path / PAIR_TEMPLATE),
-            template_place=str(path / (TEMPLATE_FILE if template_file else "tokenizer_config.json")),
+            template_place=str(path / place),
         )
 
     @property

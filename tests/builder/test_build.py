@@ -26,6 +26,7 @@ from llmserve.errors import (
     Unsupported,
 )
 from llmserve.progress import Phase
+from llmserve.stages.files import TextFiles
 from tests.builder.contents import contents
 from tests.builder.fake_target import FakeTarget
 from tests.checkpoints import make_checkpoint, write_json
@@ -78,6 +79,13 @@ def test_the_directory_holds_what_serving_needs(checkpoint: Path, tmp_path: Path
     assert manifest.options["max_seq_len"] == 256
     assert manifest.source.files == ("config.json", "model.safetensors")
     assert str(tmp_path) not in manifest.to_json()
+
+
+def test_the_template_of_a_processor_comes_along(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "c", "llama")
+    write_json(checkpoint / "chat_template.json", {"chat_template": "{{ messages }}"})
+    build(checkpoint, tmp_path / "e")
+    assert TextFiles.read(tmp_path / "e").chat_template == "{{ messages }}"
 
 
 def test_two_builds_are_equal_byte_for_byte(checkpoint: Path, tmp_path: Path) -> None:

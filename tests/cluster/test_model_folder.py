@@ -76,10 +76,12 @@ def test_the_same_weights_with_other_words_are_another_folder(tmp_path: Path, mo
     build_engine(checkpoint, tmp_path / "e", BuildOptions())
     directory = EngineDirectory.open(tmp_path / "e")
     folders = [model_folder.model_folder(directory)]
-    for name, content in (("chat_template.jinja", "{{ messages }}"), ("generation_config.json", '{"top_k": 3}')):
+    files = {"chat_template.json": '{"chat_template": "{{ 1 }}"}', "chat_template.jinja": "{{ messages }}"}
+    for name, content in (files | {"generation_config.json": '{"top_k": 3}'}).items():
         (directory.path / name).write_text(content)
         folders.append(model_folder.model_folder(directory))
-    assert len(set(folders)) == 3
+    assert len(set(folders)) == 4
+    assert (folders[1] / "chat_template.jinja").read_text() == "{{ 1 }}"
     assert (folders[-1] / "chat_template.jinja").read_text() == "{{ messages }}"
 
 

@@ -190,6 +190,15 @@ def test_a_template_in_its_own_file_wins(tokenizer_dirs: dict[str, Path], tmp_pa
     assert load_tokenizer(tmp_path).decode(encode(tmp_path, talk("fox"))) == "new fox"
 
 
+def test_a_template_of_a_processor_is_read_where_there_is_no_other(tmp_path: Path) -> None:
+    """As in Mistral Small 3.1."""
+    write_json(tmp_path, "chat_template.json", chat_template="of images")
+    files = TextFiles.read(tmp_path)
+    assert (files.chat_template, files.template_place) == ("of images", str(tmp_path / "chat_template.json"))
+    write_json(tmp_path, "tokenizer_config.json", chat_template="of texts")
+    assert TextFiles.read(tmp_path).chat_template == "of texts"
+
+
 def test_a_template_that_is_wrong_is_named_by_its_file(tokenizer_dirs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((tokenizer_dirs["qwen"] / "tokenizer.json").read_bytes())
     write_json(tmp_path, "tokenizer_config.json", chat_template="{% if %}")
