@@ -120,20 +120,31 @@ GPT_OSS = (
     "{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
+# As Magistral and Gemma 4: thoughts are between special tokens.
+MAGISTRAL = "{%- for message in messages %}[INST]{{ message.content.split('[/THINK]')[-1] }}[/INST]{% endfor %}"
+GEMMA4 = (
+    "{%- for message in messages %}<|turn>{{ message.role }}\n{{ message.content.split('<channel|>')[-1] }}<turn|>\n"
+    "{%- endfor %}{%- if add_generation_prompt %}<|turn>model\n"
+    "{%- if not enable_thinking %}<|channel>thought\n<channel|>{% endif %}{% endif %}"
+)
 TEMPLATES = {
     "qwen": QWEN, "qwen3": QWEN3, "r1": R1, "llama": LLAMA, "mistral": MISTRAL, "mistral_args": MISTRAL_ARGS,
     "coder": CODER, "seed": SEED, "glm": GLM, "minimax": MINIMAX, "gpt_oss": GPT_OSS, "plain": PLAIN,
+    "magistral": MAGISTRAL, "gemma4": GEMMA4,
 }  # fmt: skip
 FORMATS = {
     "qwen": "hermes", "qwen3": "hermes", "llama": "llama3", "mistral": "mistral", "mistral_args": "mistral_args",
     "coder": "qwen3_coder", "seed": "seed_oss", "glm": "glm45", "minimax": "minimax_m2", "gpt_oss": "harmony",
     "plain": "generic",
 }  # fmt: skip
-REASONING = {"qwen3": "think", "r1": "think", "glm": "think", "gpt_oss": "harmony"}
+REASONING = {
+    "qwen3": "think", "r1": "think", "glm": "think", "gpt_oss": "harmony", "magistral": "mistral", "gemma4": "gemma4",
+}  # fmt: skip
 SPECIAL = {
     "llama": ["<|python_tag|>"], "mistral": ["[TOOL_CALLS]"], "mistral_args": ["[TOOL_CALLS]", "[ARGS]"],
     "glm": ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
     "gpt_oss": [f"<|{name}|>" for name in ("channel", "message", "start", "end", "call", "constrain", "return")],
+    "magistral": ["[THINK]", "[/THINK]"], "gemma4": ["<|channel>", "<channel|>"],
 }  # fmt: skip
 ORDINARY = {  # tokens that texts are shown with
     "qwen": ["<tool_call>", "</tool_call>"],

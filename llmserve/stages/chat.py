@@ -365,7 +365,7 @@ class TemplateFormat:
     def _opens_thought(self, values: Mapping[str, Any]) -> bool:
         """Whether a prompt ends inside of a thought, as far as a question of one letter shows it."""
         try:
-            return is_open_after(self.text([Message("user", "x")], values))
+            return is_open_after(self.text([Message("user", "x")], values), self.reasoning)
         except InvalidArgument:  # a template that wants more than a question
             return False
 

@@ -14,8 +14,8 @@ from typing import Any
 from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.stages import harmony
 from llmserve.stages.answer_parts import Part, PartKind, PartReader
-from llmserve.stages.reasoning import BEGIN, END, THINK, ThoughtReader
-from llmserve.stages.tool_formats.grammars import FREE_TEXT, json_rule, literal, special_name
+from llmserve.stages.reasoning import TAGS, ThoughtReader
+from llmserve.stages.tool_formats.grammars import FREE_TEXT, json_rule, marked, until
 from llmserve.stages.tool_formats.registry import TOOL_FORMATS
 from llmserve.stages.tool_formats.tool_format import Tool, ToolFormat
 
@@ -54,14 +54,16 @@ class ChatStyle:
         the answer's own beginning, so it has thought."""
         if self.reasoning == harmony.NAME:
             return harmony.HarmonyReader(tools)
-        thoughts = ThoughtReader(is_open=self.is_open) if self.reasoning and not continues else None
+        tags = TAGS.get(self.reasoning)
+        thoughts = ThoughtReader(tags, is_open=self.is_open) if tags and not continues else None
         calls = self.tools.reader(tools) if self.tools and tools else None
         return AnswerReader(thoughts, calls) if thoughts or calls else None
 
 
 def thought_markers(reasoning: str) -> Sequence[str]:
     """Texts that mark thoughts in a form of them."""
-    return {"": (), harmony.NAME: harmony.MARKERS}.get(reasoning, (BEGIN, END))
+    tags = TAGS.get(reasoning)
+    return (tags.begin, tags.end) if tags else harmony.MARKERS if reasoning == harmony.NAME else ()
 
 
 class AnswerReader:
@@ -110,21 +112,18 @@ def _start(style: ChatStyle, continues: bool) -> str:
         return "start: answer"
     if style.reasoning == harmony.NAME:
         return harmony.start_rules(style.special)
-    if END in style.special:
-        thought = f"thought: {FREE_TEXT} {special_name(END)}"
-    else:
-        thought = "thought[lazy]: /(.|\\n)*<\\/think>/"
+    tags = TAGS[style.reasoning]
+    thought = "\n".join(until("thought", FREE_TEXT, tags.end, style.special))
     if style.is_open:
         return f"start: thought {BLANKS}? answer\n{thought}"
-    begin = special_name(BEGIN) if BEGIN in style.special else literal(BEGIN)
-    return f"start: ({begin} thought {BLANKS}?)? answer\n{thought}"
+    return f"start: ({marked(tags.begin, style.special)} thought {BLANKS}?)? answer\n{thought}"
 
 
 def check_formats(tool_format: str, reasoning_format: str) -> None:
     """Those that a config names. Raises `InvalidArgument`."""
     rules = (
         ("tool_format", tool_format, [*TOOL_FORMATS]),
-        ("reasoning_format", reasoning_format, [THINK, harmony.NAME]),
+        ("reasoning_format", reasoning_format, [*TAGS, harmony.NAME]),
     )
     problems = [
         f"{key} is '{value}', which is not one of {', '.join((AUTO, NONE, *known))}"

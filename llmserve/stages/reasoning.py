@@ -1,34 +1,52 @@
 """Thoughts in front of an answer, as DeepSeek-R1 and Qwen3 write them: `<think>`, the thought, `</think>`, the answer.
+Other families have other tags.
 
 Some chat templates end a prompt inside of a thought, which is then open when the answer begins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from llmserve.stages import harmony
 from llmserve.stages.answer_parts import Part, PartKind
 from llmserve.stages.stop_strings import num_held
 
-BEGIN, END = "<think>", "</think>"
-THINK = "think"
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    begin: str
+    end: str
+    label: str = ""  # that follows the first
+
+
+TAGS: Mapping[str, Tags] = {  # by the name of the form
+    "seed_oss": Tags("<seed:think>", "</seed:think>"),
+    "mistral": Tags("[THINK]", "[/THINK]"),
+    "gemma4": Tags("<|channel>", "<channel|>", "thought"),
+    "think": Tags("<think>", "</think>"),
+}
 
 
 def found_reasoning(template: str) -> str:
     """The form of thoughts that a chat template knows; empty: none."""
     if harmony.CHANNEL in template and harmony.MESSAGE in template:
         return harmony.NAME
-    return THINK if END in template else ""
+    return next((name for name, tags in TAGS.items() if tags.end in template), "")
 
 
-def is_open_after(prompt: str) -> bool:
+def is_open_after(prompt: str, reasoning: str) -> bool:
     """Whether a prompt ends inside of a thought."""
-    return prompt.rstrip().endswith(BEGIN)
+    tags = TAGS.get(reasoning)
+    return tags is not None and prompt.rstrip().removesuffix(tags.label).endswith(tags.begin)
 
 
 class ThoughtReader:
     """Of one answer. White space around the thought is a part of neither."""
 
-    def __init__(self, *, is_open: bool) -> None:
+    def __init__(self, tags: Tags, *, is_open: bool) -> None:
+        self._tags = tags
         self._is_open = is_open
         self._waiting = ""
         self._begun = False
@@ -48,11 +66,11 @@ class ThoughtReader:
 
     def _begin(self, is_last: bool) -> bool:
         """Whether it is known now how the answer begins."""
-        rest = self._waiting.lstrip()
-        if len(rest) < len(BEGIN) and BEGIN.startswith(rest) and not is_last:
+        rest, begin, label = self._waiting.lstrip(), self._tags.begin, self._tags.label
+        if rest != begin + label and (begin + label).startswith(rest) and not is_last:
             return False
-        if rest.startswith(BEGIN):
-            self._waiting, self._begun = rest.removeprefix(BEGIN), True
+        if rest.startswith(begin):
+            self._waiting, self._begun = rest.removeprefix(begin).removeprefix(label), True
         elif self._is_open:
             self._begun = True
         else:
@@ -60,12 +78,12 @@ class ThoughtReader:
         return True
 
     def _thought(self, is_last: bool) -> list[Part]:
-        place = self._waiting.find(END)
+        place, end = self._waiting.find(self._tags.end), self._tags.end
         if place >= 0:
-            shown, self._waiting = self._waiting[:place].rstrip(), self._waiting[place + len(END) :]
+            shown, self._waiting = self._waiting[:place].rstrip(), self._waiting[place + len(end) :]
             self._ended = True
         else:
-            kept = 0 if is_last else num_held(self._waiting, (END,))
+            kept = 0 if is_last else num_held(self._waiting, (end,))
             shown = self._waiting[: len(self._waiting) - kept].rstrip()
             self._waiting = self._waiting[len(shown) :]
         if not self._has_thought:

@@ -8,7 +8,7 @@ import pytest
 
 from llmserve.stages.answer_parts import PartKind
 from llmserve.stages.chat_style import ChatStyle
-from llmserve.stages.reasoning import is_open_after
+from llmserve.stages.reasoning import TAGS, found_reasoning, is_open_after
 from tests.stages.test_tool_formats import TOOLS, ways
 
 THOUGHT = "Hm < 3.\n\nYes"
@@ -25,11 +25,17 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("form", TAGS)
 @pytest.mark.parametrize("case", CASES)
-def test_thoughts_and_answers(case: str) -> None:
+def test_thoughts_and_answers(case: str, form: str) -> None:
     is_open, answer, thought, text = CASES[case]
+    begin, end, half = TAGS[form].begin + TAGS[form].label, TAGS[form].end, TAGS[form].end[:5]
+    answer, thought, text = (
+        written.replace("<think>", begin).replace("</think>", end).replace("</thi", half)
+        for written in (answer, thought, text)
+    )
     for cuts in ways(answer):
-        reader = ChatStyle(reasoning="think", is_open=is_open).reader(())
+        reader = ChatStyle(reasoning=form, is_open=is_open).reader(())
         assert reader is not None
         places = [0, *cuts, len(answer)]
         pieces = [answer[a:b] for a, b in itertools.pairwise(places)]
@@ -44,5 +50,13 @@ def test_an_answer_that_is_continued_has_thought() -> None:
 
 
 def test_where_a_prompt_ends() -> None:
-    assert is_open_after("<|assistant|><think>\n")
-    assert not is_open_after("<think>\n\n</think>\n\n")
+    assert is_open_after("<|assistant|><think>\n", "think")
+    assert is_open_after("<|turn>model\n<|channel>thought\n", "gemma4")
+    assert not is_open_after("<think>\n\n</think>\n\n", "think")
+    assert not is_open_after("<|channel>thought\n<channel|>", "gemma4")
+
+
+def test_the_template_says_which_tags_thoughts_have() -> None:
+    for form, tags in TAGS.items():
+        assert found_reasoning(f"{{{{ message.content.split('{tags.end}')[-1] }}}}") == form
+    assert found_reasoning("{{ message.content }}") == ""

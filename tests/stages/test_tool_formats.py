@@ -19,6 +19,7 @@ from llmserve.stages.chat import TemplateFormat, chat_format, messages_of
 from llmserve.stages.chat_style import ChatStyle, Wanted, answer_guide
 from llmserve.stages.files import TextFiles
 from llmserve.stages.guides import GuideCompiler, GuideKind, GuideText
+from llmserve.stages.reasoning import TAGS
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from llmserve.stages.tool_formats.registry import TOOL_FORMATS
 from llmserve.stages.tool_formats.tagged_arguments import argument
@@ -305,7 +306,7 @@ def test_the_form_is_that_of_the_chat_template(kind: str, talkers: dict[str, Pat
     assert (style.tool_format, style.takes_tools) == (FORMATS.get(kind, "generic"), True)
     assert (style.reasoning, style.is_open) == (REASONING.get(kind, ""), kind == "r1")
     assert list(style.special) == SPECIAL.get(kind, [])
-    switches = {"qwen3": ["enable_thinking"], "glm": ["enable_thinking"], "gpt_oss": ["reasoning_effort"]}
+    switches = {each: ["enable_thinking"] for each in ("qwen3", "glm", "gemma4")} | {"gpt_oss": ["reasoning_effort"]}
     assert list(style.switches) == switches.get(kind, [])
     again = ChatStyle.from_json(style.to_json())
     assert (again.tools, list(again.special)) == (style.tools, list(style.special))
@@ -504,10 +505,11 @@ def test_guided_values_in_tags_follow_schemas_with_references(kind: str, talkers
         jsonschema.validate(named, needed)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "r1"])
+@pytest.mark.parametrize("kind", ["qwen3", "r1", "magistral", "gemma4"])
 def test_a_format_holds_behind_a_thought(kind: str, talkers: dict[str, Path]) -> None:
     guide, tokenizer = compiled(talkers[kind], Wanted(schema=NOTHING))
-    begin = "" if kind == "r1" else "<think>"
-    assert follows(guide, tokenizer, begin + "\nA { thought.\n</think>\n\n{}")
-    assert not follows(guide, tokenizer, begin + "\nA thought.\n</think>\n\nText")
-    assert follows(guide, tokenizer, "{}") == (kind == "qwen3")
+    tags = TAGS[REASONING[kind]]
+    begin = "" if kind == "r1" else tags.begin + tags.label
+    assert follows(guide, tokenizer, f"{begin}\nA {{ thought.\n{tags.end}\n\n{{}}")
+    assert not follows(guide, tokenizer, f"{begin}\nA thought.\n{tags.end}\n\nText")
+    assert follows(guide, tokenizer, "{}") == (kind != "r1")
