@@ -11,12 +11,16 @@ from llmserve.checkpoint.gguf.encoder_tokenizers import UNIGRAM, WORD_PIECES, en
 from llmserve.checkpoint.gguf.metadata import MetadataReader
 from llmserve.checkpoint.gguf.pieces import tokenizer_model
 from llmserve.checkpoint.gguf.vocabulary import MODEL_KEY, TokenType, Vocabulary, read_vocabulary
+from llmserve.models.config import is_number
 
 ENCODERS = (WORD_PIECES, UNIGRAM)
 BYTE_LEVEL, PIECES, CHARACTERS, NONE = "gpt2", "llama", "gemma4", ("none", "no_vocab")
 TEMPLATE_KEY = "tokenizer.chat_template"
 TOOL_USE = "tool_use"  # the name of a template for conversations with tools
 PIECES_CLASS = "LlamaTokenizer"
+SAMPLING = {  # what generation_config.json calls keys behind general.sampling
+    "temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "repetition_penalty": "penalty_repeat",
+}  # fmt: skip
 # Phi-3's special tokens take white space behind them along, but for these; a GGUF file does not say it
 WITHOUT_STRIP = ("<unk>", "<s>", "<|endoftext|>")
 
@@ -71,17 +75,18 @@ def _settings(reader: MetadataReader, vocabulary: Vocabulary, tokenizer_class: s
             config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
     return {
         "tokenizer_config.json": _encoded(config, indent=2),
-        "generation_config.json": _encoded(_generation_config(vocabulary), indent=2),
+        "generation_config.json": _encoded(_generation_config(reader, vocabulary), indent=2),
     }
 
 
-def _generation_config(vocabulary: Vocabulary) -> Mapping[str, Any]:
-    ids: dict[str, Any] = {
+def _generation_config(reader: MetadataReader, vocabulary: Vocabulary) -> Mapping[str, Any]:
+    found: dict[str, Any] = {
         f"{name}_id": vocabulary.special[name] for name in ("bos_token", "pad_token") if name in vocabulary.special
     }
     if vocabulary.end_ids:
-        ids["eos_token_id"] = list(vocabulary.end_ids)
-    return ids
+        found["eos_token_id"] = list(vocabulary.end_ids)
+    said = {name: reader.metadata.get(f"general.sampling.{key}") for name, key in SAMPLING.items()}
+    return found | {name: value for name, value in said.items() if is_number(value)}
 
 
 def _encoded(content: Mapping[str, Any], *, indent: int | None) -> bytes:

@@ -232,6 +232,16 @@ def test_an_end_of_turn_is_found_by_its_text(tmp_path: Path) -> None:
         assert checkpoint.generation_config["eos_token_id"] == [5, 0, 2]  # <|endoftext|>, <|im_end|>
 
 
+def test_sampling_is_that_of_the_original_model(tmp_path: Path) -> None:
+    """A converter writes what generation_config.json said."""
+    said = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "penalty_repeat": 1.05, "sequence": "temperature"}
+    metadata = {f"general.sampling.{key}": value for key, value in said.items()} | {"general.sampling.mirostat": 1}
+    metadata |= byte_level_metadata(tmp_path / "original", 320, "gpt-2")
+    with Checkpoint.open(make_gguf(tmp_path / "m.gguf", metadata=metadata)) as checkpoint:
+        found = {name: value for name, value in checkpoint.generation_config.items() if not name.endswith("_id")}
+    assert found == {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.05}
+
+
 def renamed(path: Path, kinds: dict[str, int], **metadata: Any) -> Path:
     """Tokens from 300 on have these texts and types."""
     entries = byte_level_metadata(path.parent / "original", 320, "gpt-4o")
