@@ -34,6 +34,15 @@ R1 = (
     "{%- for message in messages %}<|{{ message.role }}|>{{ message.content.split('</think>')[-1] }}{% endfor %}"
     "{%- if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
 )
+# As Nemotron Nano 2: likewise, unless a message says otherwise.
+NEMOTRON = (
+    "{%- set ns = namespace(thinks=true) %}{%- for message in messages %}<SPECIAL_11>{{ message.role }}\n"
+    "{%- if '/think' in message.content %}{% set ns.thinks = true %}"
+    "{%- elif '/no_think' in message.content %}{% set ns.thinks = false %}{% endif %}"
+    "{{- message.content.split('</think>')[-1] }}{% endfor %}"
+    "{%- if add_generation_prompt %}<SPECIAL_11>Assistant\n{{ '<think>\n\n' if ns.thinks else '<think></think>' }}"
+    "{%- endif %}"
+)
 # As those of older models: no tools, and the roles alternate.
 PLAIN = (
     "{%- for message in messages %}"
@@ -130,7 +139,7 @@ GEMMA4 = (
 TEMPLATES = {
     "qwen": QWEN, "qwen3": QWEN3, "r1": R1, "llama": LLAMA, "mistral": MISTRAL, "mistral_args": MISTRAL_ARGS,
     "coder": CODER, "seed": SEED, "glm": GLM, "minimax": MINIMAX, "gpt_oss": GPT_OSS, "plain": PLAIN,
-    "magistral": MAGISTRAL, "gemma4": GEMMA4,
+    "magistral": MAGISTRAL, "gemma4": GEMMA4, "nemotron": NEMOTRON,
 }  # fmt: skip
 FORMATS = {
     "qwen": "hermes", "qwen3": "hermes", "llama": "llama3", "mistral": "mistral", "mistral_args": "mistral_args",
@@ -139,6 +148,7 @@ FORMATS = {
 }  # fmt: skip
 REASONING = {
     "qwen3": "think", "r1": "think", "glm": "think", "gpt_oss": "harmony", "magistral": "mistral", "gemma4": "gemma4",
+    "nemotron": "think",
 }  # fmt: skip
 SPECIAL = {
     "llama": ["<|python_tag|>"], "mistral": ["[TOOL_CALLS]"], "mistral_args": ["[TOOL_CALLS]", "[ARGS]"],

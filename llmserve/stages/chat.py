@@ -14,7 +14,7 @@ from datetime import date
 from typing import Any, Protocol, TypeAlias
 
 from llmserve.errors import InvalidArgument, PromptTooLong, Unsupported, raise_problems
-from llmserve.stages.chat_style import AUTO, NONE, SWITCHES, ChatStyle, check_formats, thought_markers
+from llmserve.stages.chat_style import AUTO, NO_THINK, NONE, SWITCHES, ChatStyle, check_formats, thought_markers
 from llmserve.stages.chat_template import ENDINGS, NO_VALUES, ChatTemplate, Ending
 from llmserve.stages.files import TextFiles
 from llmserve.stages.reasoning import found_reasoning, is_open_after
@@ -353,19 +353,21 @@ class TemplateFormat:
         names = self.template.names | self.tool_template.names
         markers = [*TOOL_FORMATS[self.tool_format].markers] if self.tool_format else []
         markers += [each for each in thought_markers(self.reasoning) if each not in markers]
+        is_open = bool(self.reasoning) and self._opens_thought("x", values)
         return ChatStyle(
             takes_tools="tools" in self.tool_template.names or self.tool_format == generic.NAME,
             tool_format=self.tool_format,
             reasoning=self.reasoning,
-            is_open=bool(self.reasoning) and self._opens_thought(values),
+            is_open=is_open,
+            obeys_words=is_open and not self._opens_thought(NO_THINK, values),
             switches=[name for name in SWITCHES if name in names],
             special=[marker for marker in markers if self._is_special(marker)],
         )
 
-    def _opens_thought(self, values: Mapping[str, Any]) -> bool:
-        """Whether a prompt ends inside of a thought, as far as a question of one letter shows it."""
+    def _opens_thought(self, question: str, values: Mapping[str, Any]) -> bool:
+        """Whether a prompt ends inside of a thought, as far as this question shows it."""
         try:
-            return is_open_after(self.text([Message("user", "x")], values), self.reasoning)
+            return is_open_after(self.text([Message("user", question)], values), self.reasoning)
         except InvalidArgument:  # a template that wants more than a question
             return False
 

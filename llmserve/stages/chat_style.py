@@ -7,8 +7,8 @@ Found by the preprocess step, which has the template, for whoever reads the answ
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from llmserve.errors import InvalidArgument, raise_problems
@@ -21,6 +21,7 @@ from llmserve.stages.tool_formats.tool_format import Tool, ToolFormat
 
 AUTO, NONE = "auto", "none"
 SWITCHES = ("enable_thinking", "reasoning_effort")  # names by which templates let a request say how much to think
+NO_THINK, THINK = "/no_think", "/think"  # the last word counts
 BLANKS = r"/[ \t\r\n]{1,8}/"  # between a thought and what follows it
 
 
@@ -30,6 +31,7 @@ class ChatStyle:
     tool_format: str = ""  # how it calls them; empty: in no form that is known
     reasoning: str = ""  # how it thinks; empty: it does not, or in no form that is known
     is_open: bool = False  # a prompt ends inside of a thought
+    obeys_words: bool = False  # but for one with NO_THINK in a message
     switches: Sequence[str] = ()  # those of SWITCHES that the template reads
     special: Sequence[str] = ()  # markers that are special tokens
     tokenizer: Mapping[str, str] = field(default_factory=dict, hash=False)  # its class, special tokens and template
@@ -40,6 +42,14 @@ class ChatStyle:
     @classmethod
     def from_json(cls, text: str) -> ChatStyle:
         return cls(**json.loads(text))
+
+    def told_by(self, messages: Iterable[Mapping[str, Any]]) -> ChatStyle:
+        """Of answers to a conversation in which somebody may have said whether to think."""
+        if not self.obeys_words:
+            return self
+        said = [str(each.get("content")) for each in messages if each["role"] in ("system", "user")]
+        last = [text for text in said if NO_THINK in text or THINK in text][-1:]
+        return self if all(THINK in text for text in last) else replace(self, is_open=False)
 
     @property
     def tools(self) -> ToolFormat | None:

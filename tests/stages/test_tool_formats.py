@@ -304,12 +304,23 @@ def style_of(path: Path, **values: Any) -> ChatStyle:
 def test_the_form_is_that_of_the_chat_template(kind: str, talkers: dict[str, Path]) -> None:
     style = style_of(talkers[kind])
     assert (style.tool_format, style.takes_tools) == (FORMATS.get(kind, "generic"), True)
-    assert (style.reasoning, style.is_open) == (REASONING.get(kind, ""), kind == "r1")
+    assert (style.reasoning, style.is_open) == (REASONING.get(kind, ""), kind in ("r1", "nemotron"))
     assert list(style.special) == SPECIAL.get(kind, [])
     switches = {each: ["enable_thinking"] for each in ("qwen3", "glm", "gemma4")} | {"gpt_oss": ["reasoning_effort"]}
     assert list(style.switches) == switches.get(kind, [])
     again = ChatStyle.from_json(style.to_json())
     assert (again.tools, list(again.special)) == (style.tools, list(style.special))
+
+
+def test_a_message_may_say_whether_to_think(talkers: dict[str, Path]) -> None:
+    said = [{"role": "system", "content": "/no_think"}, {"role": "assistant", "content": "/think"}]
+    more = [*said, {"role": "user", "content": "On: /think"}]
+    style, deaf = style_of(talkers["nemotron"]), style_of(talkers["r1"])
+    assert (style.told_by(said).is_open, style.told_by(more).is_open, style.told_by(more[1:2]).is_open) == (
+        False, True, True,
+    )  # fmt: skip
+    assert deaf.told_by(said).is_open
+    assert ChatStyle.from_json(style.to_json()) == style
 
 
 def test_a_config_names_a_form_or_none(talkers: dict[str, Path]) -> None:

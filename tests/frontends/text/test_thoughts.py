@@ -46,6 +46,15 @@ def test_chat(thinker: Talker) -> None:
     assert made.usage.completion_tokens_details.reasoning_tokens == num_tokens(thinker)
 
 
+def test_a_message_switches_thoughts_off(tmp_path: Path) -> None:
+    """As in Nemotron Nano 2, whose prompts open a thought otherwise."""
+    with talking(tmp_path, "nemotron") as talker:
+        talker.says(ANSWER)
+        asked: list[Any] = [{"role": "system", "content": "/no_think"}, *ASKED]
+        message: Any = talker.openai.chat.completions.create(model=MODEL, messages=asked).choices[0].message
+    assert (message.content, getattr(message, "reasoning_content", None)) == (ANSWER, None)
+
+
 def test_a_streamed_chat(thinker: Talker) -> None:
     asked: Any = {"stream": True, "stream_options": {"include_usage": True}}
     chunks = [*thinker.openai.chat.completions.create(model=MODEL, messages=ASKED, **asked)]

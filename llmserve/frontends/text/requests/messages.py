@@ -59,6 +59,7 @@ class Conversations:
         if talk.effort is not None and (more := _switched(style, talk.effort, talk.effort_field)):
             given = self.with_defaults(more | dict(talk.template_values))
             style = await self.style(ensemble, _but_endings(given))
+        style = style.told_by(talk.messages)
         if talk.tools.functions:
             _check_tools(ensemble, style)
         prompt = dict(await self.values(ensemble, talk.messages, given, talk.tools))
