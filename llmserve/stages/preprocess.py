@@ -128,9 +128,7 @@ class Preprocessor:
             self._chat = replace(self._chat, tells_date=tells_date, writes_begin=template_begins)
         self._add_special_tokens = add_special_tokens
         self.declared_end_ids = files.token_ids("eos_token_id")
-        self._end_ids = _possible(self.declared_end_ids, files.vocab_size) or (
-            (tokenizer.eos_id,) if tokenizer.eos_id is not None else ()
-        )
+        self._end_ids = _end_ids(self.declared_end_ids, tokenizer.eos_id, files.vocab_size)
         pad = files.token_ids("pad_token_id") or ((tokenizer.pad_id,) if tokenizer.pad_id is not None else ())
         self.pad_id = (*pad, *self._end_ids, NEVER)[0]
 
@@ -259,9 +257,15 @@ class Preprocessor:
         return tuple(sorted(total.items()))
 
 
-def _possible(ids: tuple[int, ...], vocab_size: int | None) -> tuple[int, ...]:
-    """Those that the network can produce; the first where it can none, as no answer is to end with another then."""
-    return tuple(token for token in ids if vocab_size is None or 0 <= token < vocab_size) or ids[:1]
+def _end_ids(declared: tuple[int, ...], own: int | None, vocab_size: int | None) -> tuple[int, ...]:
+    """Those that the network can produce, and the tokenizer's own, which many fine-tuned models do not declare; the
+    first where it can produce none, as no answer is to end with another then."""
+    possible = [token for token in declared if vocab_size is None or 0 <= token < vocab_size]
+    if declared and not possible:
+        return declared[:1]
+    if own is not None and (vocab_size is None or own < vocab_size):
+        possible.append(own)
+    return tuple(dict.fromkeys(possible))
 
 
 def _template(path: Path) -> str:

@@ -15,6 +15,7 @@ from llmserve.stages.chat import Message
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import Preprocessor, TextPrompt
 from llmserve.stages.stage_arrays import prepare_arrays, text_arrays
+from llmserve.stages.tokenizer import load_tokenizer
 from llmserve.stages.word_lists import pack_word_list, unpack_word_list
 from tests.stages.conftest import write_json
 
@@ -74,6 +75,16 @@ def test_further_end_tokens_become_stop_words(tokenizer_dirs: dict[str, Path], t
     assert (prompt.end_id, prompt.pad_id) == (2, 2)
     assert prompt.stop_words == (tuple(stage.tokenizer.encode("hill")), (0,))
     assert stage.prepare(TextPrompt("fox", end_id=5)).stop_words == ()
+
+
+def test_the_tokenizers_own_end_token_ends_answers_too(tokenizer_dirs: dict[str, Path], tmp_path: Path) -> None:
+    """Fine-tuned models often declare only that of the model that they come from."""
+    shutil.copy(tokenizer_dirs["qwen"] / "tokenizer.json", tmp_path)
+    write_json(tmp_path, "generation_config.json", eos_token_id=0)
+    own = load_tokenizer(tmp_path).decode([2], skip_special_tokens=False)
+    write_json(tmp_path, "tokenizer_config.json", eos_token=own)
+    prompt = Preprocessor.open(tmp_path).prepare(TextPrompt("fox"))
+    assert (prompt.end_id, prompt.stop_words, prompt.pad_id) == (0, ((2,),), 0)
 
 
 def test_end_tokens_that_the_network_does_not_have_are_left_out(
