@@ -6,12 +6,15 @@ Some chat templates end a prompt inside of a thought, which is then open when th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmserve.stages import harmony
 from llmserve.stages.answer_parts import Part, PartKind
 from llmserve.stages.stop_strings import num_held
+
+TAG = re.compile(r"<[^<>\s]+>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,12 @@ def found_reasoning(template: str) -> str:
 
 
 def is_open_after(prompt: str, reasoning: str) -> bool:
-    """Whether a prompt ends inside of a thought."""
+    """Whether a prompt ends inside of a thought, of which it has no more than tags."""
     tags = TAGS.get(reasoning)
-    return tags is not None and prompt.rstrip().removesuffix(tags.label).endswith(tags.begin)
+    if tags is None or tags.begin not in prompt:
+        return False
+    thought = prompt.rpartition(tags.begin)[2].removeprefix(tags.label)
+    return tags.end not in thought and not TAG.sub("", thought).strip()
 
 
 class ThoughtReader:

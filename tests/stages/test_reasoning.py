@@ -52,7 +52,10 @@ def test_an_answer_that_is_continued_has_thought() -> None:
 def test_where_a_prompt_ends() -> None:
     assert is_open_after("<|assistant|><think>\n", "think")
     assert is_open_after("<|turn>model\n<|channel>thought\n", "gemma4")
+    assert is_open_after("<seed:bos>assistant\n<seed:think><seed:cot_budget_reflect>", "seed_oss")
     assert not is_open_after("<think>\n\n</think>\n\n", "think")
+    assert not is_open_after("Begin with <think>.<|user|>x<|assistant|>", "think")
+    assert not is_open_after("<think>", "")
     assert not is_open_after("<|channel>thought\n<channel|>", "gemma4")
 
 
