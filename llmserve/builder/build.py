@@ -194,6 +194,7 @@ def _copy_pipeline_files(checkpoint: Checkpoint, directory: Path, code: Sequence
     names = {name: name for name in kept} | {"config.json": HF_CONFIG_FILE}
     for name, copied_name in names.items():
         if (content := checkpoint.text_file(name)) is not None:
+            (directory / copied_name).parent.mkdir(exist_ok=True)
             (directory / copied_name).write_bytes(content)
 
 

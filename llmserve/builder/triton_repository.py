@@ -107,6 +107,7 @@ class TritonExport:
             if source.is_dir():
                 shutil.copytree(source, folder / name)
             elif source.exists():
+                (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(source, folder / name)
 
     def _header(self) -> str:

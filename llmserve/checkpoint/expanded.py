@@ -19,6 +19,7 @@ TEXT_FILES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
     "generation_config.json",
 )
 
@@ -42,6 +43,7 @@ def write_text_files(checkpoint: Checkpoint, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for name in TEXT_FILES:
         if (content := checkpoint.text_file(name)) is not None:
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
 
 

@@ -6,6 +6,7 @@ Read by the stages, all of them optional but a tokenizer:
     special_tokens_map.json                  special tokens that tokenizer_config.json leaves out
     pair_template.txt                        what a query and a document become, for networks that score pairs
     chat_template.jinja                      a chat template in a file of its own (wins over the one in the config)
+    additional_chat_templates/tool_use.jinja    that of conversations with tools, beside it
     chat_template.json                       that of a processor of images, where there is no other
     generation_config.json                   end, padding and role token ids
     hf_config.json (engine directory), config.json (checkpoint)    the same ids, and the position limit
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from llmserve.models.registry import position_limit
 
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 PAIR_TEMPLATE, TEMPLATE_FILE, PROCESSOR_FILE = "pair_template.txt", "chat_template.jinja", "chat_template.json"
+TOOL_FILE = "additional_chat_templates/tool_use.jinja"
 # That of Qwen3-Reranker's model card
 QWEN3_PAIR = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -48,6 +50,7 @@ class TextFiles:
     engine_config: Mapping[str, Any]
     chat_template_file: str
     pair_template_file: str = ""
+    tool_template_file: str = ""
     template_place: str = ""  # where the chat template is from; empty: from a request
 
     @classmethod
@@ -73,6 +76,7 @@ class TextFiles:
             engine_config=config if is_engine else {},
             chat_template_file=template_file,
             pair_template_file=read_text(path / PAIR_TEMPLATE),
+            tool_template_file=read_text(path / TOOL_FILE),
             template_place=str(path / place),
         )
 
@@ -107,7 +111,11 @@ class TextFiles:
     @property
     def tool_template(self) -> str:
         """The one for conversations with tools, where it is another: it is called `tool_use`."""
-        return self._template("tool_use") or self.chat_template
+        return self.tool_template_file or self._template("tool_use") or self.chat_template
+
+    def with_template(self, template: str, place: str) -> TextFiles:
+        """In place of all that the checkpoint has."""
+        return replace(self, chat_template_file=template, tool_template_file="", template_place=place)
 
     def _template(self, name: str) -> str:
         template = self.chat_template_file or self.tokenizer_config.get("chat_template") or ""

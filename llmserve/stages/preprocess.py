@@ -150,7 +150,7 @@ class Preprocessor:
         named = named_template(template_file)
         if template_file:
             own = named or _template(Path(template_file))
-            files = replace(files, chat_template_file=own, template_place=template_file)
+            files = files.with_template(own, template_file)
         return cls(
             tokenizer_of(files),
             files,
@@ -222,7 +222,7 @@ class Preprocessor:
 
     def _make_format(self, template: str) -> ChatFormat:
         try:
-            return template_format(self.tokenizer, replace(self._files, chat_template_file=template, template_place=""))
+            return template_format(self.tokenizer, self._files.with_template(template, ""))
         except CheckpointError as error:
             raise InvalidArgument(f"{TEMPLATE}: {error}") from error
 

@@ -81,11 +81,15 @@ def test_the_directory_holds_what_serving_needs(checkpoint: Path, tmp_path: Path
     assert str(tmp_path) not in manifest.to_json()
 
 
-def test_the_template_of_a_processor_comes_along(tmp_path: Path) -> None:
+def test_templates_in_files_of_their_own_come_along(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "c", "llama")
     write_json(checkpoint / "chat_template.json", {"chat_template": "{{ messages }}"})
+    (checkpoint / "additional_chat_templates").mkdir()
+    (checkpoint / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
     build(checkpoint, tmp_path / "e")
-    assert TextFiles.read(tmp_path / "e").chat_template == "{{ messages }}"
+    files = TextFiles.read(tmp_path / "e")
+    assert (files.chat_template, files.tool_template) == ("{{ messages }}", "{{ tools }}")
+    EngineDirectory.open(tmp_path / "e").verify()
 
 
 def test_two_builds_are_equal_byte_for_byte(checkpoint: Path, tmp_path: Path) -> None:

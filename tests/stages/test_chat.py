@@ -190,6 +190,18 @@ def test_a_template_in_its_own_file_wins(tokenizer_dirs: dict[str, Path], tmp_pa
     assert load_tokenizer(tmp_path).decode(encode(tmp_path, talk("fox"))) == "new fox"
 
 
+def test_a_template_for_tools_may_have_a_file_of_its_own(tmp_path: Path) -> None:
+    """As transformers saves several templates."""
+    (tmp_path / "chat_template.jinja").write_text("plain")
+    assert TextFiles.read(tmp_path).tool_template == "plain"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    files = TextFiles.read(tmp_path)
+    assert (files.chat_template, files.tool_template) == ("plain", "with tools")
+    given = files.with_template("given", "")
+    assert (given.chat_template, given.tool_template) == ("given", "given")
+
+
 def test_a_template_of_a_processor_is_read_where_there_is_no_other(tmp_path: Path) -> None:
     """As in Mistral Small 3.1."""
     write_json(tmp_path, "chat_template.json", chat_template="of images")

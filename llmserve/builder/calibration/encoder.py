@@ -84,6 +84,7 @@ def _open_preprocessor(checkpoint: Checkpoint) -> Preprocessor:
         folder.mkdir()
         for name in (*TOKENIZER_FILES, GENERATION_CONFIG_NAME, CONFIG_NAME):
             if (content := checkpoint.text_file(name)) is not None:
+                (folder / name).parent.mkdir(exist_ok=True)
                 (folder / name).write_bytes(content)
         try:
             return Preprocessor.open(folder)

@@ -38,6 +38,7 @@ TOKENIZER_FILES = (  # copied from the checkpoint, where it has them
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
     "pair_template.txt",
 )
 LIMITS = ("max_seq_len", "max_batch_size", "max_num_tokens")  # in config.json's build_config
