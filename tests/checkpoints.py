@@ -399,6 +399,13 @@ KINDS |= {
     },
 }
 # queries grow every 24 tokens
+KINDS["ministral"] = KINDS["mistral"] | {
+    "architectures": ["MinistralForCausalLM"],
+    "model_type": "ministral",
+    "head_dim": 24,
+    "num_hidden_layers": 3,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+}
 KINDS["ministral3"] = DENSE | {
     "architectures": ["Ministral3ForCausalLM"],
     "model_type": "ministral3",

@@ -49,6 +49,7 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "llama4",
     "llama4_text",
     "minimax_m2",
+    "ministral",
     "ministral3",
     "mistral",
     "mistral3",

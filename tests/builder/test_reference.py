@@ -78,6 +78,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "yarn with every option": ("llama", {"rope_scaling": YARN | YARN_OPTIONS}),
     "yarn with an attention factor": ("qwen3", {"rope_scaling": YARN | {"attention_factor": 1.3}}),
     "mistral without a window": ("mistral", {"sliding_window": None}),
+    "ministral with a window in each layer": ("ministral", {"layer_types": None}),
     "mistral with its own head size": ("mistral", {"head_dim": 24}),
     "qwen2 with a window in the last layer": ("qwen2", {"use_sliding_window": True, "sliding_window": 8}),
     "qwen3 with windows by layer type": (

@@ -65,6 +65,7 @@ DIGESTS = {  # kind: program, cpu, cuda
     "llama3-rope": ("0b612295e34fe5d0", "fd928de15f6d1ce1", "041337455e048b46"),
     "llama4-moe": ("5122c75d2a7ea2f3", "90963dd675345063", "4f53cda18c2baa0c"),
     "minimax-m2": ("767fdaa4f5ac12a8", "a73096a9b49ab25c", "4f53cda18c2baa0c"),
+    "ministral": ("4c857ce993fecba9", "98e09603b961a489", "0191c63545f60f05"),
     "ministral3": ("774d75ec5bfa026b", "416848e47da011ae", "ad0a77fae89b30f8"),
     "mistral": ("b5fd780e7f551691", "69b449938c8440fe", "afefb08fa3ff3cde"),
     "mixtral": ("c5a459daab64be58", "892a26c5068418c6", "4f53cda18c2baa0c"),
