@@ -23,7 +23,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/engine": 14_136,
     "llmserve/evaluation": 6_715,
     "llmserve/frontends": 16_784,
-    "llmserve/models": 5_754,
+    "llmserve/models": 5_756,
     "llmserve/scheduler": 3_185,
     "llmserve/serving": 9_562,
     "llmserve/stages": 5_132,

@@ -9,9 +9,11 @@ from llmserve.models.experts import read_mixture
 from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.spec import HfConfig
 
+DEFAULTS = {"num_key_value_heads": 8, "rope_theta": 1_000_000.0}  # transformers', where the key is missing
+
 
 def from_hf(config: HfConfig) -> FamilySpec:
-    reader = ConfigReader(config)
+    reader = ConfigReader(DEFAULTS | dict(config))
     spec = read_family(reader, "MixtralForCausalLM")
     window = 0 if reader.get("sliding_window") is None else reader.integer("sliding_window")
     mixture = read_mixture(reader, renormalize=True, module="block_sparse_moe", names=("w1", "w3", "w2"))

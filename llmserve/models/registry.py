@@ -86,9 +86,9 @@ MODEL_TYPES: Mapping[str, AnyArchitecture] = {each.model_type: each for each in 
 
 
 def architecture_for(config: HfConfig) -> AnyArchitecture:
-    """The architecture by `architectures[0]`, or by `model_type` where that is missing. Raises Unsupported.
+    """The architecture by `model_type`, or by `architectures[0]` where that is missing. Raises Unsupported.
 
-    A model type that no file reads is refused even where the architecture is known: transformers goes by the type.
+    Both must be known: transformers goes by the type, and only `architectures` says that a class is another one.
     """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
@@ -100,7 +100,7 @@ def architecture_for(config: HfConfig) -> AnyArchitecture:
     if found is None or (model_type is not None and str(model_type) not in MODEL_TYPES):
         given = f"architecture {name!r}" if found is None and name is not None else f"model type {model_type!r}"
         raise Unsupported(f"{given} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}")
-    return found
+    return MODEL_TYPES.get(str(model_type), found)
 
 
 def position_limit(config: HfConfig) -> int | None:

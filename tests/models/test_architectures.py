@@ -115,6 +115,8 @@ def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
     assert spec.rope.inv_freq[1] == pytest.approx(10000.0 ** (-2 / 128))
     mistral = {key: value for key, value in KINDS["mistral"].items() if key != "sliding_window"}
     assert architecture_for(mistral).from_hf(mistral).windows == (4096, 4096)
+    mixtral = {key: value for key, value in KINDS["mixtral"].items() if key != "rope_theta"}
+    assert architecture_for(mixtral).from_hf(mixtral) == spec_of("mixtral", rope_theta=1e6)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +235,7 @@ def test_all_problems_come_in_one_error() -> None:
 
 def test_registry() -> None:
     assert architecture_for({"model_type": "llama"}) is MODEL_TYPES["llama"]
+    assert architecture_for({"architectures": ["LlamaForCausalLM"], "model_type": "mistral"}) is MODEL_TYPES["mistral"]
     assert architecture_for({"architectures": ["BaiChuanForCausalLM"]}) is ARCHITECTURES["BaichuanForCausalLM"]
     with pytest.raises(Unsupported, match=r"'GPT2LMHeadModel' is not supported; supported: .*LlamaForCausalLM"):
         architecture_for({"architectures": ["GPT2LMHeadModel"], "model_type": "llama"})
