@@ -197,7 +197,7 @@ DIFFERENCES = (
     Difference(
         "some refusals say only what is wrong; an empty list of missing inputs is `]`",
         "the same words, then what to do or what was given; `[]`",
-        "the reader need not look it up",
+        "the reader does not have to look it up",
     ),
     Difference(
         "JSON errors have RapidJSON's words, and numbers are written as 1e300",
@@ -266,7 +266,7 @@ DIFFERENCES = (
     ),
     Difference(
         "a load that changes `instance_group` alone keeps the instances that stay",
-        "the model is loaded again, beside the old one, which answers until then",
+        "the model is loaded again while the old one still answers",
         "one way to replace a model, whatever has changed",
     ),
     Difference(
