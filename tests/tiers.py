@@ -1,7 +1,7 @@
 """Which tier each test file belongs to. `make test` runs FIRST, `make test-all` every tier.
 
 A tier says what its tests need beside Python: nothing (`unit`), the compiled engine (`engine`), processes of llmserve
-(`process`), or an environment or minutes of their own (the others).
+(`process`), or more time or an environment of their own (the others).
 """
 
 from __future__ import annotations
@@ -9,19 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 FIRST = ("unit", "engine", "process")
-REST = ("docs", "gate", "interpreted", "sanitized", "cluster", "page")
+REST = ("docs", "gate", "extended", "interpreted", "sanitized", "cluster", "page")
 TIERS = (*FIRST, *REST)
 
 # Paths below tests/. Of those that a file's path begins with, the longest decides.
 PLACES = {
     "unit": (
-        "backends/ benchmark/ checkpoint/ cluster/ compat/ contracts/ evaluation/ frontends/ fuzz/ models/ "
+        "backends/ benchmark/ checkpoint/ cluster/ compat/ contracts/ evaluation/ frontends/ models/ "
         "pipelines/ scheduler/ serving/ stages/ tools/ wire/ test_budgets.py test_client.py "
-        "test_dependencies.py test_images.py test_laws.py test_owned_directory.py test_project.py "
+        "test_images.py test_laws.py test_owned_directory.py test_project.py "
         "test_prose.py test_sampling_borders.py test_sealed_log.py test_strict_yaml.py"
     ),
     "engine": "builder/ engine/ parity/",
     "process": "cli/ clients/ e2e/ hostile/",
+    "extended": (
+        "e2e/test_adapters.py e2e/test_embeddings.py e2e/test_engine_socket.py e2e/test_published_repository.py "
+        "e2e/test_rollout.py e2e/test_tensorrt_llm.py e2e/test_verify.py frontends/text/test_schema.py fuzz/ "
+        "stages/test_template_limits.py test_dependencies.py"
+    ),
     "docs": "test_docs.py tools/test_site.py",
     "gate": (
         "cli/test_eval.py e2e/test_commands.py e2e/test_demo.py e2e/test_eval.py e2e/test_eval_harness.py "
