@@ -16,7 +16,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/*.py": 1_450,
     "llmserve/backends": 7_325,
     "llmserve/benchmark": 1_383,
-    "llmserve/builder": 9_375,
+    "llmserve/builder": 9_377,
     "llmserve/checkpoint": 6_849,
     "llmserve/cli": 7_150,
     "llmserve/cluster": 1_506,
@@ -26,7 +26,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/models": 5_756,
     "llmserve/scheduler": 3_185,
     "llmserve/serving": 9_562,
-    "llmserve/stages": 5_132,
+    "llmserve/stages": 5_143,
     "llmserve/wire": 3_490,
     "tools": 15_560,
 }

@@ -77,11 +77,22 @@ def reads_json(files: TextFiles) -> bool:
     return has_json and not (has_model and files.tokenizer_class.startswith("Baichuan"))
 
 
+def advice_on_tekken(folder: Path) -> str:
+    """Mistral has models with a file that only its own library and transformers read; empty for other folders."""
+    if not (folder / "tekken.json").is_file():
+        return ""
+    return (
+        "tekken.json is not read, but transformers 5 converts it: in Python, "
+        f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+    )
+
+
 def tokenizer_of(files: TextFiles) -> Tokenizer:
     if reads_json(files):
         return JsonTokenizer.load(files)
     if not (files.path / "tokenizer.model").is_file():
         raise CheckpointError(
-            f"{files.path} has no tokenizer: expected tokenizer.model or tokenizer.json; copy it from the checkpoint"
+            f"{files.path} has no tokenizer: expected tokenizer.model or tokenizer.json; "
+            f"{advice_on_tekken(files.path) or 'copy it from the checkpoint'}"
         )
     return PieceTokenizer.load(files)

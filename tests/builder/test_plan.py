@@ -73,6 +73,9 @@ def test_settings_without_effect_are_reported(tmp_path: Path) -> None:
     notes = "\n".join(plan(checkpoint, BuildOptions(max_num_tokens=8)).notes)
     assert "max_batch_size=64 can never be reached" in notes
     assert "no tokenizer.json or tokenizer.model" in notes
+    assert "tekken" not in notes
+    (checkpoint / "tekken.json").write_text("{}")
+    assert f"in Python, AutoTokenizer.from_pretrained('{checkpoint}')" in plan(checkpoint, BuildOptions()).notes[-1]
     with_tokenizer = make_checkpoint(tmp_path / "whole", "llama")
     assert plan(with_tokenizer, BuildOptions()).notes == ()
 

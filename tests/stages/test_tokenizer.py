@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import json
 import shutil
 from pathlib import Path
 
@@ -14,6 +16,23 @@ from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 from tests.stages.conftest import write_json
 
 DEMO = Path(__file__).resolve().parents[2] / "build/checkpoints/baichuan2-tiny-docsum"
+
+
+def test_a_tekken_file_alone_is_converted_by_transformers(tmp_path: Path) -> None:
+    """As the error says."""
+    from transformers import AutoTokenizer
+
+    texts = [bytes([byte]) for byte in range(256)] + [b"he", b"ll", b"hell", b"hello"]
+    vocab = [{"rank": rank, "token_bytes": base64.b64encode(text).decode()} for rank, text in enumerate(texts)]
+    marks = [{"rank": i, "token_str": text} for i, text in enumerate(("<unk>", "<s>", "</s>", "[INST]"))]
+    sizes = {"num_vocab_tokens": 260, "default_vocab_size": 264, "default_num_special_tokens": 4, "version": "v7"}
+    content = {"config": {"pattern": r"\p{L}+|[^\p{L}]+", **sizes}, "vocab": vocab, "special_tokens": marks}
+    (tmp_path / "tekken.json").write_text(json.dumps(content))
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    with pytest.raises(CheckpointError, match=r"AutoTokenizer\.from_pretrained\(.*\)\.save_pretrained"):
+        load_tokenizer(tmp_path)
+    AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).encode_marked("[INST]hello") == [3, 263]
 
 
 def test_the_demo_checkpoints_tokenizer() -> None:

@@ -11,6 +11,7 @@ from llmserve.errors import CheckpointError, InvalidArgument
 from llmserve.owned_directory import temporary_directory
 from llmserve.stages.chat import parse_messages
 from llmserve.stages.preprocess import Preprocessor, TextPrompt
+from llmserve.stages.tokenizer import advice_on_tekken
 
 LEAST_KNOWN = 0.95
 TEMPORARY_PREFIX = "llmserve-tokenizer-"
@@ -46,7 +47,8 @@ class Encoder:
     def notes(self) -> list[str]:
         """Of the checkpoint's end tokens, and what of the vocabulary has no text."""
         if all(self._checkpoint.text_file(name) is None for name in TOKENIZER_NAMES):
-            return [f"no {' or '.join(TOKENIZER_NAMES)}: this engine can be given token ids, but no text"]
+            without = f"no {' or '.join(TOKENIZER_NAMES)}: this engine can be given token ids, but no text"
+            return ["; ".join(filter(None, (without, advice_on_tekken(self._checkpoint.path))))]
         found = [
             f"eos_token_id {token} is not one of the network's ids, 0 to {self._vocab_size - 1}: no answer ends with it"
             for token in self.preprocessor().declared_end_ids
