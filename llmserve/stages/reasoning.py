@@ -22,12 +22,14 @@ class Tags:
     begin: str
     end: str
     label: str = ""  # that follows the first
+    answer: tuple[str, str] = ("", "")  # around the answer
 
 
 TAGS: Mapping[str, Tags] = {  # by the name of the form
     "seed_oss": Tags("<seed:think>", "</seed:think>"),
     "mistral": Tags("[THINK]", "[/THINK]"),
     "gemma4": Tags("<|channel>", "<channel|>", "thought"),
+    "granite": Tags("<think>", "</think>", answer=("<response>", "</response>")),
     "think": Tags("<think>", "</think>"),
 }
 
@@ -36,7 +38,7 @@ def found_reasoning(template: str) -> str:
     """The form of thoughts that a chat template knows; empty: none."""
     if harmony.CHANNEL in template and harmony.MESSAGE in template:
         return harmony.NAME
-    return next((name for name, tags in TAGS.items() if tags.end in template), "")
+    return next((name for name, tags in TAGS.items() if tags.end in template and tags.answer[0] in template), "")
 
 
 def is_open_after(prompt: str, reasoning: str) -> bool:
@@ -59,16 +61,18 @@ class ThoughtReader:
         self._has_thought = False  # a part of it was told
         self._ended = False  # what comes is the answer
         self._has_answer = False
+        self._is_wrapped = False  # the answer is between tags
+        self._is_closed = False  # they were both told
 
     def read(self, text: str, *, is_last: bool = False) -> tuple[list[Part], str]:
         """Parts of the thought, and the text of the answer as far as it is certain."""
-        if self._has_answer:
-            return [], text
         self._waiting += text
+        if self._has_answer:
+            return [], self._unwrapped(is_last)
         if not self._begun and not self._ended and not self._begin(is_last):
             return [], ""
         parts = [] if self._ended else self._thought(is_last)
-        return parts, self._answer() if self._ended else ""
+        return parts, self._answer(is_last) if self._ended else ""
 
     def _begin(self, is_last: bool) -> bool:
         """Whether it is known now how the answer begins."""
@@ -97,9 +101,26 @@ class ThoughtReader:
         self._has_thought = self._has_thought or bool(shown)
         return [Part(PartKind.THOUGHT, shown)] if shown else []
 
-    def _answer(self) -> str:
-        text, self._waiting = self._waiting, ""
+    def _answer(self, is_last: bool) -> str:
         if not self._has_answer:
-            text = text.lstrip()
-            self._has_answer = bool(text)
-        return text
+            rest, begin = self._waiting.lstrip(), self._tags.answer[0]
+            if rest != begin and begin.startswith(rest) and not self._is_wrapped and not is_last:
+                return ""
+            if begin and rest.startswith(begin):
+                self._is_wrapped, rest = True, rest.removeprefix(begin).lstrip()
+            self._waiting, self._has_answer = rest, bool(rest)
+        return self._unwrapped(is_last)
+
+    def _unwrapped(self, is_last: bool) -> str:
+        """What is certain of the answer: its last tag, and white space around that, are no part of it."""
+        end, shown = self._tags.answer[1], ""
+        if self._is_wrapped and not self._is_closed and end in self._waiting:
+            before, _, self._waiting = self._waiting.partition(end)
+            self._is_closed, shown = True, before.rstrip()
+        text = self._waiting
+        if self._is_closed:
+            text = text.rstrip()
+        elif self._is_wrapped and not is_last:
+            text = text[: len(text) - num_held(text, (end,))].rstrip()
+        self._waiting = self._waiting[len(text) :]
+        return shown + text

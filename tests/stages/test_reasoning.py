@@ -44,6 +44,28 @@ def test_thoughts_and_answers(case: str, form: str) -> None:
         assert "".join(part.text for part in parts if part.kind is PartKind.TEXT) == text, cuts
 
 
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("<think>Hm.</think>\n<response>\nFour.\n\nOr 4.\n</response>", "Four.\n\nOr 4."),
+        ("<think>Hm.</think><response>Four. </resp", "Four. </resp"),
+        ("<think>Hm.</think><response>Four.</response>\n", "Four."),
+        ("<think>Hm.</think>\nFour. <response>", "Four. <response>"),
+        ("<think>Hm.</think><response>", ""),
+    ],
+)
+def test_an_answer_between_tags(answer: str, text: str) -> None:
+    """As Granite 3.3 writes it."""
+    for cuts in ways(answer):
+        reader = ChatStyle(reasoning="granite").reader(())
+        assert reader is not None
+        places = [0, *cuts, len(answer)]
+        pieces = [answer[a:b] for a, b in itertools.pairwise(places)]
+        parts = [part for piece in pieces for part in reader.read(piece)] + reader.read("", is_last=True)
+        assert "".join(part.text for part in parts if part.kind is PartKind.TEXT) == text, cuts
+        assert "".join(part.text for part in parts if part.kind is PartKind.THOUGHT) == "Hm.", cuts
+
+
 def test_an_answer_that_is_continued_has_thought() -> None:
     assert ChatStyle(reasoning="think", is_open=True).reader((), continues=True) is None
     assert ChatStyle().reader(TOOLS) is None
@@ -61,5 +83,5 @@ def test_where_a_prompt_ends() -> None:
 
 def test_the_template_says_which_tags_thoughts_have() -> None:
     for form, tags in TAGS.items():
-        assert found_reasoning(f"{{{{ message.content.split('{tags.end}')[-1] }}}}") == form
+        assert found_reasoning(f"{{{{ message.content.split('{tags.end}')[-1] }}}}{tags.answer[0]}") == form
     assert found_reasoning("{{ message.content }}") == ""
