@@ -43,6 +43,12 @@ NEMOTRON = (
     "{%- if add_generation_prompt %}<SPECIAL_11>Assistant\n{{ '<think>\n\n' if ns.thinks else '<think></think>' }}"
     "{%- endif %}"
 )
+# As Granite 3.3: thinks where it is told to, and then has tags around the answer.
+GRANITE = (
+    "{%- if thinking %}Write thoughts between <think></think> and answers between <response></response>.\n{% endif %}"
+    "{%- for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
+    "{%- if add_generation_prompt %}[assistant]{% endif %}"
+)
 # As those of older models: no tools, and the roles alternate.
 PLAIN = (
     "{%- for message in messages %}"
@@ -140,6 +146,7 @@ TEMPLATES = {
     "qwen": QWEN, "qwen3": QWEN3, "r1": R1, "llama": LLAMA, "mistral": MISTRAL, "mistral_args": MISTRAL_ARGS,
     "coder": CODER, "seed": SEED, "glm": GLM, "minimax": MINIMAX, "gpt_oss": GPT_OSS, "plain": PLAIN,
     "magistral": MAGISTRAL, "gemma4": GEMMA4, "nemotron": NEMOTRON,
+    "granite": GRANITE,
 }  # fmt: skip
 FORMATS = {
     "qwen": "hermes", "qwen3": "hermes", "llama": "llama3", "mistral": "mistral", "mistral_args": "mistral_args",
@@ -148,7 +155,7 @@ FORMATS = {
 }  # fmt: skip
 REASONING = {
     "qwen3": "think", "r1": "think", "glm": "think", "gpt_oss": "harmony", "magistral": "mistral", "gemma4": "gemma4",
-    "nemotron": "think",
+    "nemotron": "think", "granite": "granite",
 }  # fmt: skip
 SPECIAL = {
     "llama": ["<|python_tag|>"], "mistral": ["[TOOL_CALLS]"], "mistral_args": ["[TOOL_CALLS]", "[ARGS]"],

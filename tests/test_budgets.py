@@ -26,7 +26,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/models": 5_756,
     "llmserve/scheduler": 3_185,
     "llmserve/serving": 9_562,
-    "llmserve/stages": 5_164,
+    "llmserve/stages": 5_165,
     "llmserve/wire": 3_490,
     "tools": 15_560,
 }

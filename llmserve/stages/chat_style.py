@@ -20,7 +20,8 @@ from llmserve.stages.tool_formats.registry import TOOL_FORMATS
 from llmserve.stages.tool_formats.tool_format import Tool, ToolFormat
 
 AUTO, NONE = "auto", "none"
-SWITCHES = ("enable_thinking", "reasoning_effort")  # names by which templates let a request say how much to think
+ON_OFF = ("enable_thinking", "thinking")  # names by which templates let a request say whether to think
+SWITCHES = (*ON_OFF, "reasoning_effort")  # and how much
 NO_THINK, THINK = "/no_think", "/think"  # the last word counts
 BLANKS = r"/[ \t\r\n]{1,8}/"  # between a thought and what follows it
 

@@ -307,6 +307,7 @@ def test_the_form_is_that_of_the_chat_template(kind: str, talkers: dict[str, Pat
     assert (style.reasoning, style.is_open) == (REASONING.get(kind, ""), kind in ("r1", "nemotron"))
     assert list(style.special) == SPECIAL.get(kind, [])
     switches = {each: ["enable_thinking"] for each in ("qwen3", "glm", "gemma4")} | {"gpt_oss": ["reasoning_effort"]}
+    switches["granite"] = ["thinking"]
     assert list(style.switches) == switches.get(kind, [])
     again = ChatStyle.from_json(style.to_json())
     assert (again.tools, list(again.special)) == (style.tools, list(style.special))

@@ -121,6 +121,19 @@ def test_thoughts_can_be_switched_off_where_the_template_can(qwen3: Talker) -> N
         qwen3.openai.chat.completions.create(model=MODEL, messages=ASKED, reasoning_effort="low")
 
 
+def test_the_switch_of_thoughts_may_have_another_name(tmp_path: Path) -> None:
+    """In Granite 3.3, which does not think unless it is told to."""
+    with talking(tmp_path, "granite") as talker:
+        talker.says(f"<think>{THOUGHT}</think>\n<response>{ANSWER}</response>")
+        asked: Any = {"model": MODEL, "messages": ASKED, "max_tokens": 90}
+        message = talker.anthropic.messages.create(**asked, thinking={"type": "adaptive"})
+        assert [block.type for block in message.content] == ["thinking", "text"]
+        assert talker.prompt.startswith("Write thoughts")
+        assert getattr(message.content[1], "text", "") == ANSWER
+        talker.anthropic.messages.create(**asked, thinking={"type": "disabled"})
+        assert not talker.prompt.startswith("Write thoughts")
+
+
 def test_an_effort_that_a_template_does_not_know_is_to_think(tmp_path: Path) -> None:
     with talking(tmp_path, "qwen3", TextSettings()) as talker:
         talker.says(f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}")

@@ -20,7 +20,7 @@ from llmserve.frontends.text.requests.ensembles import Ensemble, Ensembles, Valu
 from llmserve.frontends.text.requests.formats import guide_values
 from llmserve.frontends.text.requests.notes import note
 from llmserve.frontends.text.requests.tools import ToolUse
-from llmserve.stages.chat_style import ChatStyle, Wanted, answer_guide
+from llmserve.stages.chat_style import ON_OFF, ChatStyle, Wanted, answer_guide
 from llmserve.stages.chat_template import ENDINGS, Ending
 
 Messages = Sequence[Mapping[str, Any]]
@@ -133,15 +133,15 @@ def _but_endings(values: Mapping[str, Json]) -> Mapping[str, Json]:
 
 def _switched(style: ChatStyle, effort: str, field: str) -> dict[str, Json]:
     """What says an effort to the template. Raises `Refused` where that is not possible."""
-    can_switch = "enable_thinking" in style.switches
-    if effort in (OFF, ON) and can_switch:
-        return {"enable_thinking": effort == ON}
+    switch = next((name for name in ON_OFF if name in style.switches), "")
+    if effort in (OFF, ON) and switch:
+        return {switch: effort == ON}
     if effort != ON and "reasoning_effort" in style.switches:
         return {"reasoning_effort": effort}
     if effort == (ON if style.reasoning else OFF):
         return {}
-    if effort != OFF and (can_switch or style.reasoning) and note(f"{field} '{effort}': thoughts are only on or off"):
-        return {"enable_thinking": True} if can_switch else {}
+    if effort != OFF and (switch or style.reasoning) and note(f"{field} '{effort}': thoughts are only on or off"):
+        return {switch: True} if switch else {}
     if not style.reasoning and note(f"{field}: this model does not reason"):
         return {}
     problem = "does not know this effort" if style.reasoning else "does not reason"
