@@ -17,8 +17,21 @@ def general_advice(error: BaseException) -> str:
     other errors."""
     if isinstance(error, ValueError) and "only works in main thread" in str(error):
         return "; set the parameter EXECUTION_MODE to process: by default, a model runs in another thread of the server"
+    if (own := _own_module_not_found(error)) is not None:
+        return f"; libraries find the model's own module {own} if the parameter EXECUTION_MODE is process"
     extra = EXTRA_OF_PACKAGE.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
     return f"; it comes with: pip install 'llmserve[{extra}]'" if extra else ""
+
+
+def _own_module_not_found(error: BaseException) -> str | None:
+    """The module that lies beside a file on the way to the error, and was not found, as by a library."""
+    frames = traceback.extract_tb(error.__traceback__)
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    if isinstance(error, KeyError) and frames and "load" in (frames[-1].line or ""):  # pickle's error
+        name = str(error.args[0]) if error.args else None
+    if name is None or not name.isidentifier():
+        return None
+    return name if any((Path(frame.filename).parent / f"{name}.py").exists() for frame in frames) else None
 
 
 def tokenizer_advice(error: BaseException, arguments: Mapping[str, str]) -> str:

@@ -83,17 +83,18 @@ class ModelHost:
         server: ServerApi,
         *,
         on_death: Callable[[], None],
-        module_name: str = "",
+        module_name: str | None = None,
         memory: RequestMemory | None = None,
     ) -> None:
         """`on_death` is called on the model's thread when it can serve no more although nobody has asked it to end.
 
-        `module_name`: by which everybody in this process can import the model's file; one that nobody knows if empty.
+        `module_name`: in a process that has no other model, the name of its file there; "": one that nobody knows.
         `memory`: see `PythonBatch`.
         """
         self._spec = spec
         self._memory = memory
         self._utils = make_utils_module(spec.instance_name, server, spec.file.parent)
+        self._is_alone = module_name is not None
         self._module_name = module_name or f"triton_model_{spec.instance_name}_{id(self):x}"
         self._worker = Worker(spec.instance_name, self._open_model, on_death=on_death)
 
@@ -189,7 +190,7 @@ class ModelHost:
         forget_model(self._module_name)
 
     def _open_model(self) -> Any:
-        model_class = import_model(self._spec.file, self._module_name, self._utils)
+        model_class = import_model(self._spec.file, self._module_name, self._utils, is_alone=self._is_alone)
         try:
             model = model_class()
             _check_inline_bytes(getattr(model, INLINE_ATTRIBUTE, 0))

@@ -2,7 +2,8 @@
 
 Files beside it, and in the model's directory, can be imported by their plain names, at any time and from any thread of
 the model; those beside it also relatively, because its folder is a package, as in Triton. They too belong to this
-instance alone. So the files of an instance get an `import` of their own: theirs is not the process's sys.modules.
+instance alone. So the files of an instance get an `import` of their own: theirs is not the process's sys.modules. In a
+process that has only this model, libraries find them too, such as pickle.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from llmserve.errors import ModelConfigError
 _IMPORTING = threading.RLock()  # sys.modules and sys.meta_path belong to the process: one model at a time
 
 
-def import_model(path: Path, module_name: str, utils: ModuleType) -> type[Any]:
+def import_model(path: Path, module_name: str, utils: ModuleType, *, is_alone: bool = False) -> type[Any]:
     """The class `TritonPythonModel` of a file. `utils` is what it finds as triton_python_backend_utils.
 
-    To be called in the thread that will run the model.
+    `is_alone`: the process has no other model. To be called in the thread that will run the model.
     """
     if not path.is_file():
         raise ModelConfigError(f"{path} does not exist")
     path = Path(os.path.abspath(path))  # as modules have it; a repository may be given by a relative path
-    imports = ModelImports((str(path.parent), str(path.parent.parent)), utils)
+    imports = ModelImports((str(path.parent), str(path.parent.parent)), utils, is_alone=is_alone)
     loader = _OwnLoader(module_name, str(path), imports)
     spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
     assert spec is not None
@@ -60,9 +61,10 @@ def forget_model(module_name: str) -> None:
 
 
 class ModelImports:
-    """What `import` means in the files of one instance. Also a finder, for as long as it is active."""
+    """What `import` means in the files of one instance. Also a finder, for as long as it is active; if it is alone,
+    it is always one, for what nobody else finds."""
 
-    def __init__(self, directories: Sequence[str], utils: ModuleType) -> None:
+    def __init__(self, directories: Sequence[str], utils: ModuleType, *, is_alone: bool = False) -> None:
         self.builtins = {**vars(builtins), "__import__": self._import}
         self._directories = list(directories)
         self._utils = utils
@@ -70,12 +72,15 @@ class ModelImports:
         self._package.__path__ = self._directories[:1]
         self._neighbours = {self._package.__name__: self._package}  # imported; out of sys.modules between imports
         self._thread = 0  # that is importing
+        self._is_alone = is_alone
+        if is_alone:
+            sys.meta_path.append(self)
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """The files of the directory can be imported, by this thread."""
         with _IMPORTING:
-            if self in sys.meta_path:  # an import within an import
+            if self is sys.meta_path[0]:  # an import within an import
                 yield
                 return
             before = set(sys.modules)
@@ -86,12 +91,13 @@ class ModelImports:
                 yield
             finally:
                 sys.meta_path.remove(self)
-                self._take_neighbours(set(sys.modules) - before)
+                if not self._is_alone:
+                    self._take_neighbours(set(sys.modules) - before)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread and not self._is_alone:
             return None
         spec = PathFinder.find_spec(fullname, self._directories if path is None else path, target)
         if spec is None or not self._is_own(spec):

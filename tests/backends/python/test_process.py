@@ -130,6 +130,40 @@ Half = type("Half", (float,), {})
     assert (values(answer), answer.parameters) == ([3], {"Y": 1, "half": 0.5, "error": "None"})
 
 
+PICKLE = """
+import multiprocessing, pathlib, pickle
+import numpy as np
+class TritonPythonModel:
+    def initialize(self, args):
+        self.offset = pickle.loads(pathlib.Path(__file__).with_name("offset.pkl").read_bytes())
+    def execute(self, requests):
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            x = pool.apply(self.offset.add, [requests[0].inputs()[0].as_numpy()])
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)])]
+"""
+OFFSET = """
+import pathlib
+import triton_python_backend_utils as pb_utils
+class Offset:
+    value = 1
+    def add(self, x):
+        return x + self.value + (pb_utils.get_model_dir() == str(pathlib.Path(__file__).parent))
+"""
+
+
+@pytest.mark.parametrize(("mode", "is_found"), [("", False), (PROCESS, True)], ids=["thread", "process"])
+async def test_pickles_of_a_models_own_classes(tmp_path: Path, mode: str, is_found: bool) -> None:
+    """As models of scikit-learn and torch have them."""
+    directory = write_model(tmp_path, "m", ECHO_CONFIG + mode, PICKLE) / "1"
+    (directory / "own_offset.py").write_text(OFFSET)
+    (directory / "offset.pkl").write_bytes(b"cown_offset\nOffset\n)\x81.")
+    async with serving(tmp_path) as core, asyncio.timeout(60):
+        if is_found:
+            assert values(await single(core, request("m", floats(3)))) == [5]
+        else:
+            assert "the model's own module own_offset if the parameter EXECUTION_MODE is" in reason(core, "m")
+
+
 async def test_a_request_for_which_there_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server with too many open files sends large tensors within the message."""
 
