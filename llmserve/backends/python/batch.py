@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -57,6 +58,8 @@ class PythonBatch:
             if share is not None:
                 requests = admitted(model, requests, share)
             answers = model.execute(requests) if requests else []
+            if asyncio.iscoroutine(answers):  # of an `async def` that a decorator hides
+                answers = asyncio.get_event_loop().run_until_complete(answers)
         except BaseException as error:  # border: whatever the model raises is the answer of this batch alone
             self._end(requests, error=error)
         else:

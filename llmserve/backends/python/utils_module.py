@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from llmserve.backends.python import dtypes, errors, metrics, requests, responses, tensors
 from llmserve.backends.python.bls import ResponseIterator, ServerApi, ask
 
@@ -83,6 +85,7 @@ def make_utils_module(instance_name: str, server: ServerApi, version_dir: Path |
         **_CONSTANTS,
         **_FUNCTIONS,
         **_model_control(server),
+        np=np,  # published models use it from here
         get_model_dir=lambda: str(version_dir or ""),
         __getattr__=_get_late,
     )

@@ -141,6 +141,29 @@ class TritonPythonModel:
         assert values(await single(core, request("later", floats(3)))) == [6]
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
+async def test_async_execute_behind_a_decorator(tmp_path: Path, decoupled: bool) -> None:
+    """Triton looks at what it returns."""
+    code = f"""
+import asyncio
+def traced(method):
+    return lambda *arguments: method(*arguments)
+class TritonPythonModel:
+    @traced
+    async def execute(self, requests):
+        await asyncio.sleep(0)
+        responses = [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
+        if not {decoupled}:
+            return responses
+        for request, response in zip(requests, responses):
+            request.get_response_sender().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    write_model(tmp_path, "m", ECHO_CONFIG + DECOUPLED * decoupled, code)
+    async with serving(tmp_path) as core:
+        for value in (1, 2):
+            assert values(await single(core, request("m", floats(value)))) == [value]
+
+
 async def test_async_decoupled_requests_run_side_by_side(tmp_path: Path) -> None:
     code = """
 import asyncio

@@ -236,6 +236,7 @@ from c_python_backend_utils import InferenceResponse, Tensor
 class TritonPythonModel:
     def initialize(self, args):
         assert Tensor is pb_utils.Tensor
+        assert pb_utils.np is np
         self.loop = asyncio.get_event_loop()
         self.loop.run_until_complete(asyncio.sleep(0))
     def execute(self, requests):
