@@ -99,7 +99,7 @@ class ModelImports:
     ) -> ModuleSpec | None:
         if threading.get_ident() != self._thread and not self._is_alone:
             return None
-        spec = PathFinder.find_spec(fullname, self._directories if path is None else path, target)
+        spec = PathFinder.find_spec(fullname, self._places() if path is None else path, target)
         if spec is None or not self._is_own(spec):
             return None
         if isinstance(spec.loader, SourceFileLoader):
@@ -120,7 +120,7 @@ class ModelImports:
         if level and not (globals or {}).get("__package__"):
             globals = {"__package__": self._package.__name__}
         top_name = name.partition(".")[0]
-        if level == 0 and PathFinder.find_spec(top_name, self._directories) is None:
+        if level == 0 and PathFinder.find_spec(top_name, self._places()) is None:
             return __import__(name, globals, locals, fromlist or (), level)
         with self.active():
             return __import__(name, globals, locals, fromlist or (), level)
@@ -133,6 +133,17 @@ class ModelImports:
             places = [known.get("__file__") or "", *(known.get("__path__") or ())]
             if name in self._neighbours or any(map(self._holds, places)):
                 self._neighbours[name] = sys.modules.pop(name)
+
+    def _places(self) -> list[str]:
+        """Where its files are: also in folders within the model's that it has put on sys.path."""
+        return [*self._directories, *filter(self._adds, sys.path)]
+
+    def _adds(self, folder: str) -> bool:
+        """Another version of the model may have put its own there."""
+        if not self._holds(folder):
+            return False
+        first = os.path.relpath(folder, self._directories[1]).partition(os.sep)[0]
+        return not first.isdigit() or first == self._package.__name__
 
     def _is_own(self, spec: ModuleSpec) -> bool:
         """A folder without __init__.py is a package too, unless there is a proper one of its name elsewhere."""

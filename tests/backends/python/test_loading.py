@@ -86,6 +86,23 @@ async def test_files_beside_the_model_belong_to_it_alone(tmp_path: Path) -> None
     assert not [name for name in sys.modules.keys() - modules_before if name.startswith("triton_model_")]
 
 
+async def test_folders_that_models_put_on_the_path_belong_to_them_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    body = "return pb_utils.InferenceResponse([pb_utils.Tensor('Y', x + tools_of_model.VALUE)])"
+    config = ECHO_CONFIG + "version_policy { all {} }"
+    for name, version, place in (("one", 1, "lib"), ("one", 2, "lib"), ("two", 3, "../lib")):
+        code = f"import os, sys\nsys.path.append(os.path.dirname(__file__) + '/{place}')\nimport tools_of_model\n"
+        folder = write_model(tmp_path, name, config, code + echo_model(body), version) / str(version) / place
+        folder.mkdir()
+        (folder / "tools_of_model.py").write_text(f"VALUE = {version}\n")
+    async with serving(tmp_path) as core:
+        for name, value in (("one", 1), ("one", 2), ("two", 3)):
+            assert values(await single(core, request(name, floats(0), model_version=str(value)))) == [value]
+        assert "tools_of_model" not in sys.modules
+
+
 async def test_files_beside_a_model_of_a_repository_with_a_relative_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
