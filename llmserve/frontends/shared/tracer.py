@@ -118,7 +118,7 @@ class Tracer:
         if self._spans is not None:
             self._writer.submit(self._export, trace, time.monotonic_ns())
         elif self._file.path:
-            self._writer.submit(self._file.append, trace.records(), settings.log_frequency)
+            self._writer.submit(lambda: self._file.append(trace.records(), settings.log_frequency))
 
     def close(self) -> None:
         """Write what is still waiting to be written."""

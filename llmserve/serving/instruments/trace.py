@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from llmserve.serving.types import InferRequest, Tensor
 
 Record = dict[str, Any]
+PIECE = 4096  # elements of a tensor: a call for all of them would keep other threads waiting
 
 
 @dataclass(slots=True)
@@ -112,8 +113,8 @@ class Trace:
         self.stamp("REQUEST_END")
 
     def records(self) -> list[Record]:
-        """Its own and its children's."""
-        return [*self._records, *(record for child in self.children for record in child.records())]
+        """Its own and its children's. Not for the event loop: the text of a large tensor takes seconds."""
+        return [*map(_written, self._records), *(record for child in self.children for record in child.records())]
 
     def times(self) -> dict[str, int]:
         """Its own stamps, in time.monotonic_ns(); of several of a name the last."""
@@ -123,14 +124,7 @@ class Trace:
     def _tensors(self, activity: str, tensors: Iterable[Tensor]) -> None:
         if not self.tensors:
             return
-        for tensor in tensors:
-            content = {
-                "name": tensor.name,
-                "data": ",".join(_text(value) for value in tensor.data.reshape(-1).tolist()),
-                "shape": ",".join(map(str, tensor.shape)),
-                "dtype": tensor.datatype,
-            }
-            self._records.append({"id": self.id, "activity": activity, "tensor": content})
+        self._records += [{"id": self.id, "activity": activity, "tensor": tensor} for tensor in tensors]
 
 
 def _elsewhere(ids: SpanIds | None) -> Trace | None:
@@ -138,6 +132,21 @@ def _elsewhere(ids: SpanIds | None) -> Trace | None:
     if ids is None:
         return None
     return Trace(itertools.repeat(0), timestamps=False, tensors=False, ids_of_span=ids)
+
+
+def _written(record: Record) -> Record:
+    """As it is in the file."""
+    if (tensor := record.get("tensor")) is None:
+        return record
+    flat = tensor.data.reshape(-1)
+    pieces = (flat[start : start + PIECE].tolist() for start in range(0, flat.size, PIECE))
+    content = {
+        "name": tensor.name,
+        "data": ",".join(_text(value) for piece in pieces for value in piece),
+        "shape": ",".join(map(str, tensor.shape)),
+        "dtype": tensor.datatype,
+    }
+    return {**record, "tensor": content}
 
 
 def _text(value: Any) -> str:

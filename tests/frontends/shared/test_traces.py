@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from llmserve.frontends.shared.trace_settings import TraceSettings
 from llmserve.frontends.shared.tracer import Tracer
 from llmserve.serving.backend import Backend
 from llmserve.serving.core import InferenceCore, ServerSettings
+from llmserve.serving.types import Tensor
 from tests.frontends.http.test_inference_api import Http
 from tests.frontends.server import RunningServer, running_server, wait_until
 from tests.frontends.stub_core import StubCore
@@ -307,3 +309,24 @@ def test_the_flag(tmp_path: Path) -> None:
 def test_clients_see_the_file(server: RunningServer, call: Http, traces_file: Path) -> None:
     with triton_http.InferenceServerClient(server.http) as client:
         assert client.get_trace_settings()["trace_file"] == str(traces_file)
+
+
+def test_texts_of_tensors_are_made_by_the_thread_that_writes_them(tmp_path: Path) -> None:
+    """That of a large tensor takes seconds, which the event loop does not have."""
+    threads: list[str] = []
+
+    class Element:
+        def __int__(self) -> int:
+            threads.append(threading.current_thread().name)
+            return 7
+
+    tracer = Tracer(str(tmp_path / "trace.json"), TraceSettings(("TENSORS",), rate=1))
+    trace = tracer.sample("m")
+    assert trace is not None
+    data = np.full((2, 5000), Element(), dtype=object)
+    trace.response([Tensor("Y", "INT32", data)])
+    tracer.finish("m", trace)
+    tracer.close()
+    (record,) = json.loads((tmp_path / "trace.json").read_text())
+    assert record["tensor"] == {"name": "Y", "data": ",".join(["7"] * 10_000), "shape": "2,5000", "dtype": "INT32"}
+    assert set(threads) == {"trace-writer_0"}
