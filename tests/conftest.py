@@ -14,7 +14,9 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -30,36 +32,46 @@ TESTS = Path(__file__).parent
 LONGEST_FIRST = (  # twenty seconds of a worker or more
     "test_docs.py",
     "test_sanitizers.py",
-    "test_kernels.py",
-    "test_eval.py",
-    "test_check_gpu.py",
-    "test_engine.py",
+    "test_cpu_engine.py",
+    "test_server_benchmark.py",
     "test_cluster.py",
     "test_published_repository.py",
-    "test_eval_harness.py",
+    "test_determinism.py",
+    "test_eval.py",
+    "test_check_gpu.py",
+    "test_check.py",
     "test_planted_defects.py",
-    "test_gate_rates.py",
-    "test_server_benchmark.py",
     "test_cuda.py",
-    "test_cuda_speed.py",
-    "test_interpreted_engine.py",
-    "test_interpreted_runner.py",
-    "test_files.py",
-    "test_cpu_engine.py",
+    "test_eval_harness.py",
+    "test_cluster_server.py",
+    "test_kernels.py",
     "test_rollout.py",
+    "test_adapters.py",
     "test_schema.py",
-    "test_process.py",
-    "test_wire.py",
-    "test_tensorrt_llm.py",
+    "test_files.py",
+    "test_chat.py",
+    "test_balancers.py",
+    "test_engine.py",
     "test_demo.py",
-    "test_commands.py",
-    "test_runtime.py",
+    "test_conversations.py",
+    "test_fairness.py",
+    "test_gate_rates.py",
+    "test_cuda_times.py",
+    "test_template_limits.py",
+    "test_bench_cluster.py",
+    "test_lm_eval.py",
+    "test_output.py",
+    "test_windows.py",
     "test_serve.py",
-    "test_engines.py",
     "test_spans.py",
-    "test_build.py",
-    "test_answers.py",
-    "test_data.py",
+    "test_reference.py",
+    "test_runtime.py",
+    "test_process.py",
+    "test_tool_formats.py",
+    "test_adapted_families.py",
+    "test_dependencies.py",
+    "test_wires.py",
+    "test_interpreted_engine.py",
 )
 
 # Modules and tests stay for good: to look for garbage among them while they come takes seconds.
@@ -70,6 +82,9 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 for phase in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, phase, 120.0)  # seconds, not five
+# Each client would read all certificates again, for 20 ms.
+default_transport: Any = httpx._transports.default
+default_transport.create_ssl_context = cache(default_transport.create_ssl_context)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -87,7 +87,8 @@ async def test_a_fixed_first_dimension_is_no_batch(tmp_path: Path) -> None:
 
 
 async def test_requests_are_run_in_one_batch_and_answered_apart(tmp_path: Path) -> None:
-    write_sum(tmp_path, "sum", 'backend: "onnxruntime" dynamic_batching { max_queue_delay_microseconds: 50000 }')
+    batching = "preferred_batch_size: 4 max_queue_delay_microseconds: 600000000"
+    write_sum(tmp_path, "sum", f'backend: "onnxruntime" dynamic_batching {{ {batching} }}')
     async with serving(tmp_path) as core:
         answers = await asyncio.gather(*(single(core, request("sum", *pair((i, -i)))) for i in range(4)))
         assert [values(answer, "SUM") for answer in answers] == [[[2 * i, -2 * i]] for i in range(4)]
