@@ -18,16 +18,18 @@ class _Turns:
     opening: str
     end: str
     roles: Mapping[str, str] = field(default_factory=lambda: USUAL)
+    trims: bool = False  # white space around contents
 
     def source(self) -> str:
         """In Jinja."""
         opening = self.opening.replace("ROLE", "{{ roles[message.role] }}")
         answer = self.opening.replace("ROLE", self.roles["assistant"])
+        content = "message.content" + " | trim" * self.trims
         return (
             f"{{% set roles = {dict(self.roles)!r} %}}{{% for message in messages %}}"
             "{% if message.role not in roles %}"
             "{{ raise_exception('this chat template has no role ' + message.role) }}{% endif %}"
-            f"{opening}{{{{ message.content | trim }}}}{{{{ {self.end!r} }}}}{{% endfor %}}"
+            f"{opening}{{{{ {content} }}}}{{{{ {self.end!r} }}}}{{% endfor %}}"
             f"{{% if add_generation_prompt %}}{{{{ {answer!r} }}}}{{% endif %}}"
         )
 
@@ -36,10 +38,10 @@ TURNS: Mapping[str, _Turns] = {
     "chatml": _Turns("<|im_start|>ROLE\n", "<|im_end|>\n"),
     "command-r": _Turns(
         "<|START_OF_TURN_TOKEN|><|ROLE_TOKEN|>", "<|END_OF_TURN_TOKEN|>",
-        {"system": "SYSTEM", "user": "USER", "assistant": "CHATBOT"},
+        {"system": "SYSTEM", "user": "USER", "assistant": "CHATBOT"}, trims=True,
     ),
-    "gemma": _Turns("<start_of_turn>ROLE\n", "<end_of_turn>\n", {"user": "user", "assistant": "model"}),
-    "llama3": _Turns("<|start_header_id|>ROLE<|end_header_id|>\n\n", "<|eot_id|>"),
+    "gemma": _Turns("<start_of_turn>ROLE\n", "<end_of_turn>\n", {"user": "user", "assistant": "model"}, trims=True),
+    "llama3": _Turns("<|start_header_id|>ROLE<|end_header_id|>\n\n", "<|eot_id|>", trims=True),
     "phi3": _Turns("<|ROLE|>\n", "<|end|>\n"),
     "phi4": _Turns("<|im_start|>ROLE<|im_sep|>", "<|im_end|>"),
     "zephyr": _Turns("<|ROLE|>\n", "<|endoftext|>\n"),
