@@ -26,6 +26,7 @@ PROCESS = "llmserve.stages.template_process"
 MAX_SOURCE_BYTES = 1 << 20
 TEMPLATE = "chat_template"  # of a request, among the values for its template
 ENDINGS = ("add_generation_prompt", "continue_final_message")
+CUT = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' mark: what a template writes from here on is not part of the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,11 @@ class ChatTemplate:
         """
         ending = Ending.of([message["role"] for message in messages], more)
         more = {name: value for name, value in more.items() if name not in ENDINGS}
+        last = messages[-1]
+        continues = ending.continues and not last.get("tool_calls")
         values: dict[str, Any] = {
             **self._special_tokens,
-            "messages": messages,
+            "messages": [*messages[:-1], {**last, "content": last["content"] + CUT}] if continues else messages,
             "tools": tools or None,
             "documents": None,
             "add_generation_prompt": ending.opens,
@@ -93,7 +96,7 @@ class ChatTemplate:
         if "problem" in answer:
             raise InvalidArgument(f"the chat template refuses these messages: {answer['problem']}")
         text: str = answer["text"]
-        return _up_to(text, messages[-1]["content"]) if ending.continues else text
+        return _up_to_end(text) if continues else text
 
     def _compile(self) -> frozenset[str]:
         answer = self._process.ask(self._source)
@@ -139,12 +142,12 @@ class TemplateProcess:
         return self._process.poll() is not None
 
 
-def _up_to(text: str, message: str) -> str:
-    """Without what a template writes behind the last message, whose white space it may have changed."""
-    for content in (message, message.rstrip(), message.strip()):
-        if content and (found := text.rfind(content)) >= 0:
-            return text[: found + len(content)]
-    return text
+def _up_to_end(text: str) -> str:
+    """Without what a template writes after the last message. One that trims messages has not seen the end of this."""
+    shown, end, rest = text.rpartition(CUT.rstrip())
+    if not end:
+        raise InvalidArgument("the chat template leaves out the last message, so an answer cannot continue it")
+    return shown if rest.startswith(" ") else shown.rstrip()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

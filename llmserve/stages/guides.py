@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -42,6 +43,8 @@ Kept = TypeVar("Kept")
 MAX_TEXT_BYTES = 64 << 10
 MAX_GBNF_BYTES = 32 << 10  # these and rules, since the library reads GBNF in a time that grows with their product
 MAX_RULES = 500  # of a grammar
+GBNF_RULE = re.compile(r"(?m)^[^\S\n]*[\w-]+[^\S\n]*::=")
+ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)")
 LARK_RULE = re.compile(r"(?m)^[^\S\n]*[?!]?\w.*:")
 NUM_THREADS = 4
 STACK_BYTES = 256 << 20  # of each: the library recurses over a grammar, and 64 KiB of one have taken 70 MiB
@@ -180,8 +183,7 @@ def _keep(kept: OrderedDict[GuideText, Kept], text: GuideText, what: Kept) -> No
 
 def _check_size(text: GuideText) -> None:
     """Refuse what would take long to compile, or much memory, whatever it says."""
-    is_gbnf = text.kind is GuideKind.EBNF_GRAMMAR and "::=" in text.text
-    size, most = len(text.text.encode(errors="replace")), MAX_GBNF_BYTES if is_gbnf else MAX_TEXT_BYTES
+    size, most = len(text.text.encode(errors="replace")), MAX_GBNF_BYTES if _is_gbnf(text) else MAX_TEXT_BYTES
     if size > most:
         raise InvalidArgument(f"the {text.kind.value} guide has {size} bytes, more than {most}")
     num_rules = max(text.text.count("::="), len(LARK_RULE.findall(text.text)))
@@ -210,14 +212,35 @@ def _check_work(text: GuideText, guide: TokenGuide) -> None:
 
 def _grammar(text: GuideText) -> str:
     """In llguidance's own form. `ValueError` when it cannot be read."""
-    from llguidance import LLMatcher, grammar_from, regex_to_lark
+    from llguidance import LLMatcher, regex_to_lark
 
     if text.kind is GuideKind.REGEX:  # \d and \w are ASCII, as in ECMAScript and so in JSON Schema
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(text.text, use_ascii='dw')}/")
     if text.kind is GuideKind.EBNF_GRAMMAR:
-        return grammar_from("ebnf", text.text)
+        return LLMatcher.grammar_from_lark(_lark(text.text) if _is_gbnf(text) else text.text)
     schema = ANY_OBJECT if text.kind is GuideKind.JSON else text.text
     return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITE_SPACE})
+
+
+def _is_gbnf(text: GuideText) -> bool:
+    return text.kind is GuideKind.EBNF_GRAMMAR and GBNF_RULE.search(text.text) is not None
+
+
+def _lark(gbnf: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(ESCAPE.sub(_written, gbnf))
+    except Exception as error:  # border: the library raises nothing more specific
+        raise ValueError(f"it is not valid GBNF: {error}") from error
+
+
+def _written(escape: re.Match[str]) -> str:
+    """The character itself: llguidance loses zeros of `\\u0041`."""
+    code = int(escape[1] or escape[2] or "D800", 16)
+    if 0xD800 <= code < 0xE000 or code > sys.maxunicode:  # no character, or another escape
+        return escape[0]
+    return chr(code) if code > 127 or chr(code).isalnum() else f"\\x{code:02x}"
 
 
 def _limits() -> LLParserLimits:

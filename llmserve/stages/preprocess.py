@@ -186,7 +186,7 @@ class Preprocessor:
             end_id=end_id,
             pad_id=self.pad_id if prompt.pad_id is None else prompt.pad_id,
             stop_words=(*self._words(prompt.stop_words), *((token,) for token in prompt.stop_ids), *end_words),
-            bad_words=self._words(prompt.bad_words),
+            bad_words=self._bad_words(prompt.bad_words),
             embedding_bias=self._bias(prompt),
             warning=warning,
         )
@@ -241,6 +241,14 @@ class Preprocessor:
     def _words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         encoded = (tuple(self.tokenizer.encode(word)) for word in words if word)
         return tuple(ids for ids in encoded if ids)
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Also as they are written after a space, where these are other tokens, as in vLLM."""
+        found: list[tuple[int, ...]] = []
+        for word in filter(None, words):
+            ids, spaced = (tuple(self.tokenizer.encode(text)) for text in (word, f" {word.lstrip()}"))
+            found += (ids, spaced) if len(ids) == len(spaced) and ids[:1] != spaced[:1] else (ids,)
+        return tuple(filter(None, found))
 
     def _bias(self, prompt: TextPrompt) -> tuple[tuple[int, float], ...]:
         """Every id of a word gets the word's weight; weights that an id has in several ways add up."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import lru_cache
 
 QUOTE = b'"'
+MAX_KEPT = 256  # names that the model has written
 
 
 class QuotedTokens:
@@ -20,7 +21,7 @@ class QuotedTokens:
     def __init__(self, known: Sequence[bytes | None]) -> None:
         self._sorted = sorted((text, token) for token, text in enumerate(known) if text and QUOTE in text)
         self._whole = [(text, token) for text, token in self._sorted if text.count(QUOTE) > 1]
-        self.containing = cache(self._containing)
+        self.containing = lru_cache(MAX_KEPT)(self._containing)
 
     def beginning(self, text: bytes) -> Iterator[tuple[bytes, int]]:
         for place in range(bisect_left(self._sorted, (text, -1)), len(self._sorted)):

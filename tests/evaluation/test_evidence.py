@@ -56,6 +56,18 @@ def test_every_loss_has_its_own_meaning() -> None:
     assert evidence.by_sample() == pytest.approx([values[Loss.KL]] * SAMPLES)
 
 
+@pytest.mark.parametrize("broken", [math.nan, -math.inf])
+def test_one_number_that_is_not_finite_fails_every_loss(broken: float) -> None:
+    engine = [[*sample] for sample in BASELINE]
+    engine[7][3] = Decision(1, broken, TopTokens((1, 2, 3), (broken,) * 3))
+    evidence = Evidence.of(BASELINE, engine)
+    for loss in Loss:
+        result = result_of(evidence, loss, 1e9)
+        assert (result.verdict, math.isfinite(result.interval.high)) == (Verdict.FAIL, True)
+        assert "not finite at 1 of 720 positions" in result.reason
+    assert all(map(math.isfinite, evidence.by_sample()))
+
+
 def test_verdicts() -> None:
     rng = np.random.default_rng(2)
     engine = [[decision(float(rng.uniform(0.4, 0.9))) for _ in range(POSITIONS)] for _ in range(SAMPLES)]

@@ -14,6 +14,7 @@ from llmserve.errors import InvalidArgument
 from llmserve.evaluation.answers import Answer, Performance, Sample
 from llmserve.evaluation.decisions import Decision
 from llmserve.evaluation.judging.evidence import Loss
+from llmserve.evaluation.judging.gate import Verdict
 from llmserve.evaluation.reporting.html_report import render_html
 from llmserve.evaluation.reporting.report import Report, Side
 from llmserve.evaluation.reporting.table import render
@@ -71,6 +72,14 @@ def test_only_times_of_one_run_are_compared(tmp_path: Path, baseline: dict[str, 
     text = shown(replace(result, baseline=replace(result.baseline, facts=facts)))
     assert ("+0 %" in text) == compared
     assert re.search(r"^ *tokens/s +\d+ " if not compared else r"^ *tokens/s +\d+ +\d+ ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("evidence", ["required", "optional"])
+def test_an_engine_that_no_criterion_applies_to_fails(tmp_path: Path, evidence: str) -> None:
+    rules = {"margins": {}, "loss_margins": {"int4": {"kl": 0.01}}, "evidence": evidence, "inconclusive": "pass"}
+    result = report(tmp_path, GOOD, **rules)
+    assert (result.passed, result.gate.verdict) == (False, Verdict.FAIL)
+    assert "FAIL: no criterion of the suite applies to this engine" in shown(result)
 
 
 @pytest.mark.parametrize("rule", ["pass", "fail"])

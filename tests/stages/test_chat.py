@@ -312,3 +312,23 @@ def test_templates_by_their_names(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="no role system"):
         text("gemma", talk)
     assert text("gemma", talk[1:2]) == "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"
+
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+@pytest.mark.parametrize("begun", ["", "|", "end", "<", "The first\n", "user"])
+def test_an_answer_continues_whatever_it_begins_with(begun: str) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": begun}]
+    opening = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert ChatTemplate(CHATML, {}).render(messages) == opening + begun
+    trimming = ChatTemplate(CHATML.replace("m.content", "m.content.split('</think>')[-1] | trim"), {})
+    assert trimming.render(messages) == (opening + begun).rstrip()
+    messages[1]["content"] = f"<think>\nx\n</think>\n\n{begun}"
+    assert trimming.render(messages) == (opening + begun).rstrip()
+
+
+def test_a_template_that_leaves_out_the_last_message_cannot_continue_it() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    with pytest.raises(InvalidArgument, match="leaves out the last message"):
+        template.render([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}])

@@ -36,6 +36,7 @@ PERSON: dict[str, Any] = {
 }
 DATE = r"[12]\d{3}-(0[1-9]|1[0-2]) (Mo|Di)"
 SPACED = r" ?(fox|hill) "
+ESCAPES = r"""root ::= "\u0041" [\u0041-\u0043] "\u00e9\U0001F600" [^\u0000-\u0040\u005d]* "\u0022\u005c\x41\\u0041" """
 SUM = 'root ::= term (" + " term)* ";"\nterm ::= [0-9] | "(" root ")"'
 
 
@@ -279,6 +280,18 @@ async def test_one_that_is_slow_does_not_hold_up_others_and_who_leaves_gives_up_
     await asyncio.gather(*begun("later"))
     assert "left" not in compiled
     assert "later" in compiled
+
+
+def test_escapes_of_gbnf_are_the_characters_that_they_name(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers_by_kind["qwen"]
+    guide = GuideCompiler(tokenizer, tokenizer.vocab_size).compile(GuideText(GuideKind.EBNF_GRAMMAR, ESCAPES))
+    for text, is_allowed in (
+        ('AB\u00e9\U0001f600xyz"\\A\\u0041', True),
+        ('A\u4041\u00e9\U0001f600"\\A\\u0041', False),
+        ('ABé\U0001f600A]"\\A\\u0041', False),
+    ):
+        ids = tokenizer.encode(text)
+        assert (guide.start().num_allowed(ids) == len(ids)) == is_allowed
 
 
 async def test_the_deepest_grammar_is_compiled_and_followed(compiler: GuideCompiler) -> None:

@@ -77,6 +77,14 @@ def test_further_end_tokens_become_stop_words(tokenizer_dirs: dict[str, Path], t
     assert stage.prepare(TextPrompt("fox", end_id=5)).stop_words == ()
 
 
+def test_bad_words_are_banned_after_a_space_too(tokenizer_dirs: dict[str, Path]) -> None:
+    stage = Preprocessor.open(tokenizer_dirs["qwen"])
+    ids, spaced = (tuple(stage.tokenizer.encode(text)) for text in ("a", " a"))
+    assert len(ids) == len(spaced) == 1
+    assert stage.prepare(TextPrompt("fox", bad_words=["a", ""])).bad_words == (ids, spaced)
+    assert stage.prepare(TextPrompt("fox", bad_words=[" a"])).bad_words == (spaced,)
+
+
 def test_the_tokenizers_own_end_token_ends_answers_too(tokenizer_dirs: dict[str, Path], tmp_path: Path) -> None:
     """Fine-tuned models often declare only that of the model that they come from."""
     shutil.copy(tokenizer_dirs["qwen"] / "tokenizer.json", tmp_path)

@@ -26,6 +26,13 @@ def repeating(text: bytes) -> set[bytes | None]:
     return {TOKENS[token] for token in names.repeating(QuotedTokens(TOKENS))}
 
 
+def test_names_that_a_model_makes_up_are_not_kept_for_ever() -> None:
+    tokens = QuotedTokens(TOKENS)
+    for number in range(1000):
+        tokens.containing(b'"%d"' % number)
+    assert tokens.containing.cache_info().currsize < 500
+
+
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [

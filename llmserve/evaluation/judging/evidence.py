@@ -25,6 +25,7 @@ from llmserve.evaluation.judging.statistics import Interval, resampled_means, re
 
 Floats = NDArray[np.float64]
 PERCENTILE = 0.99
+WORST = 100.0  # nats: stands for a number that is not finite
 
 
 class Loss(Enum):
@@ -47,6 +48,7 @@ class Evidence:
     margins: Floats  # [P], nats between the baseline's two likeliest
     surprise: Floats  # [P], nats by which the baseline's token is less likely for the engine
     lengths: NDArray[np.int64]  # positions of each sample; P is their sum
+    num_broken: int = 0  # positions where the engine's log-probs are not finite
 
     @classmethod
     def of(cls, expected: Sequence[Sequence[Decision]], actual: Sequence[Sequence[Decision]]) -> Evidence:
@@ -54,12 +56,16 @@ class Evidence:
         last ones have no room."""
         pairs = [list(zip(one, other, strict=False)) for one, other in zip(expected, actual, strict=True)]
         flat = [pair for sample in pairs for pair in sample]
+        divergences = np.array([divergence(one, other) for one, other in flat])
+        surprise = np.array([one.log_prob - other.log_prob for one, other in flat])
+        is_broken = ~(np.isfinite(divergences) & np.isfinite(surprise))
         return cls(
-            np.array([divergence(one, other) for one, other in flat]),
+            np.where(is_broken, WORST, divergences),
             np.array([float(one.top.ids[0] != other.top.ids[0]) for one, other in flat]),
             np.array([one.margin for one, _ in flat]),
-            np.array([one.log_prob - other.log_prob for one, other in flat]),
+            np.where(is_broken, WORST, surprise),
             np.array([len(sample) for sample in pairs]),
+            int(is_broken.sum()),
         )
 
     @property

@@ -18,7 +18,7 @@ A loss of the evidence (`evidence.Loss`) has the same three verdicts, with its i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -45,6 +45,9 @@ class Verdict(Enum):
 
 
 SEVERITY = (Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL)
+NO_CRITERION = (
+    "no criterion of the suite applies to this engine: add margins, floors, or loss_margins for its precision"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class LossResult:
     interval: Interval
     margin: float | None  # None: reported, not judged
     verdict: Verdict
-    doubt: str = ""  # why what looks like a pass is inconclusive
+    doubt: str = ""  # why it is not a pass, whatever the interval says
 
     @property
     def reason(self) -> str:
@@ -156,7 +159,14 @@ class GateResult:
 
     @property
     def verdict(self) -> Verdict:
-        return max((m.verdict for m in self.judged), key=SEVERITY.index, default=Verdict.PASS)
+        if not self._judges_quality:
+            return Verdict.FAIL
+        return max((m.verdict for m in self.judged), key=SEVERITY.index)
+
+    @property
+    def _judges_quality(self) -> bool:
+        """A suite may have criteria for other precisions only, or for evidence that the engine does not give."""
+        return any(metric.is_judged for metric in self.metrics) or any(loss.is_judged for loss in self.losses)
 
     def passes(self, *, inconclusive: bool) -> bool:
         """`inconclusive`: whether that is good enough, as a suite may say."""
@@ -165,6 +175,8 @@ class GateResult:
     @property
     def reasons(self) -> list[str]:
         """Of the metrics that decided the verdict."""
+        if not self._judges_quality:
+            return [NO_CRITERION]
         return [metric.reason for metric in self.judged if metric.verdict is self.verdict]
 
 
@@ -256,9 +268,15 @@ def judge_losses(evidence: Evidence | str, margins: Mapping[str, float], *, seed
             for loss in Loss
             if loss.value in margins
         )
-    return tuple(
+    results = tuple(
         judge_loss(loss, evidence.interval(loss, seed=seed), margins.get(loss.value), len(evidence.lengths))
         for loss in Loss
+    )
+    if not evidence.num_broken:
+        return results
+    doubt = f"the engine's log-probs are not finite at {evidence.num_broken} of {evidence.num_positions} positions"
+    return tuple(
+        replace(result, verdict=Verdict.FAIL, doubt=doubt) if result.is_judged else result for result in results
     )
 
 

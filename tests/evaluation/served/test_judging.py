@@ -7,10 +7,11 @@ from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from llmserve.evaluation.judging.gate import GateResult, Verdict
+from llmserve.evaluation.judging.gate import GateResult, Verdict, judge
 from llmserve.evaluation.reporting.html_report import render_html
 from llmserve.evaluation.served.check import Asked, Served
 from llmserve.evaluation.served.comparison import Difference, ServedResult
@@ -34,7 +35,9 @@ def suite(folder: Path, **changes: object) -> Suite:
 
 
 def gate_of(part: object) -> GateResult:
-    return GateResult((), (), part.judged)  # type: ignore[attr-defined]
+    scores = {"rougeL": np.full(32, 50.0)}
+    metrics = judge(scores, scores, margins={}, floors={"rougeL": 20.0}).metrics
+    return GateResult(metrics, (), part.judged)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

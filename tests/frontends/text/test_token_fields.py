@@ -112,6 +112,12 @@ def test_a_token_may_end_an_answer(http: httpx.Client, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_a_token_without_a_text_has_an_id(http: httpx.Client, path: str) -> None:
+    (choice,) = asked(http, path, return_token_ids=True, logit_bias={"1": 100}, max_tokens=1)["choices"]
+    assert (text_of(choice), choice["token_ids"]) == ("", [1])
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_the_stop_that_was_met_is_told_and_may_be_shown(http: httpx.Client, path: str) -> None:
     whole = text_of(asked(http, path)["choices"][0])
     stop = whole[1:3]
