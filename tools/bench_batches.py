@@ -156,17 +156,17 @@ async def check(server: Endpoint, batch_id: str, prompts: Sequence[str], num_req
     results = [json.loads(line) for line in content.splitlines()]
     problems = []
     if [line["custom_id"] for line in results] != [f"r{number}" for number in range(num_requests)]:
-        problems.append(f"{len(results)} results of {num_requests} requests, or in another order")
+        problems.append(f"{len(results)} results of {num_requests} requests, or in a different order")
     texts = [line["response"]["body"]["choices"][0]["text"] for line in results]
     if num_other := sum(text != alone[number % len(prompts)] for number, text in enumerate(texts)):
-        problems.append(f"{num_other} texts differ from those of requests by themselves")
+        problems.append(f"{num_other} texts differ from those of single requests")
     return problems
 
 
 def report(found: Measured, problems: Sequence[str], options: argparse.Namespace) -> str:
     head = ("", *(f"turn {number + 1}" for number in range(len(found.alone))), "all turns")
     rows = []
-    for name, turns in (("alone", found.alone), ("beside the batch", found.beside)):
+    for name, turns in (("alone", found.alone), ("with the batch", found.beside)):
         for title, fraction in (("p50", 0.5), ("p99", 0.99)):
             each = [f"{1e3 * quantile(turn, fraction):.1f}" for turn in turns]
             whole = 1e3 * quantile([gap for turn in turns for gap in turn], fraction)
@@ -175,16 +175,16 @@ def report(found: Measured, problems: Sequence[str], options: argparse.Namespace
     more = found.p99_ms(found.beside) - found.p99_ms(found.alone)
     step = 1e3 * found.full_step_s
     within = "within" if more <= step else "**more than**"
-    results = "; ".join(problems) or "every request has one result, in order, with the text that it gets by itself"
+    results = "; ".join(problems) or "every request has one result, in order, with the same text as when sent alone"
     parts = [
-        "# Batches beside live streams",
+        "# Batches and live streams",
         f"`make bench-batches` on {machine_name()}: a batch of {options.requests:,} requests of {BATCH_TOKENS} tokens, "
-        f"{NUM_LIVE} live\nstreams of {LIVE_TOKENS} tokens, and turns of {options.seconds:g} s, alone and beside the "
-        "batch in turn. The server is\nkilled with SIGKILL at the end of each turn beside the batch, and the next one "
-        "goes on.",
+        f"{NUM_LIVE} live\nstreams of {LIVE_TOKENS} tokens, and turns of {options.seconds:g} s, alternating without "
+        "and with the batch. The server is\nkilled with SIGKILL at the end of each turn with the batch, and the next "
+        "server continues the batch.",
         "Milliseconds between the tokens of live streams:",
         table(head, rows),
-        f"The p99 beside the batch is {more:.1f} ms above that alone, {within} one full step ({step:.1f} ms, the "
+        f"The p99 with the batch is {more:.1f} ms higher than without it, {within} one full step ({step:.1f} ms, the "
         f"median between\ntokens with {ROWS} live streams). Results of the batch: {results}.",
     ]
     return "\n\n".join(parts) + "\n"

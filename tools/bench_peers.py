@@ -63,7 +63,7 @@ def main() -> None:
         entries, findings, rounds=options.rounds, minutes=options.minutes, measure_limits=options.limits, say=say
     )
     machine = options.machine()
-    page = markdown_report("llmserve beside other engines", machine, entries, findings)
+    page = markdown_report("llmserve compared with other engines", machine, entries, findings)
     say(page)
     name = f"peers-{options.host_class()}"
     paths = write_reports(options.output, name, json_report(machine, entries, findings), page)

@@ -174,7 +174,7 @@ def summary(data: str) -> str:
     variants: dict[str, list[dict[str, str]]] = {}
     for row in csv.DictReader(data.splitlines()):
         variants.setdefault(row["kernel"], []).append(row)
-    lines = ["| kernel | variants | most registers | most shared KiB | most spilled | fewest warps |", "|" + "---|" * 6]
+    lines = ["| kernel | variants | max registers | max shared KiB | max spilled | min warps |", "|" + "---|" * 6]
     for name, rows_of_it in variants.items():
         registers, shared, spilled, warps = (
             sorted((row[column] for row in rows_of_it), key=float)
@@ -190,8 +190,8 @@ def report(data: str, compiler: str, architectures: Sequence[str]) -> str:
 `make cuda-kernels` compiles kernels of {", ".join(CONFIGS)} in {", ".join(PRECISIONS)}.
 Of {", ".join(HYBRIDS)}, two layers each, it compiles what the others lack.
 These are for {", ".join(architectures)}, compiled with {compiler}, without a GPU.
-Nothing here has been timed. Kernels that only `llmserve tune` may choose are left out. [All rows](cuda-kernels.csv)
-are a CSV file. Registers are per thread, shared memory per program. Programs and warps are how many of them fit on a
+Nothing on this page was timed. Kernels that only `llmserve tune` may choose are left out. [All rows](cuda-kernels.csv)
+are in a CSV file. Registers are per thread, shared memory is per program. Programs and warps: how many fit on a
 multiprocessor at the same time. A product has a kernel for each of several ranges of rows.
 Equal kernels count once.
 

@@ -75,7 +75,7 @@ class Step(NamedTuple):
         return -(-self.num_rows // queries) if self.is_prompt else self.num_rows
 
     def __str__(self) -> str:
-        return f"a prompt of {self.past:,}" if self.is_prompt else f"{self.num_rows} behind {self.past:,}"
+        return f"a prompt of {self.past:,}" if self.is_prompt else f"{self.num_rows} after {self.past:,}"
 
 
 SHOWN = (Step(1, 32), Step(64, 32), Step(256, 32), Step(2048, 2048, is_prompt=True))
@@ -312,34 +312,34 @@ def page(networks: Mapping[str, Network], cells: Mapping[Step, Mapping[str, floa
     return f"""# How long CUDA kernels should take
 
 `make cuda-kernels` makes this page without a GPU. It is a model of {NETWORK}, from the machine code of its kernels
-for {ARCHITECTURE} ({compiler}): instructions, the cycles that they wait, loads under way, matrix instructions, and
-programs that fit on a multiprocessor. `tools/cuda_times.py` has the rules.
+for {ARCHITECTURE} ({compiler}): instructions, stall cycles, loads in flight, matrix instructions, and
+programs that fit on a multiprocessor. `tools/cuda_times.py` defines the rules.
 
 Assumptions:
 
 * Six numbers are fitted to [the measurements on an H200](cuda-h200.md), once for all formats and steps: {GAP_US} us
   between two launches, {REACHED:.0%} of the copy rate, {START:.0f} cycles for a program's start and end, {LOADED:.0f}
-  cycles for a load, {COPIED:.0f} for a copy into shared memory, and {ISSUE} cycles of a scheduler for an instruction.
+  cycles for a load, {COPIED:.0f} for a copy into shared memory, and {ISSUE} scheduler cycles for an instruction.
 * An H200 copies {H200.copied / 1e12} TB/s and multiplies {H200.multiplied / 1e12:.0f} TFLOP/s, as measured. An H100 has
-  the same multiprocessors, and copies {H100.copied / 1e12} TB/s, the same part of what its memory can. None was
+  the same multiprocessors, and copies {H100.copied / 1e12} TB/s, the same fraction of its memory's peak. None was
   measured.
-* Weights come from memory, all else from caches.
+* Weights are read from memory, everything else from caches.
 
-## A layer, beside the measured time on an H200 (us)
+## A layer, compared with the measured time on an H200 (us)
 
 {compared(networks, cells)}
 
-The kernels have changed a little since: launches were merged, and prompts measured with early launches.
+The kernels have changed slightly since then: launches were merged, and prompts were measured with early launches.
 
-## Part of the nearer limit: {NUM_LAYERS} layers and head, H200 (H100)
+## Fraction of the nearer limit: {NUM_LAYERS} layers and head, H200 (H100)
 
-The limit is the copy rate for bytes, or the product rate of float16. "1 behind 32" is one sequence behind 32 tokens.
+The limit is the copy rate for bytes, or the product rate of float16. "1 after 32": one sequence with 32 cached tokens.
 
 {fractions(networks, SHOWN)}
 
-## Products of a layer: time on an H200, part of the nearer limit (H100), and what it waits for
+## Products of a layer: time on an H200, fraction of the nearer limit (H100), and what limits it
 
-`chain`: its own instructions and loads; `issue`: slots of a scheduler; `matrix`: matrix instructions; `start`: programs
+`chain`: its own instructions and loads; `issue`: scheduler slots; `matrix`: matrix instructions; `start`: programs
 are short.
 
 {products(networks, SHOWN)}

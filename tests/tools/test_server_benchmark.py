@@ -160,6 +160,6 @@ def test_report() -> None:
     assert f"| {SLOW[0].name} | 200 | 100 | 2.00 |" in page
     assert f"| {SLOW[1].name} | 3.0 | 3.0 |" in page
     assert "* Triton, round 2, streams: no answer" in page
-    assert "Client and servers share it." in page
-    assert "Each server keeps to 1 of them" in markdown_report("A processor", findings, seconds=4, server_cpus=1)
+    assert "Client and servers share the machine." in page
+    assert "Each server is pinned to 1 of them" in markdown_report("A processor", findings, seconds=4, server_cpus=1)
     assert json_report("m", findings)["samples"][SLOW[0].name]["llmserve"][0]["answers_per_s"] == 200.0

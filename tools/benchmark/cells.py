@@ -31,7 +31,7 @@ class Cell:
     def name(self) -> str:
         if self.phase == "prefill":
             return f"prefill {self.prompt_tokens}"
-        return f"batch {self.batch}" + (f" behind {self.prompt_tokens}" if self.is_long else "")
+        return f"batch {self.batch}" + (f" after {self.prompt_tokens}" if self.is_long else "")
 
     @property
     def is_long(self) -> bool:

@@ -27,13 +27,13 @@ def report(plan: Sequence[Fault], asked: Sequence[Asked], checks: Sequence[Check
     parts = [
         "# Chaos test",
         f"`{command}` on {machine_name()}: {seconds:.0f} s of `llmserve serve --engine-process` with the demo engine\n"
-        f"under load over gRPC, HTTP and `/v1`, with {len(plan)} faults one after the other. {verdict}",
+        f"under load over gRPC, HTTP and `/v1`, with {len(plan)} faults in sequence. {verdict}",
         table(["check", "found", "holds"], ([c.what, c.found, "yes" if c.holds else "**no**"] for c in checks)),
-        "Recovery is the time from the end of a fault (of a kill: from the kill) to the first whole answer to a\n"
+        "Recovery is the time from the end of a fault (of a kill: from the kill) to the first complete answer to a\n"
         "request that was sent after it: median (lowest-highest).",
         table(["fault", "what happens", "times", "recovery, s"], (line(kind, plan, asked) for kind in FAULTS)),
-        "Workers of a cluster are not part of it; the tests kill them while they stream ([clusters](../cluster.md)).\n"
-        "A preloaded library shifts the wall clock of the programs, since setting the machine's clock needs root.",
+        "Cluster workers are not included; the tests kill them during streams ([clusters](../cluster.md)).\n"
+        "A preloaded library shifts the programs' wall clock, because setting the machine's clock requires root.",
     ]
     return "\n\n".join(parts) + "\n"
 

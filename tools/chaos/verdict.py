@@ -60,7 +60,7 @@ def judge(plan: Sequence[Fault], asked: Sequence[Asked], before: AtRest, after: 
     ended = f"{len(asked):,} requests: {whole:,} answered, {len(asked) - whole - len(problems):,} refused or broken off"
     return [
         Check(
-            "each request ends with its whole answer, or with a clear error after a part of it",
+            "each request ends with its complete answer or, after part of it, a clear error",
             "; ".join([f"{ended}, {len(problems)} wrong", *problems[:5]]),
             not problems,
         ),

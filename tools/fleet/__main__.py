@@ -25,7 +25,7 @@ from tools.fleet.simulated import Fleet, Limits, Outcome, Replica
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "docs/benchmarks/engine-2x-avx512.json"
-HEADER = ("requests/s", "replicas", "by turns", "in cache", "by turns", "first token, s", "between, s", "within",
+HEADER = ("requests/s", "replicas", "round-robin", "in cache", "round-robin", "first token, s", "between, s", "within",
           "one gone", "late growth")  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def row(fleet: Fleet, requests: Sequence[traffic.Request], given: argparse.Names
     kept, turns = fleet.outcome(needed), fleet.outcome(by_turns or given.most, "round-robin")
     middle = lasts_s / 2
     gone = [(middle, needed - 1), (middle + given.gone_s, needed)]
-    one_gone = f"{fleet.outcome(needed, change=gone).within:.1%}" if needed > 1 else "nobody is left"
+    one_gone = f"{fleet.outcome(needed, change=gone).within:.1%}" if needed > 1 else "none left"
     half = max(needed // 2, 1)
     late = fleet.outcome(half, change=[(lasts_s / 10, needed)], starts_in_s=given.start_s).within
     return [rate, str(needed), str(by_turns or f"more than {given.most}"), f"{kept.cached:.0%}", f"{turns.cached:.0%}",

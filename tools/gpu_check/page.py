@@ -115,7 +115,7 @@ def _speed(details: Details) -> Iterator[str]:
 
 def _law(details: Details) -> Iterator[str]:
     rows = [[row["case"], f"{row['differ']} of {row['rows']}", f"{row['largest']:.2g}"] for row in details["law"]]
-    yield table(["one sequence, beside it alone in one chunk", "rows of logits that differ", "by at most"], rows)
+    yield table(["one sequence, compared with it alone in one chunk", "rows of logits that differ", "by at most"], rows)
 
 
 def _layers(details: Details) -> Iterator[str]:

@@ -42,7 +42,7 @@ class Column:
 WIDE = 768  # the demo network's MLPs have 688 channels: no multiple of 32, for which llama.cpp stays in float16
 COLUMNS = (
     Column("smollm2", "SmolLM2-135M", "smollm2", num_texts=60),
-    Column("smollm2-2000", "SmolLM2-135M, behind 1,000 to 2,000 tokens", "smollm2", num_texts=4, num_tokens=2000,
+    Column("smollm2-2000", "SmolLM2-135M, after 1,000 to 2,000 tokens", "smollm2", num_texts=4, num_tokens=2000,
            joined=True, skipped=1000),
     Column("qwen2.5-coder", "Qwen2.5-Coder-0.5B", "qwen2.5-coder", num_texts=30),
     Column("demo", "demo", "demo", num_texts=120),

@@ -58,7 +58,7 @@ def markdown_report(
         machine,
         f"Mean Kullback-Leibler divergence of the next token's distribution from {REFERENCE.name}, in nats; in "
         "brackets the positions with the same best token, and bits per weight. All engines have the same weights and "
-        "token ids, teacher-forced. Nothing was tuned on networks with an asterisk. The JSON file beside this page has "
+        "token ids, teacher-forced. Nothing was tuned on networks with an asterisk. The JSON file with this page has "
         "percentiles and intervals.",
     ]
     if measured:

@@ -52,8 +52,8 @@ def json_report(machine: str, findings: Findings) -> dict[str, Any]:
 
 
 def markdown_report(machine: str, findings: Findings, *, seconds: float, server_cpus: int = 0) -> str:
-    apart = f"Each server keeps to {server_cpus} of them, the client to the others."
-    sharing = apart if server_cpus else "Client and servers share it."
+    apart = f"Each server is pinned to {server_cpus} of them, the client to the others."
+    sharing = apart if server_cpus else "Client and servers share the machine."
     parts = [
         "# llmserve beside Triton",
         f"{machine}. {sharing} Each measurement takes {seconds:g} s; medians, lowest and highest in "
@@ -70,7 +70,7 @@ def markdown_report(machine: str, findings: Findings, *, seconds: float, server_
         parts += ["## Gains on the slow model", gains]
     if findings.ends:
         ended = [f"* {name}: {', '.join(workloads)}" for name, workloads in findings.ends.items()]
-        parts += ["## Ended by itself or hung, started again and measured again", "\n".join(ended)]
+        parts += ["## Crashed or hung, then restarted and measured again", "\n".join(ended)]
     if findings.failures:
         parts += ["## Not measured", *(f"* {name}: {reason}" for name, reason in findings.failures.items())]
     return "\n\n".join(parts) + "\n"

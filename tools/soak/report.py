@@ -27,8 +27,8 @@ def report(periods: Sequence[Period], checks: Sequence[Check], *, seconds: int, 
     parts = [
         "# Soak test",
         f"`{command}` on {machine_name()}: {seconds / 60:.0f} minutes of `llmserve serve` with the demo engine at\n"
-        f"{rate:g} requests a second over loopback: streams over gRPC, HTTP and `/v1`, unary requests over HTTP,\n"
-        f"streams that the client cancels, and bad requests, in turns.{minutes} {verdict}",
+        f"{rate:g} requests per second over loopback: streams over gRPC, HTTP and `/v1`, unary requests over HTTP,\n"
+        f"streams that the client cancels, and bad requests, in turn.{minutes} {verdict}",
         table(["check", "found", "holds"], ([c.what, c.found, "yes" if c.holds else "**no**"] for c in checks)),
         HOW,
         table(HEAD, (line(number, periods[number - 1]) for number in shown(len(periods)))),
