@@ -4,8 +4,8 @@
         for delta in client.generate("Once upon a time", max_tokens=32, temperature=0.7):
             print(delta.text, end="")
 
-Every generation is a gRPC stream of its own. Leaving the loop, or closing the iterator, cancels it on the server.
-Parameters are named and typed by the model's own inputs, which the client asks for once.
+Each generation uses its own gRPC stream. Leaving the loop, or closing the iterator, cancels it on the server.
+The names and types of parameters are those of the model's inputs, which the client fetches once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SPEAKS_HTTP = "http1.x server"  # of whom gRPC has found
 CONNECT_FAILURES = ("failed to connect", "connections to all backends failing", "dns resolution failed")
 CONNECT_REASONS = {  # what gRPC says of a server that is there, and what to do
     "certificate_verify_failed": "its certificate is not trusted; give --root-certificates FILE",
-    "hostname verification": "its certificate is another host's; give --url a name that is in it",
+    "hostname verification": "its certificate is for another host; give --url a name that the certificate contains",
     "wrong_version_number": "it does not use TLS; give --url without grpcs://",
     "socket closed": "the connection closed: it is stopping, or needs TLS (--url grpcs://HOST:PORT) or a certificate",
 }
@@ -63,7 +63,7 @@ ERROR_OF_CODE: Mapping[str, type[LlmserveError]] = {
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text of one sequence. Counts and the finish reason are known in a sequence's last delta."""
+    """New text of one sequence. The last delta of a sequence has its counts and finish reason."""
 
     text: str
     sequence_index: int = 0
@@ -82,17 +82,17 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a server may want from a client, and whom the client trusts. Keys are sent as they are: over grpcs:// only
-    the server reads them."""
+    """What the client sends to authenticate, and which servers it trusts. Keys are sent in plain text: use grpcs:// to
+    encrypt them."""
 
     api_key: str = field(default="", repr=False)
     root_certificates: Path | None = None  # PEM, of who may sign the server's; None: those of this machine
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Raises `InvalidArgument` for a key that no server can have, of which gRPC would say so with a traceback."""
+        """Raises `InvalidArgument` for a key that no server can have; gRPC would print a traceback."""
         if not (self.api_key.isascii() and self.api_key.isprintable()):
-            raise InvalidArgument("an API key has printable ASCII characters only; it may have been copied wrongly")
+            raise InvalidArgument("an API key has only printable ASCII characters; check how it was copied")
         return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
 
     def credentials(self, url: str) -> grpc.ChannelCredentials | None:
@@ -109,13 +109,13 @@ class Access:
 
 
 class Client:
-    """Blocking; one connection, any number of threads.
+    """A blocking client with one connection. Safe to use from any number of threads.
 
-    Not for programs that go on after Ctrl-C: an interrupt inside gRPC's blocking code can leave the connection locked.
+    Do not use it after Ctrl-C: an interrupt inside gRPC's blocking code can leave the connection locked.
     """
 
     def __init__(self, url: str, *, model: str = "ensemble", access: Access = Access()) -> None:
-        """`url` is HOST:PORT; after grpcs:// it is reached over TLS."""
+        """`url` is HOST:PORT, or grpcs://HOST:PORT for TLS."""
         self.url = _target(url)
         self.model = model
         self._metadata = access.metadata
@@ -140,7 +140,7 @@ class Client:
         self._channel.close()
 
     def config(self) -> ModelConfig:
-        """The model's config. `Unavailable` when no server answers, `NotFound` when it has no such model."""
+        """Return the model's config. Raises `Unavailable` if no server answers, `NotFound` if it has no such model."""
         if self._config is None:
             try:
                 request = service_pb2.ModelConfigRequest(name=self.model)
@@ -159,7 +159,7 @@ class Client:
         timeout_s: float | None = None,
         **parameters: Parameter,
     ) -> Generator[TextDelta, None, None]:
-        """Deltas as they arrive; with `stream=False` one delta per sequence."""
+        """Yield deltas as they arrive; with `stream=False`, one delta per sequence."""
         tensors = {"max_tokens": max_tokens, "stream": stream, **parameters}
         request = build_request(self.config(), prompt, tensors, request_id=request_id)
         call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout_s, metadata=self._metadata)
@@ -173,10 +173,10 @@ class Client:
 
 
 class AsyncClient:
-    """The same for asyncio: one connection, any number of tasks of one event loop."""
+    """A client for asyncio with one connection. Safe to use from any number of tasks of one event loop."""
 
     def __init__(self, url: str, *, model: str = "ensemble", access: Access = Access(), adapter: str = "") -> None:
-        """See `Client`. `adapter`: the name of a LoRA adapter that every answer is to be of."""
+        """See `Client`. `adapter`: the name of the LoRA adapter for all requests."""
         self.url = _target(url)
         self.model = model
         self._adapter = adapter
@@ -208,21 +208,21 @@ class AsyncClient:
         return self._config
 
     async def config_of(self, model: str) -> ModelConfig:
-        """Another model's config, a step's of an ensemble maybe."""
+        """Return another model's config, such as that of an ensemble's step."""
         request = service_pb2.ModelConfigRequest(name=model)
         config: ModelConfig = await self._asked(self._stub.ModelConfig, request, "config")
         return config
 
     async def model_names(self) -> list[str]:
-        """Of what can be talked to: what is loaded, and answers text with text. To a server with API keys this is a
-        question of an administrator."""
+        """Return the names of the loaded models that answer text with text. If the server has API keys, this requires
+        an admin key."""
         request = service_pb2.RepositoryIndexRequest(ready=True)
         names = {entry.name for entry in await self._asked(self._stub.RepositoryIndex, request, "models")}
         configs = [await self.config_of(name) for name in sorted(names)]
         return [config.name for config in configs if _takes_text(config)]
 
     async def is_ready(self) -> bool:
-        """Whether the model answers. After this its config is asked for anew: another server may be there now."""
+        """Return whether the model is ready. Also drops the cached config, because the server may have changed."""
         self._config = None
         try:
             reply = await self._stub.ModelReady(service_pb2.ModelReadyRequest(name=self.model))
@@ -236,7 +236,7 @@ class AsyncClient:
         return request
 
     async def _asked(self, call: Any, request: Any, member: str) -> Any:
-        """A member of the reply."""
+        """Decode a member of the reply."""
         try:
             return getattr(await call(request, metadata=self._metadata), member)
         except grpc.RpcError as error:
@@ -252,7 +252,7 @@ class AsyncClient:
         timeout_s: float | None = None,
         **parameters: Parameter,
     ) -> AsyncGenerator[TextDelta, None]:
-        """See `Client.generate`. Iterate inside `aclosing`, or a loop that is left early is cancelled late."""
+        """See `Client.generate`. Iterate inside `aclosing`, so that leaving the loop early cancels at once."""
         tensors = {"max_tokens": max_tokens, "stream": stream, **parameters}
         request = self._adapted(build_request(await self.config(), prompt, tensors, request_id=request_id))
         call = self._stub.ModelStreamInfer(timeout=timeout_s, metadata=self._metadata)
@@ -269,7 +269,7 @@ class AsyncClient:
     async def infer(
         self, inputs: Mapping[str, Parameter], *, request_id: str = "", timeout_s: float | None = None
     ) -> dict[str, NDArray[Any]]:
-        """The outputs of the first response to `inputs`, all by name: for models that take something else than text."""
+        """Return the outputs of the first response to `inputs`, by name. For models whose input is not text."""
         request = self._adapted(request_of(await self.config(), inputs, request_id=request_id))
         call = self._stub.ModelStreamInfer(timeout=timeout_s, metadata=self._metadata)
         try:
@@ -281,7 +281,7 @@ class AsyncClient:
             raise _failure(self.url, error, streaming=True) from error
         finally:
             call.cancel()
-        raise Unavailable(f"{self.url} ended without an answer of model '{self.model}'")
+        raise Unavailable(f"{self.url} ended the stream without an answer from model '{self.model}'")
 
 
 def _takes_text(config: ModelConfig) -> bool:
@@ -292,8 +292,8 @@ def _takes_text(config: ModelConfig) -> bool:
 def build_request(
     config: ModelConfig, prompt: Prompt, parameters: Mapping[str, Parameter], *, request_id: str = ""
 ) -> service_pb2.ModelInferRequest:
-    """Tensors for the model's inputs. `InvalidArgument` for a parameter that the model does not have, and for a value
-    that is not of the input's type: nothing is rounded, parsed or cut to fit."""
+    """Build tensors for the model's inputs. Raises `InvalidArgument` for an unknown parameter, and for a value that is
+    not of the input's type: values are never rounded, parsed or truncated."""
     values = dict(parameters)
     if isinstance(prompt, str):
         values["text_input"] = prompt
@@ -305,7 +305,7 @@ def build_request(
 def request_of(
     config: ModelConfig, values: Mapping[str, Parameter], *, request_id: str = ""
 ) -> service_pb2.ModelInferRequest:
-    """As `build_request`, of inputs by name."""
+    """Like `build_request`, for inputs by name."""
     datatypes = {entry.name: datatype_name(entry.data_type) for entry in config.input}
     unknown = sorted(values.keys() - datatypes.keys())
     if unknown:
@@ -327,7 +327,7 @@ def _tensor(name: str, datatype: str, value: Parameter, *, batched: bool) -> Ten
     taken = () if datatype == "BF16" else TAKEN_TYPES[dtype.kind]
     for item in items:
         if not isinstance(item, taken) or (isinstance(item, bool) and bool not in taken):
-            names = " or ".join(each.__name__ for each in taken) or "nothing that Python has"
+            names = " or ".join(each.__name__ for each in taken) or "no Python type"
             raise InvalidArgument(f"{name}={value!r} is not {datatype}: give {names}, not {type(item).__name__}")
     try:
         if datatype == "BYTES":
@@ -340,7 +340,7 @@ def _tensor(name: str, datatype: str, value: Parameter, *, batched: bool) -> Ten
 
 
 def parse_response(message: service_pb2.ModelStreamInferResponse) -> TextDelta:
-    """The delta in one message; raises the error that it carries."""
+    """Return the delta of one message. Raises the error that the message carries."""
     outputs: dict[str, Any] = {name: data.reshape(-1).tolist() for name, data in _outputs(message).items()}
 
     def first(name: str, default: Any) -> Any:
@@ -364,7 +364,7 @@ def parse_response(message: service_pb2.ModelStreamInferResponse) -> TextDelta:
 
 
 def _outputs(message: service_pb2.ModelStreamInferResponse) -> dict[str, NDArray[Any]]:
-    """Of one message, by name; raises the error that it carries."""
+    """Return the outputs of one message, by name. Raises the error that the message carries."""
     if message.error_message:
         raise LlmserveError(message.error_message)
     response = message.infer_response
@@ -386,13 +386,13 @@ def _failure(url: str, error: Any, *, streaming: bool = False) -> LlmserveError:
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE and SPEAKS_HTTP in details:
         what_to_do = "give --url the server's gRPC address, localhost:8001 by default"
-        return Unavailable(f"{url} is a port for HTTP or metrics, and this command uses gRPC; {what_to_do}")
+        return Unavailable(f"{url} is a port for HTTP or metrics, but this command uses gRPC; {what_to_do}")
     if code is grpc.StatusCode.UNAVAILABLE and details.lower().startswith(CONNECT_FAILURES):
         for said, reason in CONNECT_REASONS.items():
             if said in details.lower():
                 return Unavailable(f"{url} cannot be reached: {reason}")
         return Unavailable(f"no server answers at {url}; start one with `llmserve serve ENGINE_DIR`, or check --url")
-    if code is grpc.StatusCode.UNAUTHENTICATED:  # says which header is missing, which is our business
+    if code is grpc.StatusCode.UNAUTHENTICATED:  # names the missing header; users need the flag
         required = "an API key" if "send the header" in details else "another API key"
         return InvalidArgument(f"{url} requires {required}: give it with --api-key KEY or in LLMSERVE_API_KEY")
     if code is grpc.StatusCode.UNAVAILABLE and streaming:  # of what the server itself refuses, a stream tells in-band
