@@ -74,7 +74,7 @@ def take(browser: Browser, running: ServerProcess) -> None:
         save(page, "page-light.png")
     with opened(browser, running.http, **DESKTOP, color_scheme="dark") as page:
         set_fields(page, temperature="0.3", seed="3", max_tokens="120")
-        page.get_by_label("Probabilities of tokens").check()
+        page.get_by_label("Token probabilities").check()
         talk(page, "Explain what a hash table is, to a child.")
         page.locator(".token").nth(9).hover()
         save(page, "page-tokens-dark.png")

@@ -146,7 +146,7 @@ def test_an_answer_can_be_had_again_and_a_question_changed(page: Page) -> None:
     set_fields(page, temperature=GREEDY)
     settled(ask(page))
     with page.expect_request("**/v1/chat/completions") as asked:
-        page.get_by_role("button", name="Answer again").click()
+        page.get_by_role("button", name="Regenerate").click()
     assert [message["content"] for message in posted(asked.value)["messages"]] == [QUESTION]
     assert body_text(settled(last_answer(page))) == ANSWER
     page.get_by_role("button", name="Edit").click()
@@ -192,7 +192,7 @@ def test_a_server_that_goes_away_is_told_and_tried_again(browser: Browser, engin
         first.process.send_signal(signal.SIGKILL)
         first.process.wait()
         notice = answer.get_by_role("alert")
-        expect(notice).to_contain_text("The connection to the server was lost. What had come is kept.")
+        expect(notice).to_contain_text("The connection to the server was lost. The answer so far is kept.")
         assert "word word" in body_text(answer)
         expect(page.locator("#health")).to_have_text("unreachable")
         notice.get_by_role("button", name="Try again").click()
@@ -212,7 +212,7 @@ def test_every_setting_is_asked_for(page: Page) -> None:
         page, system="Be brief.", temperature="0.5", max_tokens="7", top_p="0.9", top_k="40", min_p="0.05", seed="11",
         presence_penalty="0.1", frequency_penalty="0.2", repetition_penalty="1.1", stop="one\ntwo\\nlines",
     )  # fmt: skip
-    page.get_by_label("Probabilities of tokens").check()
+    page.get_by_label("Token probabilities").check()
     with page.expect_request("**/v1/chat/completions") as asked:
         answer = settled(ask(page, "x"))
     expect(answer.get_by_role("alert")).to_be_hidden()
@@ -236,7 +236,7 @@ def test_every_setting_is_asked_for(page: Page) -> None:
 
 def test_answers_keep_to_their_form(page: Page) -> None:
     set_fields(page, format="json_schema", schema=json.dumps(SCHEMA))
-    expect(page.locator("#format-badge")).to_have_text("JSON by a schema")
+    expect(page.locator("#format-badge")).to_have_text("JSON that matches a schema")
     jsonschema.validate(json.loads(body_text(settled(ask(page)))), SCHEMA)
     set_fields(page, format="json_object", max_tokens="60")
     with page.expect_request("**/v1/chat/completions") as asked:

@@ -87,7 +87,7 @@ def test_an_answer_has_versions(page: Page) -> None:
     first = settled(ask(page, "Which?"))
     expect(first.locator(".versions")).to_be_hidden()
     answer_with(page, contents(["two"]))
-    first.get_by_role("button", name="Answer again").click()
+    first.get_by_role("button", name="Regenerate").click()
     expect(last_answer(page).locator(".versions")).to_have_text("2/2")
     assert body_text(settled(last_answer(page))) == "two"
     settled(ask(page, "After two"))
@@ -116,7 +116,7 @@ def test_a_cut_answer_is_continued(page: Page) -> None:
     beginning = body_text(answer)
     assert ANSWER.startswith(beginning)
     assert beginning != ANSWER
-    assert "cut at the limit" in answer.locator(".numbers").inner_text()
+    assert "stopped at the token limit" in answer.locator(".numbers").inner_text()
     set_fields(page, max_tokens="", format="regex", regex="[0-9]{3}")  # a form is one of whole answers
     with page.expect_request("**/v1/chat/completions") as asked:
         answer.get_by_role("button", name="Continue").click()
@@ -153,7 +153,7 @@ def test_conversations_are_found_renamed_and_deleted(page: Page) -> None:
     page.get_by_label("Search").fill("boats first")
     assert titles(page) == ["First question"]
     page.get_by_label("Search").fill("horses")
-    expect(page.locator("#chat-list")).to_have_text("Nothing was found.")
+    expect(page.locator("#chat-list")).to_have_text("No results.")
     page.get_by_label("Search").fill("")
     page.locator("#chat-list .open").nth(1).click()
     assert body_text(last_answer(page)) == "About boats"
@@ -167,7 +167,7 @@ def test_conversations_are_found_renamed_and_deleted(page: Page) -> None:
     expect(other.locator("#chat-list")).to_be_visible()  # as it was left
     assert titles(other) == ["Second question", "Boats"]
     other.locator("#chat-list li").nth(1).get_by_role("button", name="Delete").click()
-    expect(other.get_by_role("dialog")).to_contain_text("Delete for good?")
+    expect(other.get_by_role("dialog")).to_contain_text("Delete permanently?")
     other.get_by_role("button", name="Cancel").click()
     assert len(titles(other)) == 2
     other.locator("#chat-list li").nth(1).get_by_role("button", name="Delete").click()
@@ -196,7 +196,7 @@ def test_a_file_carries_conversations_to_another_browser(
     with opened(browser, server.http) as page:
         set_fields(page, temperature="0", max_tokens="2")
         settled(ask(page))
-        page.get_by_role("button", name="Answer again").click()
+        page.get_by_role("button", name="Regenerate").click()
         settled(last_answer(page))
         open_list(page)
         with page.expect_download() as download:

@@ -58,7 +58,7 @@ def background(page: Page) -> str:
 
 def test_each_token_tells_its_probability(page: Page) -> None:
     set_fields(page, temperature="0")
-    page.get_by_label("Probabilities of tokens").check()
+    page.get_by_label("Token probabilities").check()
     answer = settled(ask(page))
     tokens = answer.locator(".token")
     assert "".join(tokens.all_inner_texts()).strip().removesuffix("</s>").strip() == ANSWER
@@ -87,7 +87,7 @@ def test_each_token_tells_its_probability(page: Page) -> None:
 
 def test_characters_of_several_tokens_are_whole(page: Page) -> None:
     set_fields(page, format="regex", regex="[\N{SNOWMAN}\N{GRINNING FACE}]{6}")
-    page.get_by_label("Probabilities of tokens").check()
+    page.get_by_label("Token probabilities").check()
     answer = settled(ask(page))
     text = "".join(answer.locator(".token").all_inner_texts())
     assert re.match("[\N{SNOWMAN}\N{GRINNING FACE}]{6}", text), text
@@ -216,8 +216,8 @@ def test_both_languages(browser: Browser, server: ServerProcess) -> None:
 def test_dark_and_light(browser: Browser, server: ServerProcess) -> None:
     with opened(browser, server.http, color_scheme="dark") as page:
         dark = background(page)
-        expect(page.get_by_role("button", name="Theme: as the system")).to_be_visible()
-        page.get_by_role("button", name="Theme: as the system").click()
+        expect(page.get_by_role("button", name="Theme: system")).to_be_visible()
+        page.get_by_role("button", name="Theme: system").click()
         light = background(page)
         assert light != dark
         page.reload()
@@ -269,7 +269,7 @@ def test_everything_can_be_reached_with_the_keyboard(page: Page) -> None:
     expect(page.locator("#server")).to_be_visible()
     page.keyboard.press("Alt+KeyM")
     page.keyboard.press("Alt+KeyK")
-    expect(page.get_by_role("dialog")).to_contain_text("Answer again")
+    expect(page.get_by_role("dialog")).to_contain_text("Regenerate")
     page.keyboard.press("Escape")
     message.fill("a")
     message.press("Shift+Enter")
