@@ -124,7 +124,7 @@ def _parsed(entry: Any) -> tuple[Prompt, int | None]:
         return prompt, max_tokens
     messages = entry.get("messages")
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
-        raise ValueError("prompt must be a text, messages a list of objects with the texts role and content")
+        raise ValueError("prompt must be a string, messages a list of objects with the texts role and content")
     return messages, max_tokens
 
 

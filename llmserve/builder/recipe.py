@@ -18,7 +18,7 @@ KEY_TYPES: Mapping[str, type] = {
     **{name: option.type for name, option in declared_options().items()},
     **dict.fromkeys(PATH_KEYS, str),
 }
-TYPE_NAMES = {int: "a whole number", str: "text", bool: "true or false"}
+TYPE_NAMES = {int: "an integer", str: "text", bool: "true or false"}
 
 
 @dataclass(frozen=True, slots=True)

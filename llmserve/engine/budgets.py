@@ -18,12 +18,12 @@ def check_num_answers(tenant: Tenant, num_running: int, num_more: int) -> None:
     num_answers = num_running + num_more
     if num_more > tenant.max_answers > 0:
         raise InvalidArgument(
-            f"'{tenant.name}' may have {tenant.max_answers} answers running at once, and this request asks for "
+            f"'{tenant.name}' may have {tenant.max_answers} answers running at once, but this request asks for "
             f"{num_more}; ask for fewer"
         )
     if num_answers > tenant.max_answers > 0:
         raise RateLimited(
-            f"'{tenant.name}' may have {tenant.max_answers} answers running at once, and this request "
+            f"'{tenant.name}' may have {tenant.max_answers} answers running at once, but this request "
             f"would make it {num_answers}; wait for one of them",
             limit=MAX_ANSWERS,
         )
@@ -46,7 +46,7 @@ class TokenBudgets:
         left = self._tokens_left(tenant)
         if left <= 0:
             raise RateLimited(
-                f"'{tenant.name}' has used its {tenant.tokens_per_minute} tokens a minute; try again later",
+                f"'{tenant.name}' has used its {tenant.tokens_per_minute} tokens per minute; try again later",
                 limit=TOKENS_PER_MINUTE,
                 retry_after_s=(1 - left) * MINUTE_S / tenant.tokens_per_minute,
             )

@@ -47,7 +47,7 @@ class DraftEngine:
             result = self._runner.step(plan)
             return Drawn(result.tokens, result.hidden)
         except Exception:  # the border: whatever failed, answers go on without drafts
-            logger.exception("the draft engine failed; it drafts no more tokens")
+            logger.exception("the draft engine failed; speculative decoding with it is off")
             self._has_failed = True
             return None
 
@@ -61,13 +61,13 @@ def check_draft_engine(draft: EngineDirectory, directory: EngineDirectory) -> No
 
 def _problems(draft: EngineDirectory, directory: EngineDirectory) -> Iterator[str]:
     if draft.info().pooling:
-        yield "it makes no tokens"
+        yield "it does not generate tokens"
     if width := draft.hidden_width:
         wanted = draft.info().architecture, width
         found = directory.info().architecture, directory.config["pretrained_config"].get("hidden_size")
         if directory.hidden_width or wanted != found:
             yield (
-                f"it is the layer for drafts of a {wanted[0]} with rows of {wanted[1]} numbers, and the engine is a "
+                f"it is the layer for drafts of a {wanted[0]} with rows of {wanted[1]} numbers, but the engine is a "
                 f"{found[0]} with rows of {found[1]}"
             )
     sizes = draft.info().vocab_size, directory.info().vocab_size
@@ -75,11 +75,11 @@ def _problems(draft: EngineDirectory, directory: EngineDirectory) -> Iterator[st
     names = theirs.keys() & ours.keys()
     differing = sorted(name for name in names if theirs[name] != ours[name])
     if sizes[0] != sizes[1] and (differing or not names):  # with one tokenizer, one of them is padded further
-        yield f"its vocabulary has {sizes[0]} tokens, and the engine's {sizes[1]}"
+        yield f"its vocabulary has {sizes[0]} tokens, the engine's has {sizes[1]}"
     if not names and (theirs or ours):
-        yield f"its tokenizer is in {_listed(theirs)}, and the engine's in {_listed(ours)}"
+        yield f"its tokenizer is in {_listed(theirs)}, the engine's is in {_listed(ours)}"
     for name in differing:
-        yield f"its tokenizer is another: its {name} has the digest {theirs[name]}, the engine's {ours[name]}"
+        yield f"its tokenizer is different: its {name} has the digest {theirs[name]}, the engine's {ours[name]}"
 
 
 def _listed(digests: dict[str, str]) -> str:

@@ -69,7 +69,7 @@ class InflightEngine:
         limits, settings = runner.info.fitting, settings or SchedulerSettings()
         if limits.max_seq_len < info.max_seq_len:
             logger.warning(
-                "engine %s: a prompt and its answer have %d tokens at most, and not %d: the KV cache has no room for "
+                "engine %s: a prompt and its answer may have %d tokens, not %d: the KV cache has no room for "
                 "more (--kv-cache-fraction, --max-kv-tokens)", info.name, limits.max_seq_len, info.max_seq_len,
             )  # fmt: skip
             info = replace(info, max_seq_len=limits.max_seq_len)

@@ -47,8 +47,8 @@ def num_kv_blocks(
         return num_blocks * info.max_seq_len // num_longest
 
     wanted = f"a KV cache of {tokens(num_wanted)} tokens needs {_size(num_wanted * block_bytes)}"
-    beside = f" ({_size(settings.reserved_bytes)} belong to the engine beside it)" if settings.reserved_bytes else ""
-    left = f"{_size(free_bytes)} of memory are left for it{beside}"
+    beside = f" ({_size(settings.reserved_bytes)} are reserved for the other engine)" if settings.reserved_bytes else ""
+    left = f"{_size(free_bytes)} of memory are left{beside}"
     if settings.max_kv_tokens and num_wanted * block_bytes > free_bytes:
         raise ResourceExhausted(f"{wanted}, but {left}; lower max_tokens_in_paged_kv_cache (--max-kv-tokens)")
     if num_wanted <= num_allowed:
@@ -89,7 +89,7 @@ def pool_with_states(
         return num_blocks, 0
     if state_bytes > settings.kv_cache_fraction * free_bytes:
         raise ResourceExhausted(
-            f"there is no memory for a state of a sequence, which needs {state_bytes:,} bytes: the KV cache may have "
+            f"not enough memory for one sequence's state, which needs {state_bytes:,} bytes: the KV cache may have "
             f"{max(0, int(settings.kv_cache_fraction * free_bytes)):,}; raise --kv-cache-fraction, or free some memory"
         )
     fitting = int(settings.kv_cache_fraction * free_bytes) // (2 * state_bytes)

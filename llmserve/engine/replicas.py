@@ -94,7 +94,7 @@ class ReplicatedEngine:
             failed = self._engines.keys() - healthy - self._failed
             self._failed |= failed
         for name in sorted(failed):
-            logger.error("the engine on %s gets no more requests, %d of %d do", name, len(healthy), len(self._engines))
+            logger.error("the engine on %s gets no more requests; %d of %d do", name, len(healthy), len(self._engines))
         return healthy
 
     def stats(self) -> EngineStats:

@@ -49,7 +49,7 @@ class Tactics:
 
 def nothing_to_tune(tactics: Tactics) -> Unsupported:
     """Of an engine whose tactics are `tactics`."""
-    return Unsupported(f"nothing of this engine can be tuned here: {tactics.about}")
+    return Unsupported(f"this engine cannot be tuned on this machine: {tactics.about}")
 
 
 class Runtime(Protocol):

@@ -59,7 +59,7 @@ class GpuSettings:
             found.append(f"max_attention_window_size must be positive, got {_text(self.max_attention_window_size)}")
         for name, ids in (("gpu_device_ids", self.gpu_device_ids), (INSTANCE_GPUS, self.instance_gpus)):
             if len(set(ids)) < len(ids) or any(number < 0 for number in ids):
-                found.append(f"{name} must be different numbers from 0 on, got {_text(ids)}")
+                found.append(f"{name} must be distinct numbers, 0 or more, got {_text(ids)}")
         if not 0 <= (self.gpu_weights_percent or 0) <= 1:
             found.append(f"gpu_weights_percent must be from 0 to 1, got {self.gpu_weights_percent}")
         if self.kv_cache_disk_size is not None and not self.kv_cache_dir:

@@ -68,7 +68,7 @@ def choose_tactic(names: Sequence[str], default: str, rows: int, timings: Mappin
     """The fastest of `names` that was measured, or the default where it is about as good."""
     known = {name: value for name, value in timings.items() if name in names}
     if default not in known:
-        return TacticChoice(rows, default, names.index(default), "default, not measured here")
+        return TacticChoice(rows, default, names.index(default), "default, not measured on this machine")
     best = min(known, key=lambda name: known[name])
     if len(known) == 1:
         return TacticChoice(rows, default, names.index(default), "the only one")

@@ -69,16 +69,16 @@ def _prompt_problems(request: GenerateRequest, vocab_size: int, max_seq_len: int
 
 def _kind_problems(request: GenerateRequest, pools: bool) -> Iterator[str]:
     if pools and not request.pooled:
-        yield "this engine makes embeddings or scores of texts, and no tokens"
+        yield "this engine makes embeddings or scores of texts, not tokens"
     if request.pooled and not pools:
-        yield "this engine makes tokens, and neither embeddings nor scores"
+        yield "this engine makes tokens, not embeddings or scores"
     if not 0 <= request.second_segment <= max(0, len(request.prompt_ids) - 1):
         yield f"second_segment must be a position of the prompt, got {request.second_segment}"
 
 
 def _draft_problems(request: GenerateRequest, vocab_size: int, max_seq_len: int) -> Iterator[str]:
     if len(request.draft_ids) > max_seq_len:
-        yield f"draft_ids has {len(request.draft_ids)} tokens, and no answer of this engine more than {max_seq_len}"
+        yield f"draft_ids has {len(request.draft_ids)} tokens, but answers of this engine have at most {max_seq_len}"
     yield from _id_problems("draft_ids", request.draft_ids, vocab_size)
 
 
@@ -98,7 +98,7 @@ def _beam_problems(request: GenerateRequest, max_beam_width: int) -> Iterator[st
     if not 1 <= request.beam.width <= max_beam_width:
         yield f"the beam width must be from 1 to {max_beam_width} on this engine, got {request.beam.width}"
     if request.num_sequences != 1:
-        yield f"beam search gives one set of answers, so num_sequences must be 1, got {request.num_sequences}"
+        yield f"beam search returns one set of answers, so num_sequences must be 1, got {request.num_sequences}"
 
 
 def _adapter_problems(request: GenerateRequest, adapters: Collection[str]) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _score_problems(request: GenerateRequest, vocab_size: int, max_seq_len: int)
     if (size := 4 * num_rows * vocab_size) > MAX_LOGITS_BYTES:
         yield (
             f"the logits asked for are {size} bytes ({num_rows} tokens, {vocab_size} numbers of 4 bytes each), more "
-            f"than {MAX_LOGITS_BYTES}; ask for those of fewer tokens, or for log-probs"
+            f"than {MAX_LOGITS_BYTES}; ask for fewer tokens, or for log probs"
         )
 
 
@@ -152,4 +152,4 @@ def _bias_problems(request: GenerateRequest, vocab_size: int) -> Iterator[str]:
 def _id_problems(name: str, token_ids: Sequence[int], vocab_size: int) -> Iterator[str]:
     outside = [token for token in token_ids if not 0 <= token < vocab_size]
     if outside:
-        yield f"{name} has {len(outside)} ids outside the vocabulary (0 to {vocab_size - 1}), the first is {outside[0]}"
+        yield f"{name} has {len(outside)} ids outside the vocabulary (0 to {vocab_size - 1}); the first is {outside[0]}"

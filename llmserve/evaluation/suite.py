@@ -226,7 +226,7 @@ class _SuiteReader:
     def _count(self, key: str) -> int:
         value = self._content.get(key, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            self.problems.append(f"{key} must be a whole number of at least 1, got {value!r}")
+            self.problems.append(f"{key} must be an integer of at least 1, got {value!r}")
             return 1
         return value
 

@@ -90,7 +90,7 @@ class SchedulerConfig:
         limit = self.settings.max_queue_size
         if limit and num_arriving > limit + self.max_num_running:
             raise InvalidArgument(
-                f"the request asks for {num_arriving} answers, and batch and queue have room for "
+                f"the request asks for {num_arriving} answers, but batch and queue have room for "
                 f"{limit + self.max_num_running} (max_queue_size is {limit}); ask for fewer at a time"
             )
 
@@ -100,7 +100,7 @@ class SchedulerConfig:
         num_starting = max(0, self.max_num_running - num_running)
         if limit and num_waiting + num_arriving > limit + num_starting:
             raise ResourceExhausted(
-                f"the queue is full: {num_waiting} sequences wait, {num_arriving} more would, and max_queue_size is "
+                f"the queue is full: {num_waiting} sequences wait, {num_arriving} more arrive, and max_queue_size is "
                 f"{limit}; try again later"
             )
 

@@ -98,7 +98,7 @@ class Collator:
         if not tensor.shape or tensor.shape[0] != sum(sizes):
             raise InternalError(
                 f"model '{self._name}' answered a batch of {sum(sizes)} with output '{tensor.name}' of shape "
-                f"{format_shape(tensor.shape)}, which cannot be divided among its requests"
+                f"{format_shape(tensor.shape)}, which cannot be split among its requests"
             )
         rows = np.split(tensor.data, np.cumsum(sizes)[:-1])
         return [Tensor(tensor.name, tensor.datatype, part) for part in rows]
@@ -124,7 +124,7 @@ class Collator:
         if tensor.data.size != counts.sum():
             raise InternalError(
                 f"model '{self._name}' answered with {tensor.data.size} elements of output '{tensor.name}', but the "
-                f"shapes of input '{source}' ask for {counts.sum()}"
+                f"shapes of input '{source}' require {counts.sum()}"
             )
         parts = np.split(tensor.data.reshape(-1), np.cumsum(counts)[:-1])
         return [

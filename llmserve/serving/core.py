@@ -277,7 +277,7 @@ class InferenceCore:
         """
         adapters = self._changeable_adapters(name)
         if any(row.name == adapter for row in self.repository_index()):
-            raise AlreadyExists(f"a model has the name '{adapter}'; give the adapter another one")
+            raise AlreadyExists(f"a model is already named '{adapter}'; give the adapter another name")
         await asyncio.shield(self._load_adapter(adapters, adapter, Path(path)))
 
     async def _load_adapter(self, adapters: Adapters, name: str, path: Path) -> None:

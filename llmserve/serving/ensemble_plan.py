@@ -193,7 +193,7 @@ class _Planner:
             due = [step for step in steps if all(tensor in available for _, tensor in step.inputs)]
             if not due:
                 stuck = ", ".join(f"'{step.model_name}'" for step in steps)
-                self.problems.append(f"steps {stuck} wait for each other's outputs: the steps form a cycle")
+                self.problems.append(f"steps {stuck} wait for each other's outputs: they form a cycle")
                 break
             ordered += due
             steps = [step for step in steps if step not in due]

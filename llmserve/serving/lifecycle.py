@@ -126,7 +126,7 @@ class ModelLifecycle:
     def _check_overrides(self, listing: Listing) -> None:
         known = ", ".join(listing.places)
         problems = [
-            f"there is no model '{name}'; models: {known}"
+            f"model '{name}' does not exist; models: {known}"
             for name in self._settings.parameter_overrides
             if name not in listing.places
         ]
@@ -136,7 +136,7 @@ class ModelLifecycle:
         wanted = self._settings.load_at_start
         if self._settings.control_mode != ControlMode.EXPLICIT or ALL_MODELS in wanted:
             return list(listing.places)
-        missing = [f"there is no model '{name}'" for name in wanted if name not in listing.places]
+        missing = [f"model '{name}' does not exist" for name in wanted if name not in listing.places]
         raise_problems(ModelConfigError, "cannot load the models asked for", missing)
         return list(wanted)
 
@@ -168,10 +168,10 @@ class ModelLifecycle:
     def _read(self, name: str, listing: Listing, config: str, files: Mapping[str, bytes]) -> ModelSource:
         if files and not config:
             raise InvalidArgument(
-                f"failed to load '{name}': override files need the config of the model, too (parameter 'config')"
+                f"failed to load '{name}': override files also require the model's config (parameter 'config')"
             )
         if name not in listing.places and not files:
-            raise ModelConfigError(f"there is no model '{name}'")
+            raise ModelConfigError(f"model '{name}' does not exist")
         override = parse_config_json(name, config) if config else None
         if files:
             source = self._read_sent(name, files)

@@ -62,13 +62,13 @@ def _texts(data: bytes, count: int) -> list[bytes]:
     position = 0
     while position < len(data):
         if position + 4 > len(data):
-            raise ValueError("the length of a text is cut off")
+            raise ValueError("the length of a string is truncated")
         (length,) = struct.unpack_from("<I", data, position)
         position += 4
         if position + length > len(data):
-            raise ValueError("a text is cut off")
+            raise ValueError("a string is truncated")
         texts.append(data[position : position + length])
         position += length
     if len(texts) != count:
-        raise ValueError(f"expected {count} texts, got {len(texts)}")
+        raise ValueError(f"expected {count} strings, got {len(texts)}")
     return texts

@@ -87,7 +87,7 @@ class InferRequest:
         """The name in its parameter, or TensorRT-LLM's number; empty: none. Raises `InvalidArgument`."""
         name, ids = self.parameters.get(ADAPTER_NAME, ""), self.inputs.get(ADAPTER_ID)
         if not isinstance(name, str):
-            raise InvalidArgument(f"{ADAPTER_NAME} must be a text, the name of an adapter")
+            raise InvalidArgument(f"{ADAPTER_NAME} must be a string, the name of an adapter")
         if ids is None or not ids.data.size:
             return name
         number = str(ids.data.reshape(-1)[0])

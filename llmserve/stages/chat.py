@@ -97,7 +97,7 @@ def chat_format(
     else:
         found = None
     if {tool_format, reasoning_format} - {AUTO, NONE, generic.NAME}:
-        raise InvalidArgument(f"tool_format and reasoning_format are for a chat template, and {files.path} has none")
+        raise InvalidArgument(f"tool_format and reasoning_format require a chat template, but {files.path} has none")
     return found
 
 
@@ -182,7 +182,7 @@ def _problem(entry: Any) -> str:
     if missing:
         return f"needs a string in: {', '.join(missing)}"
     wrong = [key for key, kind in MORE_OF_A_MESSAGE.items() if not isinstance(entry.get(key, kind()), kind | None)]
-    return f"has what cannot be used in: {', '.join(wrong)}" if wrong else ""
+    return f"has invalid values in: {', '.join(wrong)}" if wrong else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class RoleIdFormat:
         unread += ["tools"] if tools and not self.tool_format else []
         if unread:
             raise InvalidArgument(
-                f"{' and '.join(unread)}: this checkpoint marks roles with token ids, and has no chat template "
+                f"{' and '.join(unread)}: this checkpoint marks roles with token ids and has no chat template "
                 "that could read them"
             )
         if self.tool_format and generic.has_calls(messages):

@@ -41,10 +41,10 @@ class Ending:
         """`values` may say it, under the names that transformers has. An assistant's last message is continued."""
         opens, continues = (values.get(name) for name in ENDINGS)
         if opens and continues:
-            raise InvalidArgument(f"{' and '.join(ENDINGS)} exclude each other: an answer begins or continues")
+            raise InvalidArgument(f"{' and '.join(ENDINGS)} exclude each other: an answer either begins or continues")
         ends_inside = roles[-1] == "assistant"
         if continues and not ends_inside:
-            raise InvalidArgument(f"{ENDINGS[1]} needs an assistant's message as the last one")
+            raise InvalidArgument(f"{ENDINGS[1]} requires that the last message is the assistant's")
         if continues is None:
             continues = ends_inside and opens is None
         return cls(opens=not ends_inside if opens is None else bool(opens), continues=bool(continues))
@@ -87,7 +87,7 @@ class ChatTemplate:
             "add_generation_prompt": ending.opens,
         }
         if taken := sorted(values.keys() & more.keys()):
-            raise InvalidArgument(f"chat_template_kwargs must not have {', '.join(taken)}: the server says that")
+            raise InvalidArgument(f"chat_template_kwargs must not have {', '.join(taken)}: the server sets them")
         with self._turn:
             if self._process.has_ended():
                 self._process = TemplateProcess()

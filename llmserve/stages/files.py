@@ -57,7 +57,7 @@ class TextFiles:
     def read(cls, path: Path) -> TextFiles:
         if not path.is_dir():
             raise NotFound(
-                f"no directory {path} to read a tokenizer from; an engine directory has one, so leave tokenizer_dir "
+                f"no tokenizer directory {path}; an engine directory has a tokenizer, so leave tokenizer_dir "
                 "(--tokenizer-dir) out, or name a checkpoint's folder"
             )
         config, template_file = read_json(path / "config.json"), read_text(path / TEMPLATE_FILE)

@@ -50,7 +50,7 @@ def generate(
     """
     stops = tuple(dict.fromkeys(stop for stop in stop_strings if stop))
     if stops and tokenizer is None:
-        raise InvalidArgument("stop strings need a tokenizer, and the engine directory has none; set tokenizer_dir")
+        raise InvalidArgument("stop strings require a tokenizer, but the engine directory has none; set tokenizer_dir")
     if stops and tokenizer is not None and request.num_answers == 1:
         # found in the text, which says which one it was; the ids would only end several answers sooner
         spelled = [ids for ids in request.stop_ids if any(stop in tokenizer.decode(ids) for stop in stops)]

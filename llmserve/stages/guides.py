@@ -143,7 +143,7 @@ class GuideCompiler:
         if guide.state is GuideState.STUCK:
             raise _invalid(text, "no answer of this model can follow it")
         if guide.state is GuideState.COMPLETE:
-            raise _invalid(text, "it allows nothing but an empty answer")
+            raise _invalid(text, "it allows only an empty answer")
         _check_work(text, guide)
         return guide
 

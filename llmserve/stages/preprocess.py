@@ -60,11 +60,11 @@ class TextPrompt:
                 'there is no prompt: give text (text_input), or messages such as [{"role": "user", "content": "Hello"}]'
             )
         if num_prompts > 1:
-            found.append("there are two prompts: give either text or messages (or prompt_ids), and not both")
+            found.append("there are two prompts: give either text, messages or prompt_ids")
         if self.template_values and not self.messages:
-            found.append("chat_template_kwargs are for messages, and there are none")
+            found.append("chat_template_kwargs requires messages, but there are none")
         if self.tools and not self.messages:
-            found.append("tools are for messages, and there are none")
+            found.append("tools require messages, but there are none")
         if len(self.bias_words) != len(self.bias_weights):
             found.append(
                 f"embedding bias needs one weight per word, got {len(self.bias_words)} words and "
@@ -76,7 +76,7 @@ class TextPrompt:
             )
         texts = [self.text or "", *(message.content for message in self.messages)]
         if not all(map(is_unicode, [*texts, *self.stop_words, *self.bad_words, *self.bias_words])):
-            found.append("the text has lone surrogates (half a UTF-16 character), which no UTF-8 text can have")
+            found.append("the text has lone surrogates (half a UTF-16 character), which UTF-8 forbids")
         for name, weights in (("embedding", self.bias_weights), ("logit", self.id_weights)):
             if not all(map(math.isfinite, weights)):
                 found.append(f"{name} bias weights must be finite")
@@ -205,7 +205,7 @@ class Preprocessor:
         made = chat.encode(prompt.messages, room, values, prompt.tools)
         missing = made.what_is_missing()
         return made.ids, missing and (
-            f"the conversation was cut to fit, {missing}: there is room for {room} tokens of {self.max_seq_len}, the "
+            f"the conversation was cut to fit, {missing}: there is room for {room} of {self.max_seq_len} tokens, the "
             "others are kept for the answer"
         )
 
@@ -215,9 +215,9 @@ class Preprocessor:
         if given is None:
             return self._chat, values
         if not self._allows_templates:
-            raise InvalidArgument(f"{TEMPLATE}: this server accepts none from requests; see --allow-chat-template")
+            raise InvalidArgument(f"{TEMPLATE}: this server does not accept it in requests; see --allow-chat-template")
         if not isinstance(given, str) or not given:
-            raise InvalidArgument(f"{TEMPLATE} must be a text")
+            raise InvalidArgument(f"{TEMPLATE} must be a string")
         return self._given_format(given), {name: value for name, value in values.items() if name != TEMPLATE}
 
     def _make_format(self, template: str) -> ChatFormat:

@@ -107,17 +107,17 @@ class Receipt:
         engine = reader.value("engine", dict, {})
         reader.expect(
             all(isinstance(engine.get(name), str) for name in ENGINE_FIELDS),
-            f"engine must have {', '.join(ENGINE_FIELDS)} as texts",
+            f"engine must have {', '.join(ENGINE_FIELDS)} as strings",
         )
         index = reader.value("sequence_index", int, 0)
         reader.expect(
-            0 <= index < request.num_sequences, f"sequence_index {index} is none of {request.num_sequences} sequences"
+            0 <= index < request.num_sequences, f"sequence_index {index} must be below {request.num_sequences}"
         )
         reason = reader.value("finish_reason", str, "")
         reasons = {each.value: each for each in FinishReason}
         reader.expect(reason in reasons, f"finish_reason must be one of {', '.join(reasons)}, got {reason!r}")
         strings = reader.value("stop_strings", list, [])
-        reader.expect(all(isinstance(text, str) for text in strings), "stop_strings must be texts")
+        reader.expect(all(isinstance(text, str) for text in strings), "stop_strings must be strings")
         output_ids, tail_text = reader.ids("output_ids"), reader.value("tail_text", str, "")
         raise_problems(InvalidArgument, "it is not a receipt of llmserve", reader.problems)
         asked = AskedTokens(request, guide, tuple(strings))
@@ -199,7 +199,7 @@ def _is_id(value: object) -> bool:
 
 
 def _words(kind: type) -> str:
-    return {int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "an object"}[kind]
+    return {int: "an integer", float: "a number", str: "a string", list: "a list", dict: "an object"}[kind]
 
 
 def _shown(value: object) -> str:

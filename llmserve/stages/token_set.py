@@ -27,7 +27,7 @@ class TokenSet:
         if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
             raise ValueError("expected a JSON list of token ids")
         if wrong := [each for each in ids if not 0 <= each < vocab_size]:
-            raise ValueError(f"the vocabulary has the ids 0 to {vocab_size - 1}, and not {wrong[0]}")
+            raise ValueError(f"the vocabulary has the ids 0 to {vocab_size - 1}, not {wrong[0]}")
         self.source = KIND, text
         self._ids = frozenset(ids)
         allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)

@@ -44,7 +44,7 @@ def find_tokenizer_code(folder: Path) -> TokenizerCode:
             continue
         content, problem = _read(folder, module, MAX_BYTES - num_bytes)
         if not problem and len(files) == MAX_FILES:
-            problem = f"{name} is one more than the {MAX_FILES} files that are copied"
+            problem = f"{name} exceeds the maximum of {MAX_FILES} files"
         if problem:
             problems.append(problem)
             continue
@@ -87,5 +87,5 @@ def _read(folder: Path, module: str, room: int) -> tuple[bytes, str]:
     except OSError as error:
         return b"", f"{name} cannot be read: {error.strerror}"
     if len(content) > room:
-        return b"", f"{name} is beyond the {MAX_BYTES} bytes of code that are copied"
+        return b"", f"{name} exceeds the maximum of {MAX_BYTES} bytes of code"
     return content, ""

@@ -38,7 +38,7 @@ class WholeTexts:
         """With the special tokens that the tokenizer adds; and where the tokens of the second text begin, or 0."""
         for each in (text, second or ""):
             if not is_unicode(each):
-                raise InvalidArgument("the text has lone surrogates (half a UTF-16 character), which no UTF-8 text has")
+                raise InvalidArgument("the text has lone surrogates (half a UTF-16 character), which UTF-8 forbids")
             check_length(each, self.tokenizer, self.max_seq_len)
         if second is None:
             return self.tokenizer.encode(text, add_special_tokens=True), 0
@@ -47,7 +47,7 @@ class WholeTexts:
             whole = re.sub(r"\{query\}|\{document\}", lambda found: given[found[0]], self.pair_template)
             return self.tokenizer.encode(whole), 0
         if not isinstance(self.tokenizer, JsonTokenizer):
-            raise Unsupported("pairs of texts need a tokenizer.json, and the engine directory has none")
+            raise Unsupported("pairs of texts require a tokenizer.json, but the engine directory has none")
         return self.tokenizer.encode_pair(text, second)
 
 
@@ -55,9 +55,9 @@ def whole_text_arrays(stage: WholeTexts, inputs: Mapping[str, NDArray[Any]]) -> 
     """QUERY, perhaps with SECOND_QUERY, or PROMPT_IDS -> INPUT_ID and SECOND_SEGMENT. Batches of one."""
     given = {name: array for name, array in inputs.items() if array.size}
     rules = [
-        (all(len(array) == 1 for array in given.values()), "it takes a batch of one request"),
+        (all(len(array) == 1 for array in given.values()), "its batch size must be 1"),
         ((QUERY in given) != (PROMPT_IDS in given), "give either text (text_input) or prompt_ids"),
-        (SECOND_QUERY not in given or QUERY in given, "second_text is for text_input"),
+        (SECOND_QUERY not in given or QUERY in given, "second_text requires text_input"),
     ]
     raise_problems(InvalidArgument, "the text cannot be used", [problem for holds, problem in rules if not holds])
     if PROMPT_IDS in given:

@@ -43,7 +43,7 @@ class TlsFiles:
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
     """Raises `InvalidArgument` with everything that is wrong with the files."""
-    raise_problems(InvalidArgument, f"{files.flag}: connections cannot be encrypted", files.problems())
+    raise_problems(InvalidArgument, f"{files.flag}: TLS is not configured correctly", files.problems())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols([PROTOCOLS[files.port]])
@@ -56,7 +56,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
         context.load_cert_chain(files.certificate, files.key, password=refuse_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise InvalidArgument(f"{pair}: the key is not that of the certificate") from error
+            raise InvalidArgument(f"{pair}: the key does not match the certificate") from error
         raise InvalidArgument(f"{pair}: {error.reason or error}") from error
     if files.mutual:
         context.verify_mode = ssl.CERT_REQUIRED
@@ -74,4 +74,4 @@ def _problem(flag: str, path: str, kind: str) -> str:
         text = Path(path).read_text(errors="replace")
     except OSError as error:
         return f"{flag} {path}: {error.strerror}"
-    return "" if f"{kind}-----" in text else f"{flag} {path}: holds no {kind.lower()} in PEM"
+    return "" if f"{kind}-----" in text else f"{flag} {path}: contains no {kind.lower()} in PEM"

@@ -147,7 +147,7 @@ async def test_settings_reach_the_session_and_wrong_ones_are_reported(tmp_path: 
         text = reason(core, "bad")
         if not has_gpu():
             assert "has kind KIND_GPU but no GPUs are available" in reason(core, "gpu")
-    assert "intra_op_thread_count must be a whole number, got 'many'" in text
+    assert "intra_op_thread_count must be an integer, got 'many'" in text
     assert "execution_mode must be 0" in text
     assert "level must be one of" in text
 

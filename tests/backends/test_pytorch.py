@@ -186,7 +186,7 @@ async def test_parameters(tmp_path: Path) -> None:
         assert all(values(answer, "OUTPUT__0") == [[4, 5]] for answer in answers)
         text = reason(core, "bad")
     assert "INFERENCE_MODE must be true or false, got 'perhaps'" in text
-    assert "INTER_OP_THREAD_COUNT must be a whole number" in text
+    assert "INTER_OP_THREAD_COUNT must be an integer" in text
 
 
 async def test_bfloat16(tmp_path: Path) -> None:

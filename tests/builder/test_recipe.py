@@ -45,8 +45,8 @@ def test_every_problem_is_listed(tmp_path: Path) -> None:
     message = str(caught.value)
     assert "6 problems" in message
     assert "did you mean max_batch_size?" in message
-    assert "max_seq_len must be a whole number, got 'long'" in message
-    assert "max_num_tokens must be a whole number, got True" in message
+    assert "max_seq_len must be an integer, got 'long'" in message
+    assert "max_num_tokens must be an integer, got True" in message
     assert "unknown key 'beams'; keys are dtype, " in message
     assert "dtype must be text" in message
 

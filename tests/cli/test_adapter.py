@@ -44,7 +44,7 @@ def test_an_adapter_directory_for_an_engine(
     with (found.path / "selftest.npz").open("ab") as file:
         file.write(b"x")
     assert run(command, monkeypatch) == 2
-    assert "selftest.npz has been changed" in capsys.readouterr().err
+    assert "selftest.npz was changed" in capsys.readouterr().err
 
     assert run(["build", "engine", "--engine", "engine"], monkeypatch) == 2
     said = capsys.readouterr().err

@@ -132,7 +132,7 @@ def test_a_dry_run_for_gpus_says_what_this_machine_lacks(
     assert llmserve(monkeypatch, "build", checkpoint, "--dry-run", "--target", "tensorrt_llm") == 0
     shown = capsys.readouterr().out
     assert "pip install 'llmserve[tensorrt]'" in shown  # and not taken for markup
-    assert "there is no nvidia-smi" in shown
+    assert "nvidia-smi was not found" in shown
 
 
 def test_flags_may_have_underscores_as_trtllm_builds_have(
@@ -288,7 +288,12 @@ def test_a_plan_for_gpus_needs_none(
     recipe.write_text(f"checkpoint: {checkpoint}\ntarget: tensorrt_llm\ntp_size: 2\nparallel_build: true\n")
     assert llmserve(monkeypatch, "build", "--recipe", recipe, "--dry-run") == 0
     shown = " ".join(capsys.readouterr().out.split())
-    for part in ("tensorrt_llm, float16", "KV cache", "tensorrt-llm, which is not installed", "no nvidia-smi"):
+    for part in (
+        "tensorrt_llm, float16",
+        "KV cache",
+        "tensorrt-llm, which is not installed",
+        "nvidia-smi was not found",
+    ):
         assert part in shown
     assert "memory here" not in shown
     assert llmserve(monkeypatch, "build", "--recipe", recipe, "--output-dir", tmp_path / "e") == 2

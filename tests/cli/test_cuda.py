@@ -79,9 +79,9 @@ def test_integers_are_built_with_the_real_compiler(checkpoint: Path, tmp_path: P
 
 
 def test_what_keeps_it_from_running_is_said_before_anything_is_opened(engine: Path) -> None:
-    assert "an NVIDIA GPU is needed, and there is no driver" in llmserve("inspect", engine)
+    assert "an NVIDIA GPU is required, but this machine has no NVIDIA driver" in llmserve("inspect", engine)
     shown = llmserve("run", engine, "--input-text", "a b", code=2)
-    assert "an NVIDIA GPU is needed, and there is no driver" in shown
+    assert "an NVIDIA GPU is required, but this machine has no NVIDIA driver" in shown
 
 
 def test_options_that_it_cannot_build_are_refused(checkpoint: Path) -> None:

@@ -254,7 +254,7 @@ def test_a_run_leaves_a_record_that_counts_once_the_margins_are_blessed(
     run(*arguments, "--no-record")
     assert records_of(directory) == []
     done = run(*arguments)
-    assert "record: tiny: passed, with margins that were not blessed" in done.output
+    assert "record: tiny: passed, with unblessed margins" in done.output
     assert "have not been blessed" in gate_problems(GateSubject.engine(directory), GateRule(("tiny",)))[0]
 
     bless(suite, load_suite(suite), by="ann", why="first release")

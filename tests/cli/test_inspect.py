@@ -69,9 +69,9 @@ def test_an_engine_for_another_machine_is_explained(
     seal(directory, replace(MANIFEST, target="tensorrt_llm", device=GPU))
     monkeypatch.setenv("PATH", str(tmp_path))
     text = " ".join(inspected(directory, monkeypatch, capsys).split())
-    assert "runs here no: the tensorrt_llm target needs tensorrt-llm" in text
+    assert "runs here no: the tensorrt_llm target requires tensorrt-llm" in text
     assert "pip install 'llmserve[tensorrt]'" in text  # and not taken for markup
-    assert "there is no nvidia-smi" in text
+    assert "nvidia-smi was not found" in text
 
 
 def test_an_engine_for_an_unknown_target_is_explained(
@@ -95,4 +95,4 @@ def test_verify_hashes_the_files_of_an_engine_without_a_self_test(
     (directory / "rank0.engine").write_bytes(bytes(4096))
     with pytest.raises(AssertionError):
         inspected(directory, monkeypatch, capsys, "--verify")
-    assert "rank0.engine has been changed" in capsys.readouterr().err
+    assert "rank0.engine was changed" in capsys.readouterr().err

@@ -226,7 +226,9 @@ def test_a_tokenizer_that_is_not_there(
 ) -> None:
     given = ["--engine_dir", str(text_dir), "--tokenizer_dir", "baichuan-inc/Baichuan2-7B-Chat"]
     assert llmserve_run(tell, *given) == 2
-    assert "an engine directory has one, so leave tokenizer_dir (--tokenizer-dir) out" in capsys.readouterr().err
+    assert (
+        "an engine directory has a tokenizer, so leave tokenizer_dir (--tokenizer-dir) out" in capsys.readouterr().err
+    )
 
 
 def test_run_py_without_a_prompt_has_one(

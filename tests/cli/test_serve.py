@@ -292,7 +292,7 @@ def test_the_others_can_be_served_all_the_same(tmp_path: Path, servers: list[Ser
         (["/no/such/engine"], "/no/such/engine"),
         (["--model-repository", "/no/such/folder"], "/no/such/folder is not a directory"),
         (["--model-repository", "{repository}", "--parameter", "first=2"], "expected MODEL.KEY=VALUE"),
-        (["--model-repository", "{repository}", "--parameter", "nope.a=2"], "there is no model 'nope'"),
+        (["--model-repository", "{repository}", "--parameter", "nope.a=2"], "model 'nope' does not exist"),
         (["--http-port", "70000"], "--http-port"),
         (["--model-repository", "{repository}", "--load-model", "first"], "--load-model needs --model-control-mode"),
         (
@@ -301,7 +301,7 @@ def test_the_others_can_be_served_all_the_same(tmp_path: Path, servers: list[Ser
         ),
         (
             ["--model-repository", "{repository}", "--model-control-mode=explicit", "--load-model=nope"],
-            "there is no model 'nope'",
+            "model 'nope' does not exist",
         ),
         (["--model-repository", "{repository}", "--grpc-use-ssl=true"], "--grpc-server-cert is missing"),
         (["--model-repository", "ftp://there/models"], "known URLs are s3://, gs://, as://, oss://"),
@@ -329,7 +329,7 @@ def test_the_others_can_be_served_all_the_same(tmp_path: Path, servers: list[Ser
         (["--model-repository", "{repository}", "--cluster=demo"], "demo is not NAMESPACE.NAME"),
         (["--model-repository", "{repository}", "--cluster=a.b"], "NVIDIA Dynamo, in its own environment"),
         (["--model-repository", "{repository}", "--cluster=a.b", "--engine-process"], "no engine runs here"),
-        (["--model-repository", "{repository}", "--cache-config=redis,host=x"], "there is no cache 'redis'"),
+        (["--model-repository", "{repository}", "--cache-config=redis,host=x"], "unknown cache 'redis'"),
     ],
 )
 def test_wrong_arguments(

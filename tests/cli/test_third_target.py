@@ -53,7 +53,7 @@ def manifest(engine: Path) -> dict[str, Any]:
 
 def test_what_cannot_be_tuned_says_so(engine: Path) -> None:
     shown = llmserve("tune", engine, code=2)
-    assert "nothing of this engine can be tuned here: there is nothing to choose" in shown
+    assert "this engine cannot be tuned on this machine: there is nothing to choose" in shown
 
 
 def test_its_options_are_flags_and_keys_of_recipes(checkpoint: Path, engine: Path) -> None:

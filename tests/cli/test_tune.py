@@ -37,7 +37,9 @@ def test_an_engine_from_elsewhere_gets_timings_of_this_machine(
     (engine / CACHE_FILE).write_text("{}")
     directory = EngineDirectory.open(engine)
     layers = runtime_for("cpu").tactics(directory).layers
-    assert {choice.reason for choices in layers.values() for choice in choices} == {"default, not measured here"}
+    assert {choice.reason for choices in layers.values() for choice in choices} == {
+        "default, not measured on this machine"
+    }
     assert tune(engine, monkeypatch) == 0
     assert set(TacticCache.load(engine / CACHE_FILE, this_machine()).microseconds) == set(layers)
     output = capsys.readouterr()

@@ -144,11 +144,11 @@ def test_ollamas_route(server: ServerProcess, client: openai.OpenAI) -> None:
     assert (made["model"], made["prompt_eval_count"]) == (f"{MODEL}:latest", 6)
     assert "warning" not in made
     made = httpx.post(f"{server.http}/api/embed", json={"input": "fox", "truncate": True}).json()
-    assert made["warning"] == "truncate: a text that is too long is refused"
+    assert made["warning"] == "truncate: texts that are too long are refused, not truncated"
     body: dict[str, Any] = {"input": "fox", "input_type": "query", "truncate_prompt_tokens": 4}
     warning = httpx.post(f"{server.http}/v1/embeddings", json=body).json()["warning"]
     assert warning.startswith("input_type: unknown field")
-    assert "; truncate_prompt_tokens: a text that is too long is refused" in warning
+    assert "; truncate_prompt_tokens: texts that are too long are refused, not truncated" in warning
     for path in ("tags", "ps"):
         assert [each["name"] for each in httpx.get(f"{server.http}/api/{path}").json()["models"]] == [MODEL]
     shown = httpx.post(f"{server.http}/api/show", json={"model": f"{MODEL}:latest"}).json()
@@ -167,7 +167,7 @@ def test_how_long_a_text_is_can_be_asked(server: ServerProcess, folder: Path) ->
     for body in bodies:
         answer = httpx.post(f"{server.http}/tokenize", json={"model": MODEL, **body})
         assert answer.status_code == 400
-        assert "makes vectors: give prompt, and nothing beside it" in answer.json()["error"]["message"]
+        assert "is an embedding model: give prompt and no other field" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_how_long_a_text_is_can_be_asked(server: ServerProcess, folder: Path) ->
         ({"input": "fish " * 80}, 400, "the text has 82 tokens, but this engine takes at most 64; shorten it"),
         ({"input": ["fox", "fish " * 80]}, 400, "input[1], in ensemble 'ensemble', the text has 82 tokens"),
         ({"input": [3] * 65}, 400, "the text has 65 tokens"),
-        ({"input": [3, 320]}, 400, "prompt_ids has 1 ids outside the vocabulary (0 to 319), the first is 320"),
+        ({"input": [3, 320]}, 400, "prompt_ids has 1 ids outside the vocabulary (0 to 319); the first is 320"),
         ({"input": []}, 400, "input"),
         ({"input": [[]]}, 400, "input"),
         ({"input": ["fox", 3]}, 400, "input"),
@@ -195,14 +195,14 @@ def test_bad_input_is_refused_in_words(server: ServerProcess, body: dict[str, An
 
 
 def test_an_embedder_answers_no_prompt_and_scores_no_pair(server: ServerProcess, client: openai.OpenAI) -> None:
-    does = "model 'ensemble' makes embeddings or scores of texts, and does not answer here; ask /v1/embeddings"
+    does = "model 'ensemble' makes embeddings or scores of texts; use /v1/embeddings"
     for name in (MODEL, ""):
         with pytest.raises(openai.BadRequestError, match=does):
             client.completions.create(model=name, prompt="fox")
     body = {"model": MODEL, "query": QUERY, "documents": ["fox"]}
     answer = httpx.post(f"{server.http}/v1/rerank", json=body)
     assert answer.status_code == 400
-    assert "makes embeddings, and no scores; ask /v1/embeddings" in answer.json()["error"]["message"]
+    assert "makes embeddings, not scores; use /v1/embeddings" in answer.json()["error"]["message"]
     (listed,) = httpx.get(f"{server.http}/v1/models").json()["data"]
     assert listed["engine"]["pooling"] == {
         "makes": "embeddings", "width": 64, "max_tokens": 64, "dimensions": [16, 32]
@@ -257,14 +257,14 @@ def test_a_reranker(kind: str, tmp_path: Path) -> None:
         assert httpx.post(f"{server.http}/api/show", json={"model": MODEL}).json()["capabilities"] == []
         cut = httpx.post(f"{server.http}/v1/rerank", json={**body, "max_tokens_per_doc": 4}).json()
         assert (cut["warning"], cut["results"]) == (
-            "max_tokens_per_doc: a document that is too long is refused", answer["results"]
+            "max_tokens_per_doc: documents that are too long are refused, not truncated", answer["results"]
         )  # fmt: skip
         listed = [{"text": text} for text in documents]
         fewer = httpx.post(f"{server.http}/rerank", json={**body, "documents": listed, "top_n": 2}).json()
         assert fewer["results"] == answer["results"][:2]
         refused = httpx.post(f"{server.http}/v1/embeddings", json={"input": "fox"})
         assert refused.status_code == 400
-        assert "makes scores, and no embeddings; ask /v1/rerank" in refused.json()["error"]["message"]
+        assert "makes scores, not embeddings; use /v1/rerank" in refused.json()["error"]["message"]
         too_long = httpx.post(f"{server.http}/v1/rerank", json={**body, "documents": ["fox", "fish " * 80]})
         assert too_long.status_code == 400
         assert "documents[1], in ensemble 'ensemble', the text has" in too_long.json()["error"]["message"]
@@ -307,7 +307,7 @@ def test_a_decoder_that_makes_embeddings(tmp_path: Path) -> None:
         assert first == second
         assert np.linalg.norm(first[0]["embedding"]) == pytest.approx(1, abs=1e-6)
         cut = httpx.post(f"{server.http}/v1/embeddings", json={**body, "dimensions": 8})
-        assert "dimensions 8 is not supported: the model's embeddings cannot be cut" in cut.json()["error"]["message"]
+        assert "dimensions 8 is not supported: its embeddings cannot be shortened" in cut.json()["error"]["message"]
 
 
 def test_a_language_model_makes_no_embeddings(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_a_language_model_makes_no_embeddings(tmp_path: Path) -> None:
         answer = httpx.post(f"{server.http}/v1/embeddings", json={"model": MODEL, "input": "fox"})
         assert answer.status_code == 400
         message = answer.json()["error"]["message"]
-        assert "model 'ensemble' answers text with text, and does not answer here; ask /v1/chat/completions" in message
+        assert "model 'ensemble' answers text with text; use /v1/chat/completions" in message
 
 
 def test_an_embedder_is_neither_exported_nor_asked_for_tokens(server: ServerProcess, folder: Path) -> None:
@@ -330,4 +330,4 @@ def test_an_embedder_is_neither_exported_nor_asked_for_tokens(server: ServerProc
     assert "makes embeddings: such engines are not exported" in exported.stderr
     asked = llmserve("run", str(folder / "engine"), "--input-text", "fox")
     assert asked.returncode != 0
-    assert "this engine makes embeddings or scores of texts, and no tokens" in asked.stderr
+    assert "this engine makes embeddings or scores of texts, not tokens" in asked.stderr

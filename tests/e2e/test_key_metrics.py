@@ -141,9 +141,9 @@ def test_each_request_counts_once_and_all_keys_together_are_the_model(locked: Se
         over_grpc(locked, FEW, tensor("num_return_sequences", 2, np.int32))
     with ask(locked, METERED) as client:
         client.completions.create(model=MODEL, prompt="x", max_tokens=3)
-        with pytest.raises(openai.RateLimitError, match="tokens a minute"):
+        with pytest.raises(openai.RateLimitError, match="tokens per minute"):
             client.completions.create(model=MODEL, prompt="x", max_tokens=3)
-    with pytest.raises(InferenceServerException, match="tokens a minute"):
+    with pytest.raises(InferenceServerException, match="tokens per minute"):
         over_grpc(locked, METERED)
     with pytest.raises(InferenceServerException, match="num_return_sequences"):
         over_grpc(locked, TEAM, tensor("num_return_sequences", 0, np.int32))

@@ -187,7 +187,7 @@ def test_openais_api_asks_for_what_it_knows(published: ServerProcess, demo_engin
         for more, words in (({"n": 2}, "cannot honour n"), ({"logprobs": 0}, "cannot honour logprobs")):
             assert words in client.post("/v1/completions", json={**asked, **more}).json()["error"]["message"]
         chat = {"model": "ensemble", "messages": [{"role": "user", "content": "x"}]}
-        assert "tokens that cannot be written as text" in client.post("/v1/chat/completions", json=chat).text
+        assert "special tokens that have no text form" in client.post("/v1/chat/completions", json=chat).text
 
 
 def test_a_tokenizer_of_its_own_code_is_in_the_engine(own_code_engine: Path, demo_engine: Path, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_chat_says_what_it_sends_to_a_model_that_takes_text(published: ServerPro
     done = llmserve("chat", "--url", published.grpc, "--once", PROMPTS[0], "--max-tokens", "12", "--seed", "1")
     assert (done.returncode, done.stdout.rstrip("\n")) == (0, whole.rstrip("\n")), done.stderr
     assert (
-        f"takes text, not messages, and {demo_engine} marks roles with tokens that cannot be written as text"
+        f"takes text, not messages, and {demo_engine} marks roles with special tokens that have no text form"
         in done.stderr
     )
 

@@ -253,13 +253,13 @@ async def test_candidates_that_cannot_be_opened_are_refused(
     assert llmserve("build", str(other), "--dtype", "float32", "--output-dir", str(tmp_path / "other")).returncode == 0
     code, text = await rollout(server, "start", MODEL, "--engine", str(tmp_path / "other"), "--min-agreement", "none")
     assert code == 2
-    assert "the candidate's tokenizer.model has other tokens than that of version" in text
+    assert "the candidate's tokenizer.model has different tokens from version" in text
     too_large = {**parameters(engines["a"]), "max_tokens_in_paged_kv_cache": str(10**10)}
     with pytest.raises(urllib.error.HTTPError) as caught:
         ask(server, "/start", {"parameters": too_large})
     problem = json.load(caught.value)["error"]
-    assert "of memory are left for it" in problem
-    assert "belong to the engine beside it" in problem
+    assert "of memory are left" in problem
+    assert "are reserved for the other engine" in problem
     assert "lower max_tokens_in_paged_kv_cache" in problem
     assert ask(server)["state"] == "failed"
     assert await texts_of(server) == before

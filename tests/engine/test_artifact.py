@@ -60,19 +60,19 @@ def test_every_missing_and_truncated_file_is_named(engine: Path) -> None:
         file.truncate(100)
     message = refusal(engine)
     assert "config.json is missing" in message
-    assert "rank0.engine has 100 bytes, the manifest says 4096" in message
+    assert "rank0.engine has 100 bytes, but the manifest says 4096" in message
 
 
 def test_a_flipped_bit_in_a_small_file_is_found_at_open(engine: Path) -> None:
     flip_bit(engine / "rank0.engine", 77)
-    assert "rank0.engine has been changed" in refusal(engine)
+    assert "rank0.engine was changed" in refusal(engine)
 
 
 def test_a_flipped_bit_in_a_large_file_is_found_by_verify(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifact, "HASHED_AT_OPEN_BYTES", 1000)
     flip_bit(engine / "rank0.engine", 77)
     directory = EngineDirectory.open(engine)
-    with pytest.raises(EngineFileError, match=r"rank0\.engine has been changed"):
+    with pytest.raises(EngineFileError, match=r"rank0\.engine was changed"):
         directory.verify()
 
 

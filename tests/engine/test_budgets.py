@@ -24,7 +24,7 @@ def test_tokens_come_back_evenly_and_are_not_saved_up() -> None:
     budgets.charge(tenant, 59)
     budgets.check(tenant)
     budgets.charge(tenant, 21)  # more than is left
-    with pytest.raises(RateLimited, match="'a' has used its 60 tokens a minute") as caught:
+    with pytest.raises(RateLimited, match="'a' has used its 60 tokens per minute") as caught:
         budgets.check(tenant)
     assert caught.value.retry_after_s == pytest.approx(21)
     now = 19.0
@@ -53,11 +53,11 @@ async def test_an_engine_keeps_both_limits() -> None:
             return GenerateRequest("r", (1, 2, 3), sampling, num_sequences=num_sequences, tenant=tenant)
 
         few = Tenant("few", max_answers=2)
-        with pytest.raises(InvalidArgument, match="may have 2 answers running at once, and this request asks for 3"):
+        with pytest.raises(InvalidArgument, match="may have 2 answers running at once, but this request asks for 3"):
             await anext(engine.submit(request(few, 3)))
         async with aclosing(engine.submit(request(few, 2))) as stream:
             await anext(stream)
-            with pytest.raises(RateLimited, match="2 answers running at once, and this request would make it 4"):
+            with pytest.raises(RateLimited, match="2 answers running at once, but this request would make it 4"):
                 await anext(engine.submit(request(few, 2)))
             assert [event async for event in stream]
         metered = Tenant("metered", tokens_per_minute=5)

@@ -39,9 +39,9 @@ def test_a_file_that_was_written_over_is_noticed(
     assert watch.problem == ""
     change(engine / ENGINE_FILE)
     watch.wait()
-    assert watch.problem == f"{ENGINE_FILE} has been changed: its SHA-256 is not the manifest's"
+    assert watch.problem == f"{ENGINE_FILE} was changed: its SHA-256 is not the one in the manifest"
     (line,) = caplog.messages
-    assert line.startswith(f"engine {engine} is not ready any more: {ENGINE_FILE} has been changed")
+    assert line.startswith(f"engine {engine} is no longer ready: {ENGINE_FILE} was changed")
     watch.close()
 
 

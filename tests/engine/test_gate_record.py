@@ -66,7 +66,7 @@ def test_a_passing_record_opens_the_gate(directory: EngineDirectory) -> None:
 
 def test_a_record_of_other_kernels_is_named_and_opens_nothing(directory: EngineDirectory) -> None:
     add(directory, kernels="abacus")
-    words = f"suite docs was run with abacus, and this machine computes with {HERE}, which may round differently"
+    words = f"suite docs was run with abacus, but this machine uses {HERE}, which may round differently"
     assert words in problems(directory)
     assert words in problems(directory, "docs")
     add(directory)
@@ -128,7 +128,7 @@ def test_an_edited_engine_fails_whatever_its_record_says(directory: EngineDirect
     data = bytearray(directory.engine_file.read_bytes())
     data[-1] ^= 1
     directory.engine_file.write_bytes(data)
-    with pytest.raises(EngineFileError, match="has been changed"):
+    with pytest.raises(EngineFileError, match="was changed"):
         require_gate(directory, GateRule())
 
 

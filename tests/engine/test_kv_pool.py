@@ -104,9 +104,9 @@ def test_a_small_pool_is_cut_no_further() -> None:
 
 
 def test_memory_that_belongs_to_an_engine_beside_it_is_named() -> None:
-    with pytest.raises(ResourceExhausted, match=r"room for one sequence .* MiB belong to the engine beside it"):
+    with pytest.raises(ResourceExhausted, match=r"room for one sequence .* MiB are reserved for the other engine"):
         blocks(7, reserved_bytes=100 * BLOCK_BYTES)
-    with pytest.raises(ResourceExhausted, match="belong to the engine beside it"):
+    with pytest.raises(ResourceExhausted, match="are reserved for the other engine"):
         blocks(20, reserved_bytes=100 * BLOCK_BYTES, max_kv_tokens=200)
 
 

@@ -14,7 +14,7 @@ def test_gpus_are_those_that_cuda_would_see() -> None:
         assert [gpu.index for gpu in visible_gpus()] == [2, 0]
     with gpu_machine("1.2", CUDA_VISIBLE_DEVICES=""), pytest.raises(Unsupported, match="CUDA_VISIBLE_DEVICES"):
         visible_gpus()
-    with pytest.raises(Unsupported, match="no nvidia-smi"):
+    with pytest.raises(Unsupported, match="nvidia-smi was not found"):
         visible_gpus()
     with gpu_machine("1.2", FAKE_GPUS="broken"), pytest.raises(Unsupported, match=r"(?s)nvidia-smi failed: .*broken"):
         visible_gpus()

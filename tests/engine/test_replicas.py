@@ -111,7 +111,7 @@ async def test_a_tenant_has_its_limits_once_and_not_on_each_device() -> None:
         streams = [await started(engine, request(number, max_tokens=200, tenant=tenant)) for number in (1, 2)]
         assert engine.allowance(tenant).num_answers == 0
         with pytest.raises(
-            RateLimited, match="'a' may have 2 answers running at once, and this request would make it 3"
+            RateLimited, match="'a' may have 2 answers running at once, but this request would make it 3"
         ):
             await tokens_of(engine.submit(request(3, tenant=tenant)))
         await streams[0].aclose()
@@ -119,6 +119,6 @@ async def test_a_tenant_has_its_limits_once_and_not_on_each_device() -> None:
         async with aclosing(streams[1]):
             num_tokens = len([event async for event in streams[1]])
         assert num_tokens == 199
-        with pytest.raises(RateLimited, match="has used its 100 tokens a minute"):
+        with pytest.raises(RateLimited, match="has used its 100 tokens per minute"):
             await tokens_of(engine.submit(request(3, tenant=tenant)))
         assert engine.allowance(tenant).num_tokens == 0

@@ -133,7 +133,7 @@ def test_required_keys(tmp_path: Path, key: str) -> None:
         ({"as_served": "no"}, "as_served must be optional or required"),
         ({"speed_margins": {"warmth": 2}}, "unknown key: speed_margins.warmth"),
         ({"speed_margins": {"ttft": 0.9}}, "speed_margins.ttft must be a number of at least 1, got 0.9"),
-        ({"num_samples": True}, "num_samples must be a whole number"),
+        ({"num_samples": True}, "num_samples must be an integer"),
         ({"metrics": ["bleu"]}, "unknown metric: bleu .known: rouge1"),
         ({"metrics": []}, "metrics must name at least one"),
         ({"metrics": "chrf"}, "metrics must be a list"),

@@ -158,7 +158,7 @@ def test_clients_that_stop_in_the_middle_are_let_go(port: int, monkeypatch: pyte
     status, error = status_and_error(answer_to(port, b"GET /v2 HTTP/1.1\r\nHost:"))
     assert (status, error) == (408, "request headers took more than 0.5 seconds")
     status, error = status_and_error(answer_to(port, post(b"Content-Length: 100", BODY[:20])))
-    assert (status, error) == (408, "nothing more of the request body has come for 0.5 seconds")
+    assert (status, error) == (408, "the request body stopped arriving: no data for 0.5 seconds")
     first = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
     answer = answer_to(port, first, b"GET /v2 HTTP/1.1\r\n", quiet_s=2)  # the second request of a connection
     assert [answer.count(status) for status in (b" 200 OK", b" 408 ")] == [1, 1]
@@ -291,5 +291,5 @@ def test_truncated_tensors_over_grpc(server: RunningServer, core: StubCore) -> N
         assert "unable to find data" in refusal()
         assert "incomplete string length" in refusal(b"\1\0\0", datatype="BYTES", shape=[1])
         assert "incomplete string data" in refusal(b"\5\0\0\0abc", datatype="BYTES", shape=[1])
-        assert "no tensor has that many elements" in refusal(b"", shape=[2**62, 2**62])
+        assert "it has too many elements" in refusal(b"", shape=[2**62, 2**62])
     assert rpc_works(server)

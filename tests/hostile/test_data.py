@@ -68,7 +68,7 @@ GRPC: dict[str, tuple[Callable[[], bytes], grpc.StatusCode]] = {
     ),
     "texts": (lambda: infer_message("texts", "BYTES", MANY, contents=b"\x42\0" * MANY), TOO_MUCH),
     "integers": (lambda: infer_message("integers", "INT32", MANY, contents=field(2, varints(MANY))), OK),
-    "integers that are not packed": (
+    "unpacked numbers": (
         lambda: infer_message("integers", "INT32", MANY, contents=b"\x10\1" * MANY), TOO_MUCH,
     ),
     "floats": (lambda: infer_message("floats", "FP32", MANY, contents=field(6, bytes(4 * MANY))), OK),
@@ -83,7 +83,7 @@ GRPC: dict[str, tuple[Callable[[], bytes], grpc.StatusCode]] = {
 
 
 LARGE_GRPC = (
-    "raw texts, as many as there may be", "one text", "integers that are not packed", "floats", "raw contents",
+    "raw texts, as many as there may be", "one text", "unpacked numbers", "floats", "raw contents",
     "parameters", "unknown fields",
 )  # fmt: skip
 

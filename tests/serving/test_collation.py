@@ -80,7 +80,7 @@ def test_outputs_are_scattered_in_the_shapes_of_an_input() -> None:
     batch = Collator(config(scatter)).collate(requests)
     first, second = batch.split([Tensor("S", "FP32", np.array([7, 1, 2, 3], np.float32))])
     assert (first[0].data.tolist(), second[0].data.tolist()) == ([[7]], [[1, 2, 3]])
-    with pytest.raises(InternalError, match="3 elements of output 'S', but the shapes of input 'R' ask for 4"):
+    with pytest.raises(InternalError, match="3 elements of output 'S', but the shapes of input 'R' require 4"):
         batch.split([Tensor("S", "FP32", np.zeros(3, np.float32))])
 
 

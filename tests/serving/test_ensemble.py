@@ -315,7 +315,7 @@ async def test_statistics_of_an_ensemble_are_the_sum_of_its_steps(tmp_path: Path
             ensemble(
                 step("m", {"X": "a"}, {"Y": "b"}), step("m", {"X": "b"}, {"Y": "a"}), step("m", {"X": "X"}, {"Y": "Y"})
             ),
-            ["steps 'm', 'm' wait for each other's outputs: the steps form a cycle"],
+            ["steps 'm', 'm' wait for each other's outputs: they form a cycle"],
         ),
         (
             ensemble(step("m", {"X": "ghost"}, {"Y": "Y"})),

@@ -121,7 +121,7 @@ async def test_explicit_mode_loads_what_is_asked_for(tmp_path: Path) -> None:
 
 async def test_models_to_start_with_must_exist(tmp_path: Path) -> None:
     write_model(tmp_path, "a", identity_config())
-    with pytest.raises(ModelConfigError, match=r"(?s)there is no model 'b'.*there is no model 'c'"):
+    with pytest.raises(ModelConfigError, match=r"(?s)model 'b' does not exist.*model 'c' does not exist"):
         async with explicit(tmp_path, load=("a", "b", "c")):
             pass
 
@@ -223,7 +223,7 @@ async def test_a_model_that_does_not_load_keeps_the_server_unready_until_it_does
         ("m", "{", {}, InternalError, "failed to poll from model repository: .*config override is not valid"),
         ("m", '{"max_batchsize": 4}', {}, InternalError, "max_batchsize"),
         ("m", '{"name": "other"}', {}, InternalError, "says name: 'other'"),
-        ("m", "", {"1/model.py": b""}, InvalidArgument, "override files need the config"),
+        ("m", "", {"1/model.py": b""}, InvalidArgument, "override files also require the model's config"),
         ("m", "{}", {"../../evil": b""}, InvalidArgument, "not a path inside the model directory"),
         ("m", "{}", {"/tmp/evil": b""}, InvalidArgument, "not a path inside the model directory"),
         ("m", "{}", {"": b""}, InvalidArgument, "not a path inside the model directory"),

@@ -200,7 +200,7 @@ WRONG: dict[str, tuple[GuideText, str]] = {
     "brackets": (GuideText(GuideKind.REGEX, "["), "unclosed"),
     "look-around": (GuideText(GuideKind.REGEX, "(?=a)b"), "look-around"),
     "no character": (GuideText(GuideKind.REGEX, r"[^\s\S]"), "no answer of this model can follow it"),
-    "nothing at all": (GuideText(GuideKind.REGEX, "x{0}"), "nothing but an empty answer"),
+    "nothing at all": (GuideText(GuideKind.REGEX, "x{0}"), "only an empty answer"),
     "explosion": (GuideText(GuideKind.REGEX, "(a{1000}){1000}{1000}"), "cannot be followed"),
     "work": (GuideText(GuideKind.REGEX, "b" * 20_000), "ms of work"),
     "no rule": (GuideText(GuideKind.EBNF_GRAMMAR, "root ::= other"), "other"),

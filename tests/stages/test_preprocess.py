@@ -257,7 +257,7 @@ def test_arrays_of_chat_messages(baichuan: Preprocessor) -> None:
     assert out["INPUT_ID"].tolist() == [[195, *baichuan.tokenizer.encode("fox"), 196]]
     assert out["EMBEDDING_BIAS"].shape == (1, 0)
     assert out["PROMPT_WARNING"].tolist() == [[b""]]
-    with pytest.raises(InvalidArgument, match="not both"):
+    with pytest.raises(InvalidArgument, match="there are two prompts"):
         prepare_arrays(baichuan, {"MESSAGES": messages, "QUERY": strings("x"), "REQUEST_OUTPUT_LEN": number(9)})
 
 

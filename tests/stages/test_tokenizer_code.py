@@ -85,11 +85,11 @@ def test_code_is_limited_in_size_and_number(tmp_path: Path, monkeypatch: pytest.
     chain = {f"m{i}": f"from .m{i + 1} import a" for i in range(30)}
     found = find_tokenizer_code(write(tmp_path, ["m0.X", None], **chain))
     assert len(found.files) == tokenizer_code.MAX_FILES
-    assert "m16.py is one more than the 16 files" in found.problems[0]
+    assert "m16.py exceeds the maximum of 16 files" in found.problems[0]
     monkeypatch.setattr(tokenizer_code, "MAX_BYTES", 30)
     found = find_tokenizer_code(tmp_path)
     assert found.files == ("m0.py",)
-    assert "m1.py is beyond the 30 bytes" in found.problems[0]
+    assert "m1.py exceeds the maximum of 30 bytes" in found.problems[0]
 
 
 def test_a_config_that_cannot_be_read_is_a_problem_and_no_more(tmp_path: Path) -> None:

@@ -74,10 +74,10 @@ def test_a_template_for_tools_is_taken_for_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "messages", "tools", "words"),
     [
-        ("qwen", [], [TOOL], "tools are for messages"),
+        ("qwen", [], [TOOL], "tools require messages"),
         ("qwen", [{"role": "assistant", "tool_calls": [{}]}], [], 'needs a "function" with a "name"'),
         ("qwen", [{"role": "assistant"}], [], "needs a string in: content"),
-        ("qwen", [{**ASKED, "tool_call_id": 5}], [], "cannot be used in: tool_call_id"),
+        ("qwen", [{**ASKED, "tool_call_id": 5}], [], "invalid values in: tool_call_id"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, kind: str, messages: list[Any], tools: list[Any], words: str) -> None:
@@ -146,7 +146,7 @@ def test_token_ids_that_mark_who_speaks_say_nothing_of_tools(tokenizer_dirs: dic
         prompt(stage, [ASKED], TOOL)
     with pytest.raises(InvalidArgument, match="chat format has no tool_calls"):
         prompt(stage, TALK[:2])
-    with pytest.raises(InvalidArgument, match="are for a chat template"):
+    with pytest.raises(InvalidArgument, match="require a chat template"):
         Preprocessor.open(tokenizer_dirs["baichuan"], tool_format="hermes")
 
 

@@ -98,14 +98,14 @@ def test_a_prompt_longer_than_a_step_is_computed_in_pieces(folder: Path) -> None
 
 
 def test_cells_of_long_prompts_are_measured_once_and_not_by_everyone(tmp_path: Path) -> None:
-    assert [cell.name for cell in LONG_CELLS[::3]] == ["prefill 2000", "batch 8 behind 1900"]
+    assert [cell.name for cell in LONG_CELLS[::3]] == ["prefill 2000", "batch 8 after 1900"]
     assert {cell.calls for cell in LONG_CELLS} == {1}
     both = replace(job(tmp_path), cells=(*CELLS, *LONG_CELLS))
     patient, impatient = (Contestant("x", "int8", "m", longest_prompt=most) for most in (9000, 1000))
     entries = rounds.entries_for([patient, impatient], ["tiny"], lambda one: Path(sys.executable), both)
     assert [entry.job.cells for entry in entries] == [both.cells, CELLS]
     once = benchmark_engine.measured(replace(both, passes=2, cells=(CELLS[1], LONG_CELLS[0], LONG_CELLS[2])))
-    assert once == {"batch 1": 2, "prefill 2000": 1, "batch 1 behind 1900": 1}
+    assert once == {"batch 1": 2, "prefill 2000": 1, "batch 1 after 1900": 1}
 
 
 def test_quick_runs_leave_long_prompts_out_and_cells_can_be_picked() -> None:
@@ -114,7 +114,7 @@ def test_quick_runs_leave_long_prompts_out_and_cells_can_be_picked() -> None:
 
     assert not any(cell.is_long for cell in parse("", minutes=1, arguments=["--quick"]).job().cells)
     assert names("--cell", "prefill", "--cell", "7900") == [
-        "prefill 512", "prefill 2000", "prefill 8000", "batch 1 behind 7900", "batch 8 behind 7900"
+        "prefill 512", "prefill 2000", "prefill 8000", "batch 1 after 7900", "batch 8 after 7900"
     ]  # fmt: skip
 
 

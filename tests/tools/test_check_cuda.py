@@ -49,7 +49,7 @@ def test_without_a_gpu_there_is_one_clear_message_and_a_report(tmp_path: Path) -
     assert done.returncode != 0
     _, _, message = done.stdout.partition("check-cuda cannot run on this machine:\n")
     assert message.startswith("* NVIDIA GPU and driver: "), done.stdout + done.stderr
-    assert "there is no nvidia-smi" in message
+    assert "nvidia-smi was not found" in message
     assert states_in(output) == dict.fromkeys(STEPS, "not run") | {"environment": "failed"}
     page = (output / "check-cuda.md").read_text()
     assert "# llmserve's CUDA engines" in page

@@ -102,7 +102,7 @@ def test_clients_with_and_without_a_certificate(mutual: RunningServer, files: Fi
 
 def test_what_is_wrong_with_files_names_the_ports_flags() -> None:
     text = problem_of("/nowhere", "", "", port="http")
-    assert "--http-use-ssl-mutual: connections cannot be encrypted" in text
+    assert "--http-use-ssl-mutual: TLS is not configured correctly" in text
     assert "--http-server-cert /nowhere" in text
     assert "--http-server-key is missing" in text
     assert "--http-root-cert is missing" in text

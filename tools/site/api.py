@@ -16,18 +16,18 @@ Schema = Mapping[str, Any]
 LEFT_OUT = ("/versions/{version}", "/{repository}")  # parts of a path that a shorter one does without
 SHOWN_BOUNDS = {
     "minimum": "at least {}", "maximum": "at most {}", "exclusiveMinimum": "above {}", "exclusiveMaximum": "below {}",
-    "minItems": "at least {} of them", "maxItems": "at most {} of them", "minLength": "at least {} characters",
+    "minItems": "at least {} entries", "maxItems": "at most {} entries", "minLength": "at least {} characters",
     "maxLength": "at most {} characters",
 }  # fmt: skip
 INTRODUCTION = """# API reference
 
-Generated from the code. What the routes mean is said in [OpenAI's API](../docs/openai.md), [serving](../docs/serve.md)
-and the [protocol's extensions](../docs/protocol.md); who may call which, in [who may do what](../docs/security.md).
+Generated from the code. For explanations, see [OpenAI's API](../docs/openai.md), [serving](../docs/serve.md)
+and the [protocol's extensions](../docs/protocol.md). For access control, see [security](../docs/security.md).
 """
 
 
-REFUSED = """A field of the type `anything` is one that other servers have: taken where it asks for nothing, and else
-[refused](../docs/openai.md#what-is-honoured-and-what-is-refused).
+REFUSED = """Other servers have the fields of the type `anything`. This server accepts values that change nothing, and
+[refuses the others](../docs/openai.md#what-is-honoured-and-what-is-refused).
 """
 
 
@@ -36,8 +36,8 @@ def api_reference() -> str:
     extensions = Extensions()
     document = make_application(core, extensions).openapi()
     routes = triton_routes(InferenceApi(core, extensions, max_input_bytes=0))
-    parts = [INTRODUCTION, "## OpenAI's API, and its neighbours\n", *_operations(document)]
-    parts += ["## What bodies consist of\n", REFUSED, *_schemas(document)]
+    parts = [INTRODUCTION, "## OpenAI's API and related APIs\n", *_operations(document)]
+    parts += ["## Request bodies\n", REFUSED, *_schemas(document)]
     parts += ["## Triton's routes\n", _triton_table((method, path) for method, path, _ in routes)]
     parts += ["## Triton's remote procedure calls\n", _rpc_table()]
     return "\n".join(parts)
@@ -50,7 +50,7 @@ def _operations(document: Schema) -> Iterator[str]:
             yield f"{_one_line(operation.get('description', ''))}\n"
             if body := operation.get("requestBody"):
                 yield f"The body: {_type(body['content']['application/json']['schema'])}.\n"
-    yield "Any of them may be refused:\n"
+    yield "Errors of all routes:\n"
     yield _table(("Status", "When"), ((status, text) for status, text in _refusals(document)))
 
 
@@ -122,7 +122,7 @@ def _triton_table(routes: Iterable[tuple[str, str]]) -> str:
             if (method, path.replace(part, "", 1)) in known and part in path:
                 text = text.replace(part, f"[{part}]", 1)
         rows.append((method, f"`{text}`", API_OF_PATH[path].value))
-    return _table(("", "Path; what is in brackets may be left out", "Group"), rows)
+    return _table(("", "Path; parts in brackets are optional", "Group"), rows)
 
 
 def _shorter(path: str) -> list[str]:

@@ -13,7 +13,7 @@ COLUMNS = 100
 
 def command_reference() -> str:
     program: Any = typer.main.get_command(app)
-    parts = ["# Commands\n", "What `llmserve COMMAND --help` says.\n"]
+    parts = ["# Commands\n", "The output of `llmserve COMMAND --help`.\n"]
     for name, command in program.commands.items():
         context = command.make_context(name, [], parent=_context(program), resilient_parsing=True)
         parts.append(f"## llmserve {name}\n\n```text\n{command.get_help(context)}\n```\n")

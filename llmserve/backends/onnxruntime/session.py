@@ -90,7 +90,7 @@ def _number(config: ModelConfig, key: str, problems: list[str], *, default: int 
     parameters: Mapping[str, Any] = config.parameters
     text = parameters[key].string_value if key in parameters else str(default)
     if not text.isdecimal():
-        problems.append(f"parameter {key} must be a whole number, got '{text}'")
+        problems.append(f"parameter {key} must be an integer, got '{text}'")
         return default
     return int(text)
 

@@ -39,7 +39,7 @@ class TorchParameters:
         def number(key: str) -> int:
             text = values.get(key, "0")
             if not text.isdecimal():
-                problems.append(f"parameter {key} must be a whole number, got '{text}'")
+                problems.append(f"parameter {key} must be an integer, got '{text}'")
                 return 0
             return int(text)
 

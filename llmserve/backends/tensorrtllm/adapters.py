@@ -101,7 +101,7 @@ class ServedAdapters:
         with self._lock:
             tried, beside = self._candidates[name]
             if self._named.get(name) is not beside:
-                raise InvalidArgument(f"adapter '{name}' was loaded again or unloaded meanwhile")
+                raise InvalidArgument(f"adapter '{name}' was reloaded or unloaded in the meantime")
             del self._candidates[name]
             self._named[name] = tried
             self._retire(beside)

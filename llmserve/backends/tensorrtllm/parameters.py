@@ -193,7 +193,7 @@ def _policy(text: str) -> Policy:
 
 # Python's own parsers do not say it to people
 EXPECTED: dict[object, str] = {
-    int: "expected a whole number",
+    int: "expected an integer",
     float: "expected a number",
     _paths: 'expected directories by name, as JSON: {"NAME": "DIRECTORY"}',
     _integers: "expected whole numbers separated by commas",

@@ -71,7 +71,7 @@ def read_lora_config(folder: Path, problems: list[str]) -> LoraConfig | None:
             found.append(f"{CONFIG_NAME}: {name} must be a number, or a number for each pattern")
     for name, values in (("r", {"": rank}), ("rank_pattern", ranks)):
         if not isinstance(values, dict) or not all(type(value) is int and value > 0 for value in values.values()):
-            found.append(f"{CONFIG_NAME}: {name} must be a whole number above 0, or one for each pattern")
+            found.append(f"{CONFIG_NAME}: {name} must be an integer above 0, or one for each pattern")
     found += [
         f"{CONFIG_NAME}: the pattern {pattern!r} is not supported: give names of modules, with at most {MAX_STARS} `*`"
         for pattern in dict.fromkeys([*_keys(alphas), *_keys(ranks)])

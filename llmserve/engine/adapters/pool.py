@@ -99,7 +99,7 @@ class AdapterPool:
                 try:
                     await asyncio.to_thread(self._load, known, self._runner)
                 except EngineFileError as error:  # nothing that the request can help
-                    raise InternalError(f"an adapter cannot be read again: {error}") from error
+                    raise InternalError(f"an adapter can no longer be read: {error}") from error
             yield known.slot
         finally:
             self._release(known)
@@ -124,12 +124,12 @@ class AdapterPool:
         limits = self._limits
         if limits.num_bytes and num_bytes > limits.num_bytes:
             raise InvalidArgument(
-                f"adapter {adapter.path} takes {num_bytes:,} bytes of memory, and all adapters may take "
+                f"adapter {adapter.path} takes {num_bytes:,} bytes of memory, but all adapters together may take "
                 f"{limits.num_bytes:,}; serve with a larger --adapter-memory"
             )
         if not self._fits([each for each in self._loaded if each.num_uses], num_bytes):
             raise ResourceExhausted(
-                f"all {sum(bool(each.num_uses) for each in self._loaded)} adapters that may be in memory are in use; "
+                f"all {sum(bool(each.num_uses) for each in self._loaded)} adapters that fit in memory are in use; "
                 "try again later, or serve with a larger --max-adapters or --adapter-memory"
             )
         idle = sorted((each for each in self._loaded if not each.num_uses), key=lambda each: each.last_used)

@@ -90,14 +90,14 @@ class AdapterManifest:
             content = json.loads(text)
             version = content["format_version"]
             if version != FORMAT_VERSION:
-                raise EngineFileError(f"it has format version {version}, this llmserve reads {FORMAT_VERSION}")
+                raise EngineFileError(f"it has format version {version}, but this llmserve reads {FORMAT_VERSION}")
             if content.pop("seal", None) != _seal(content):
                 raise EngineFileError(f"{ADAPTER_FILE} was changed after the build")
             parts = tuple(PartShape(**part) for part in content.pop("parts"))
             found = cls(parts=parts, **content)
             numbers = [value for part in parts for value in (part.begin, part.rows, part.columns, part.rank - 1)]
             if found.dtype not in FLOATS or not parts or not all(type(n) is int and n >= 0 for n in numbers):
-                raise TypeError("matrices of no sense")
+                raise TypeError("the matrices are not valid")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise EngineFileError(f"{ADAPTER_FILE} is damaged ({error!r})") from error
         return found
@@ -156,7 +156,7 @@ class SealedAdapter:
             text = f"adapter {self.path}: {name} cannot be read: {error.strerror}"
             raise EngineFileError(f"{text}; copy it again, or {REBUILD}") from error
         if hashlib.sha256(content).hexdigest() != sha256:
-            raise EngineFileError(f"adapter {self.path}: {name} has been changed; copy it again, or {REBUILD}")
+            raise EngineFileError(f"adapter {self.path}: {name} was changed; copy it again, or {REBUILD}")
         return content
 
 

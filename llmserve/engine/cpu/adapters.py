@@ -94,7 +94,7 @@ class AdapterPacker:
         first, last = part.shape.begin, part.shape.begin + part.shape.rows
         outputs = self._outputs.get(part.shape.param, [])
         if not outputs or last > max(output.end for output in outputs):
-            raise EngineFileError(f"adapter {path} changes {part.shape.param}, which {self._path} does not have so")
+            raise EngineFileError(f"adapter {path} changes {part.shape.param}, which {self._path} lacks in this form")
         for output in outputs:
             begin, end = max(first, output.begin), min(last, output.end)
             if begin < end:

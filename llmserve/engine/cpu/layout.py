@@ -305,9 +305,7 @@ def read_linear_layers(path: Path) -> tuple[int, dict[int, LinearShape]]:
     try:
         return int(fixed["num_ops"]), _linear_layers(blob, fixed)
     except (ValueError, IndexError, OverflowError) as error:
-        raise EngineFileError(
-            f"{path} has operations that this llmserve does not know; build the engine again: {error}"
-        ) from error
+        raise EngineFileError(f"{path} has operations unknown to this llmserve; rebuild the engine: {error}") from error
 
 
 def read_linear_weights(path: Path) -> list[tuple[int, str, int]]:
@@ -365,9 +363,7 @@ def _read_fixed(path: Path, blob: bytes, file_bytes: int) -> NDArray[Any]:
             "build the engine again"
         )
     if fixed["file_bytes"] != file_bytes or not HEADER.itemsize <= fixed["metadata_bytes"] <= file_bytes:
-        raise EngineFileError(
-            f"{path} should have {fixed['file_bytes']} bytes and has {file_bytes}: truncated or damaged"
-        )
+        raise EngineFileError(f"{path} has {file_bytes} bytes instead of {fixed['file_bytes']}: truncated or damaged")
     return fixed
 
 

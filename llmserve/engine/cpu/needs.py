@@ -15,7 +15,7 @@ def _kernel_library(need: str) -> Check:
 
 def _instruction_set(need: str) -> Check:
     isa = chosen_isa()
-    slow = "it works, but slowly: portable kernels only check the others" if isa == "portable" else ""
+    slow = "it works, but slowly: the portable kernels are a reference for the others" if isa == "portable" else ""
     return Check(need, True, f"{isa} is used", slow)
 
 

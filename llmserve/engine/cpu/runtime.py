@@ -64,7 +64,7 @@ class CpuRuntime:
 
         if directory.hidden_width:
             raise Unsupported(
-                f"{directory.path} is a layer for drafts: name it with --draft-engine beside its network's"
+                f"{directory.path} is a layer for drafts: give it to --draft-engine, together with its network's engine"
             )
         draft = _draft_directory(directory, settings)
         num_blocks, num_states = pool_sizes(directory, settings, draft)

@@ -72,7 +72,7 @@ class NvidiaDevice:
         try:
             _, version = self._api.cuDriverGetVersion()
         except (RuntimeError, OSError) as error:  # there is no libcuda
-            raise Unsupported(NO_GPU.format("there is no driver on this machine (libcuda.so.1)")) from error
+            raise Unsupported(NO_GPU.format("this machine has no NVIDIA driver (libcuda.so.1)")) from error
         self._call("cuInit", 0)
         self._device = self._call("cuDeviceGet", ordinal)
         self._context = self._call("cuDevicePrimaryCtxRetain", self._device)

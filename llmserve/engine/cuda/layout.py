@@ -282,7 +282,7 @@ def read_header(path: Path) -> EngineHeader:
     header = replace(_decoded(path, text), data_begin=_on_page(PREFIX.size + num_bytes))
     raise_problems(EngineFileError, f"{path} has an invalid header; build the engine again", problems(header))
     if (wanted := header.data_begin + header.data_bytes) != size:
-        raise EngineFileError(f"{path} should have {wanted} bytes and has {size}: truncated or damaged")
+        raise EngineFileError(f"{path} has {size} bytes instead of {wanted}: truncated or damaged")
     return header
 
 
@@ -295,7 +295,7 @@ def _checked_prefix(path: Path, prefix: bytes, size: int) -> tuple[int, int]:
         raise EngineFileError(f"{path} is not an engine file for CUDA")
     if version != FORMAT_VERSION:
         raise EngineFileError(
-            f"{path} has format version {version}, this llmserve reads {FORMAT_VERSION}; update the older one, or "
+            f"{path} has format version {version}, but this llmserve reads {FORMAT_VERSION}; update the older one, or "
             f"rebuild with: {rebuild_command(path.parent)}"
         )
     if num_bytes > min(size, MOST_JSON_BYTES):

@@ -74,9 +74,9 @@ def _sizes(header: EngineHeader) -> Iterator[str]:
         if not _is_whole(value, 0, MOST_BYTES):
             yield f"{name} is {_shown(value)}"
         elif name == "state_bytes" and value % ALIGNMENT:
-            yield f"state_bytes is {value}, and slots are aligned to {ALIGNMENT}"
+            yield f"state_bytes is {value}, which is not a multiple of {ALIGNMENT}"
         elif name == "tensors_begin" and _is_whole(header.data_bytes, 0, MOST_BYTES) and value > header.data_bytes:
-            yield f"tensors begin at {value}, behind the data"
+            yield f"tensors begin at {value}, after the end of the data"
 
 
 def _kernels(header: EngineHeader) -> Iterator[str]:
@@ -84,7 +84,7 @@ def _kernels(header: EngineHeader) -> Iterator[str]:
         yield f"head_rows is {header.head_rows}, more than max_num_tokens"
     for place, kernel in enumerate(header.kernels):
         if not _is_kernel(kernel):
-            yield f"kernel {place} cannot be understood"
+            yield f"kernel {place} is not valid"
 
 
 def _is_kernel(kernel: Kernel) -> bool:
@@ -117,7 +117,7 @@ def _data(header: EngineHeader) -> Iterator[str]:
             continue
         for place, (kernel, binary) in enumerate(zip(header.kernels, binaries, strict=True)):
             if not _is_binary(binary, kernel, header.tensors_begin):
-                yield f"the binary of kernel {place} for {_shown(gpu)} cannot be: {_shown(tuple(binary))}"
+                yield f"the binary of kernel {place} for {_shown(gpu)} is not valid: {_shown(tuple(binary))}"
     end, names = header.tensors_begin, set()
     for tensor in header.tensors:
         is_sound = (
@@ -130,7 +130,7 @@ def _data(header: EngineHeader) -> Iterator[str]:
             and tensor.offset + tensor.num_bytes <= header.data_bytes
         )
         if not is_sound:
-            yield f"tensor {_shown(tuple(tensor))} has no place of its own in {header.data_bytes} bytes of data"
+            yield f"tensor {_shown(tuple(tensor))} has no valid place of its own in {header.data_bytes} bytes of data"
             continue
         names.add(tensor.name)
         end = tensor.offset + tensor.num_bytes
@@ -181,11 +181,11 @@ def _tactics(header: EngineHeader) -> Iterator[str]:
         parts.setdefault(launch.kernel, set()).add(launch.part)
     for number, tactics in header.tactics.items():
         if number not in parts:
-            yield f"kernel {_shown(number)} is never launched, and has tactics"
+            yield f"kernel {_shown(number)} has tactics but is never launched"
             continue
         kernel = header.kernels[number]
         if not is_product(kernel):
-            yield f"kernel {number} ({kernel.function}) has tactics, and is not a product"
+            yield f"kernel {number} ({kernel.function}) has tactics but is not a product"
             continue
         for tactic in tactics:
             if not _is_whole(tactic.kernel, 0, len(header.kernels) - 1):
@@ -195,7 +195,7 @@ def _tactics(header: EngineHeader) -> Iterator[str]:
             if (other.function, other.types, other.unaligned, is_product(other)) != (
                 kernel.function, kernel.types, kernel.unaligned, True,
             ):  # fmt: skip
-                yield f"kernel {tactic.kernel} takes other arguments than kernel {number}, whose tactic it is"
+                yield f"kernel {tactic.kernel} takes different arguments from kernel {number}, whose tactic it is"
             if not all(_is_grid(header, part, tactic.grid, other) for part in parts[number]):
                 yield f"a tactic of kernel {number} ({kernel.function}) has the grid {_shown(tactic.grid)}"
 

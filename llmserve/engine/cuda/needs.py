@@ -9,7 +9,7 @@ from llmserve.engine.machine.nvidia import visible_gpus
 from llmserve.engine.runtime import Check, Needs
 
 OLDEST_CAPABILITY = (8, 0)
-UNTRIED = "experimental: has run on an H200, and on no other GPU"
+UNTRIED = "experimental: tested only on an H200"
 
 
 def _gpu(need: str) -> Check:
@@ -30,7 +30,7 @@ def _compiler(need: str) -> Check:
     try:
         return Check(need, True, f"triton {metadata.version('triton')}")
     except metadata.PackageNotFoundError:
-        return Check(need, True, "none; building here needs it", "pip install 'llmserve[cuda]'")
+        return Check(need, True, "none; required to build on this machine", "pip install 'llmserve[cuda]'")
 
 
 NEEDS: Needs = {"NVIDIA GPU and driver": _gpu, "NVIDIA's bindings": _bindings, "kernel compiler": _compiler}

@@ -274,7 +274,7 @@ def check_architecture(header: EngineHeader, device: Device) -> None:
     if device.architecture not in header.binaries:
         built_for = ", ".join(header.binaries)
         raise Unsupported(
-            f"the engine was built for {built_for}, and this GPU is {device.architecture} ({device.name}); build it "
+            f"the engine was built for {built_for}, but this GPU is {device.architecture} ({device.name}); build it "
             f"again with --gpu {','.join((*header.binaries, device.architecture))}"
         )
 

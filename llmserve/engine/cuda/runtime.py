@@ -116,7 +116,7 @@ class CudaRuntime:
             with closing(self._open_device(0)) as device:
                 machine = machine_of(device)
         except LlmserveError as error:
-            return Tactics(f"tactics are chosen on a machine with a GPU: {error}")
+            return Tactics(f"tactics can only be chosen on a machine with a GPU: {error}")
         cache = TacticCache.load(directory.path / CACHE_FILE, machine)
         return Tactics(f"tactics on {machine.device}, {machine.kernels}", choices(header, cache))
 

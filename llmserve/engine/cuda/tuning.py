@@ -59,7 +59,7 @@ class _Bench:
             made = self._made(launch, min(num_rows, CHECKED_ROWS))
             wanted = made if wanted is None else wanted
             if made != wanted:
-                logger.warning("%s in %s computes different bits on this device and is not used", layer.name, name)
+                logger.warning("%s in %s produces different bits on this device, so it is not used", layer.name, name)
                 continue
             ours = [known[name] for known in by_launch] * -(-LEAST_LAUNCHES // len(by_launch))
             found[name] = round(1e6 * self._seconds(runner.capture(ours, num_rows)) / len(ours), 2)

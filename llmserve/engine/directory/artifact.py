@@ -64,11 +64,11 @@ class EngineDirectory:
             config = json.loads((path / CONFIG_FILE).read_text())
             limits = config["pretrained_config"]["vocab_size"], *(config["build_config"][name] for name in LIMITS)
             if not all(type(number) is int for number in limits):
-                raise TypeError(f"limits that are not numbers: {limits}")
+                raise TypeError(f"limits must be numbers: {limits}")
         except (OSError, ValueError, RecursionError) as error:
             raise EngineFileError(f"{path / CONFIG_FILE} cannot be read: {error}") from error
         except (KeyError, TypeError) as error:
-            raise EngineFileError(f"{path / CONFIG_FILE} is not an engine's ({error!r}); build it again") from error
+            raise EngineFileError(f"{path / CONFIG_FILE} is not an engine's ({error!r}); rebuild it") from error
         return cls(path, manifest, config)
 
     @property
@@ -121,7 +121,7 @@ class EngineDirectory:
         """Hash every file again. `EngineFileError` names each one that differs from the manifest."""
         records = {**self.manifest.files, **self.manifest.prefixes}
         problems = [
-            f"{name} has been changed: its SHA-256 is not the manifest's"
+            f"{name} was changed: its SHA-256 is not the one in the manifest"
             for name, record in sorted(records.items())
             if not (self.path / name).is_file() or hash_file(self.path / name, progress) != record.sha256
         ]
@@ -136,7 +136,7 @@ class EngineDirectory:
 
 def _damaged(path: Path, manifest: Manifest) -> str:
     command = f"llmserve build CHECKPOINT --target {manifest.target} --output-dir {path}"
-    return f"{path} is damaged; copy it again, or build it again: {command}"
+    return f"{path} is damaged; copy or build it again: {command}"
 
 
 def rebuild_command(directory: Path) -> str:
@@ -194,7 +194,7 @@ def _what_it_is_instead(path: Path) -> str:
         config = {}
     if "pretrained_config" in config:
         return (
-            f"{path} is a TensorRT-LLM engine without the manifest of llmserve, which says what it needs; compile the "
+            f"{path} is a TensorRT-LLM engine without llmserve's manifest, which lists its requirements; compile the "
             f"checkpoint that it was made from: llmserve build CHECKPOINT --target tensorrt_llm"
         )
     if "model_type" in config or "architectures" in config:
@@ -212,9 +212,9 @@ def _problem(path: Path, manifest: Manifest, name: str) -> str:
     try:
         num_bytes = (path / name).stat().st_size
         if num_bytes != record.num_bytes:
-            return f"{name} has {num_bytes} bytes, the manifest says {record.num_bytes}"
+            return f"{name} has {num_bytes} bytes, but the manifest says {record.num_bytes}"
         if num_bytes <= HASHED_AT_OPEN_BYTES and hash_file(path / name) != record.sha256:
-            return f"{name} has been changed: its SHA-256 is not the manifest's"
+            return f"{name} was changed: its SHA-256 is not the one in the manifest"
     except FileNotFoundError:
         return f"{name} is missing"
     except OSError as error:

@@ -65,10 +65,10 @@ class FileWatch:
                 self.problem = f"{name} cannot be read: {error.strerror}"
             else:
                 if not self._closed.is_set() and found != self._directory.manifest.files[name].sha256:
-                    self.problem = f"{name} has been changed: its SHA-256 is not the manifest's"
+                    self.problem = f"{name} was changed: its SHA-256 is not the one in the manifest"
             if self.problem:
                 logger.error(
-                    "engine %s is not ready any more: %s; copy it again beside the old one, rename it, and load it",
+                    "engine %s is no longer ready: %s; copy it again next to the old one, rename it, and load it",
                     self._directory.path,
                     self.problem,
                 )

@@ -76,7 +76,7 @@ class GateRecord:
 
     def __str__(self) -> str:
         part = "" if self.is_complete else f", {self.line.content['suite']['num_samples']} samples only"
-        blessed = "" if self.blessed_by else ", with margins that were not blessed"
+        blessed = "" if self.blessed_by else ", with unblessed margins"
         signed = f", signed with {self.line.key}" if self.line.key else ""
         kernels = f", {self.kernels}" if self.kernels else ""
         return (
@@ -129,7 +129,7 @@ def every_record(path: Path) -> list[GateRecord]:
         return [record for record in found if record.engine_digest and _is_whole(record)]
     except (KeyError, TypeError) as error:
         raise InvalidArgument(
-            f"{file} has a record that lacks a field ({error!r}), as those of older versions do; remove the file, and "
+            f"{file} has a record that lacks a field ({error!r}), like records of older versions; remove the file, and "
             "run the suites again"
         ) from error
 
@@ -180,7 +180,7 @@ def gate_problems(subject: GateSubject, rule: GateRule) -> list[str]:
 
 def _of_elsewhere(subject: GateSubject, record: GateRecord) -> str:
     return (
-        f"suite {record.suite} was run with {record.kernels}, and this machine computes with {subject.kernels}, which "
+        f"suite {record.suite} was run with {record.kernels}, but this machine uses {subject.kernels}, which "
         f"may round differently; {subject.command(f'{record.suite}.yaml')}"
     )
 

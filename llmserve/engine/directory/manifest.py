@@ -102,7 +102,7 @@ class Manifest:
             raise EngineFileError(f"manifest.json is damaged ({error!r}); {REBUILD}") from error
         if version != FORMAT_VERSION:
             raise EngineFileError(
-                f"the engine has format version {version}, this llmserve reads version {FORMAT_VERSION}; {REBUILD}"
+                f"the engine has format version {version}, but this llmserve reads version {FORMAT_VERSION}; {REBUILD}"
             )
         if content.pop("seal", None) != _seal(content):
             raise EngineFileError(f"manifest.json was changed after the build; {REBUILD}")
@@ -115,7 +115,7 @@ class Manifest:
 def _parse(content: dict[str, Any]) -> Manifest:
     options = content["options"]
     if not (isinstance(options["dtype"], str) and isinstance(options["quantization"], str)):
-        raise TypeError("options must have the names of dtype and quantization")
+        raise TypeError("options must include dtype and quantization")
     source = content.pop("source")
     files = content.pop("files")
     calibration, loss = content.pop("calibration", None), content.pop("loss", None)

@@ -88,7 +88,7 @@ class BlockFiles:
             return None
         num_bytes = self.state_bytes if is_state(key) else self.block_bytes
         if len(content) != num_bytes or head != MAGIC + _checksum(key, content):
-            self._tell("a block is damaged, and is computed again", path)
+            self._tell("a block is damaged and will be computed again", path)
             with suppress(OSError):
                 path.unlink()
             return None

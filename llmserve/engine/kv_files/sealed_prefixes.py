@@ -122,10 +122,10 @@ def _read(directory: EngineDirectory, kernels: str, runner: RunnerInfo) -> Seale
     """Raises one of several errors whose words say what is wrong."""
     name, sealed = prefix_file(kernels), directory.manifest.prefixes
     if name not in sealed:
-        raise ValueError(f"they are for other kernels ({', '.join(sorted(sealed))}), and here are {kernels}")
+        raise ValueError(f"they are for other kernels ({', '.join(sorted(sealed))}); this machine has {kernels}")
     data = (directory.path / name).read_bytes()
     if hashlib.sha256(data).hexdigest() != sealed[name].sha256:
-        raise ValueError(f"{name} has been changed: its SHA-256 is not the manifest's")
+        raise ValueError(f"{name} was changed: its SHA-256 is not the one in the manifest")
     line, _, content = data.removeprefix(MAGIC).partition(b"\n")
     document: dict[str, Any] = json.loads(line)
     header = Header(**{**document, "prefixes": tuple(map(tuple, document["prefixes"]))})
@@ -134,12 +134,12 @@ def _read(directory: EngineDirectory, kernels: str, runner: RunnerInfo) -> Seale
         runner.state_bytes, runner.windowed_layers.window, runner.windowed_layers.num_tables,
     )  # fmt: skip
     if header != expected:
-        raise ValueError(f"{name} is of another engine, or its KV blocks have another format")
+        raise ValueError(f"{name} belongs to another engine, or its KV blocks have another format")
     num_blocks, num_states = len(header.blocks()), len(header.states())
     sizes = [header.block_bytes] * num_blocks + [header.state_bytes] * num_states
     if len(content) != sum(sizes):
         raise ValueError(
-            f"{name} has {len(content)} bytes of blocks, and its prefixes {num_blocks} blocks and {num_states} states"
+            f"{name} has {len(content)} bytes of blocks, its prefixes {num_blocks} blocks and {num_states} states"
         )
     ends = accumulate(sizes)
     return SealedPrefixes(header, [content[end - size : end] for size, end in zip(sizes, ends, strict=True)])

@@ -11,7 +11,7 @@ from llmserve.errors import Unsupported
 
 QUERY = ("index", "uuid", "name", "compute_cap", "driver_version", "memory.total", "memory.free")
 TIMEOUT_S = 30
-NO_GPU = "an NVIDIA GPU is needed, and {}; use a machine with one, or build with --target cpu"
+NO_GPU = "an NVIDIA GPU is required, but {}; use a machine with one, or build with --target cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def visible_gpus() -> Sequence[Gpu]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     except FileNotFoundError:
-        raise Unsupported(NO_GPU.format("there is no nvidia-smi, so no driver is installed")) from None
+        raise Unsupported(NO_GPU.format("nvidia-smi was not found, so no driver is installed")) from None
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", "") or getattr(error, "stdout", "") or str(error)
         raise Unsupported(NO_GPU.format(f"nvidia-smi failed: {str(reason).strip()}")) from error

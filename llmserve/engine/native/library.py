@@ -52,7 +52,7 @@ class Library:
         self._declare("llmserve_abi_version", ctypes.c_uint32)
         if (version := self._library.llmserve_abi_version()) != ABI_VERSION:
             raise Unsupported(
-                f"{path} has interface version {version}, this code needs {ABI_VERSION}; build it again: "
+                f"{path} has interface version {version}, but this code needs {ABI_VERSION}; rebuild it: "
                 "pip install --no-build-isolation -e ."
             )
         self._declare("llmserve_variants", None, ctypes.c_char_p, ctypes.c_size_t)
@@ -232,5 +232,5 @@ def chosen_isa(wanted: str = "") -> str:
     isa = wanted or os.environ.get(ISA_VARIABLE, "")
     isas = available_isas()
     if isa and isa not in isas:
-        raise Unsupported(f"this machine has no kernels {isa!r}; it has {', '.join(isas)}")
+        raise Unsupported(f"this machine has no {isa!r} kernels; it has {', '.join(isas)}")
     return isa or isas[-1]

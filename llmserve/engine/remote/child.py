@@ -87,7 +87,7 @@ class Child:
     def __init__(self, command: Sequence[str], spec: ChildSpec) -> None:
         """Raises `InvalidArgument` where no socket can be."""
         if len(os.fsencode(spec.socket)) > MAX_PATH_BYTES:
-            problem = f"the path of the engine's socket has at most {MAX_PATH_BYTES} bytes, and {spec.socket} has more"
+            problem = f"the engine's socket path may have at most {MAX_PATH_BYTES} bytes; {spec.socket} is longer"
             raise InvalidArgument(f"{problem}; set TMPDIR to a folder with a shorter path")
         # A session of its own: the terminal's Ctrl-C is for the parent, which lets answers end first.
         self._process = subprocess.Popen(
@@ -110,7 +110,7 @@ class Child:
         with self._process.stdout as stdout:
             line = stdout.readline()
         if not line:
-            raise Unavailable(f"the engine's process ended while it loaded the engine: {self.end()}")
+            raise Unavailable(f"the engine's process ended while loading the engine: {self.end()}")
         document: Mapping[str, Any] = json.loads(line)
         if document:
             self.end()

@@ -103,7 +103,7 @@ class RemoteEngine:
             return cls(connection, reader, first)
         except (OSError, ProtocolError) as error:
             connection.close()
-            raise Unavailable(f"no engine answers at {path}: {error}") from error
+            raise Unavailable(f"no engine is listening at {path}: {error}") from error
 
     @property
     def info(self) -> EngineInfo:
@@ -175,7 +175,7 @@ class RemoteEngine:
         stream = TokenStream(asyncio.get_running_loop(), request.num_answers)
         data = submit_frame(request, stream_id).encoded()
         if len(data) > MAX_REQUEST_BYTES:
-            raise InvalidArgument(f"the request has {len(data)} bytes, more than an engine takes ({MAX_REQUEST_BYTES})")
+            raise InvalidArgument(f"the request has {len(data)} bytes; an engine accepts at most {MAX_REQUEST_BYTES}")
         with self._lock:
             self._end.check()
             self._streams[stream_id] = stream
@@ -240,7 +240,7 @@ class RemoteEngine:
             self._abort()
 
     def lost(self) -> None:
-        self._shut(Unavailable("the engine's process has ended, or has ended the connection; ask again"))
+        self._shut(Unavailable("the engine's process ended or closed the connection; try again"))
 
     def _receive(self, frame: Frame) -> None:
         if frame.kind is Kind.EVENTS:
@@ -266,7 +266,7 @@ class RemoteEngine:
         elif frame.kind is Kind.GOODBYE:
             self._shut(read_error(frame.document))
         else:
-            raise ProtocolError(f"a frame of kind {frame.kind.name}, which engines never send here")
+            raise ProtocolError(f"a frame of kind {frame.kind.name}, which engines must not send at this point")
 
     def _leave_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Cancel the streams whose consumers lived on a loop that is gone."""

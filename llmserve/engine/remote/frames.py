@@ -82,7 +82,7 @@ class FrameReader:
             kind, num_text, num_integers, num_floats, num_blob = HEADER.unpack_from(self._waiting, begin)
             size = num_text + NUMBER_BYTES * (num_integers + num_floats) + num_blob
             if size > self._max_bytes:
-                raise ProtocolError(f"a frame of {size} bytes; the limit is {self._max_bytes}")
+                raise ProtocolError(f"a frame has {size} bytes; the limit is {self._max_bytes}")
             end = begin + HEADER.size + size
             if len(self._waiting) < end:
                 break
@@ -104,7 +104,7 @@ def check_preamble(data: bytes) -> None:
         )
     if version != VERSION:
         raise ProtocolError(
-            f"the other side uses version {version} of the engines' protocol, this one version {VERSION}; run the "
+            f"the other side uses version {version} of the engine protocol, this side version {VERSION}; run the "
             "same release of llmserve on both"
         )
 
@@ -122,4 +122,4 @@ def _frame(kind: int, body: bytes, num_text: int, num_integers: int, num_floats:
             view[blob_at:],
         )
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"a frame that cannot be read: {error}") from error
+        raise ProtocolError(f"invalid frame: {error}") from error

@@ -104,7 +104,7 @@ def read_submit(frame: Frame) -> tuple[int, GenerateRequest, GuideSource | None]
         guide = document.get("guide")
         return int(document["stream"]), request, None if guide is None else (str(guide[0]), str(guide[1]))
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise ProtocolError(f"a request that cannot be read: {error!r}") from error
+        raise ProtocolError(f"invalid request: {error!r}") from error
 
 
 def read_adapter(frame: Frame) -> tuple[int, Path, str]:
@@ -112,14 +112,14 @@ def read_adapter(frame: Frame) -> tuple[int, Path, str]:
     try:
         return int(frame.document["call"]), Path(frame.document["path"]), read_digest(frame)
     except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"an adapter that cannot be read: {error!r}") from error
+        raise ProtocolError(f"invalid adapter: {error!r}") from error
 
 
 def read_digest(frame: Frame) -> str:
     try:
         return str(frame.document["digest"])
     except (KeyError, TypeError) as error:
-        raise ProtocolError(f"a digest that cannot be read: {error!r}") from error
+        raise ProtocolError(f"invalid digest: {error!r}") from error
 
 
 def read_added(frame: Frame) -> tuple[int, LlmserveError | None]:
@@ -128,14 +128,14 @@ def read_added(frame: Frame) -> tuple[int, LlmserveError | None]:
         error = frame.document.get("error")
         return int(frame.document["call"]), None if error is None else read_error(error)
     except (KeyError, TypeError, ValueError, AttributeError) as failure:
-        raise ProtocolError(f"an answer that cannot be read: {failure!r}") from failure
+        raise ProtocolError(f"invalid answer: {failure!r}") from failure
 
 
 def guide_source(guide: Guide) -> GuideSource:
     """Raises `Unsupported` where it has none."""
     if not isinstance(guide, SourcedGuide):
         raise Unsupported(
-            f"guide: {type(guide).__name__} has no text from which it could be compiled in the engine's process; use a "
+            f"guide: {type(guide).__name__} has no text to compile in the engine's process; use a "
             "schema, a regular expression or a grammar, or an engine in this process"
         )
     return guide.source
@@ -149,7 +149,7 @@ def read_tenant(document: Any) -> Tenant:
     try:
         return Tenant(**{name: document[name] for name in LIMITS})
     except (KeyError, TypeError) as error:
-        raise ProtocolError(f"a tenant that cannot be read: {error!r}") from error
+        raise ProtocolError(f"invalid tenant: {error!r}") from error
 
 
 class EventWriter:
@@ -214,7 +214,7 @@ def read_events(frame: Frame) -> list[tuple[int, Item]]:
     try:
         return list(_EventReader(frame).items())
     except (StopIteration, IndexError, ValueError, TypeError, RuntimeError) as error:
-        raise ProtocolError(f"events that cannot be read: {error!r}") from error
+        raise ProtocolError(f"invalid events: {error!r}") from error
 
 
 class _EventReader:
@@ -267,7 +267,7 @@ class _EventReader:
 def _taken(numbers: Iterator[Number], count: int) -> tuple[Number, ...]:
     taken = tuple(islice(numbers, count))
     if len(taken) != count:
-        raise IndexError(f"{count} numbers should follow, and {len(taken)} do")
+        raise IndexError(f"{count} numbers expected, got {len(taken)}")
     return taken
 
 
@@ -313,7 +313,7 @@ class EngineState:
             allowances = {read_tenant(tenant): Allowance(**left) for tenant, left in document["allowances"]}
             return cls(EngineStats(**document["stats"]), bool(document["healthy"]), allowances)
         except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(f"an engine's state that cannot be read: {error!r}") from error
+            raise ProtocolError(f"invalid engine state: {error!r}") from error
 
 
 def hello_frame(info: EngineInfo, state: EngineState) -> Frame:
@@ -322,8 +322,8 @@ def hello_frame(info: EngineInfo, state: EngineState) -> Frame:
 
 def read_hello(frame: Frame) -> tuple[EngineInfo, EngineState]:
     if frame.kind is not Kind.HELLO:
-        raise ProtocolError(f"the engine began with a frame of kind {frame.kind.name}")
+        raise ProtocolError(f"the engine's first frame is of kind {frame.kind.name}")
     try:
         return EngineInfo(**frame.document["info"]), EngineState.read(frame.document["state"])
     except (KeyError, TypeError) as error:
-        raise ProtocolError(f"an engine's first frame that cannot be read: {error!r}") from error
+        raise ProtocolError(f"invalid first frame from an engine: {error!r}") from error

@@ -131,7 +131,7 @@ class ProcessEngine(ReplaceableEngine):
         lived_s = time.monotonic() - self._since
         while (pause_s := self._restarts.next_pause_s(lived_s)) is not None:
             when = f"in {pause_s:g} s" if pause_s else "now"
-            self._say_down(f"the engine's process has ended ({how}) and is started again {when}; ask again later")
+            self._say_down(f"the engine's process ended ({how}) and will be restarted {when}; try again later")
             if self._closing.wait(pause_s):
                 return False
             self._num_restarts += 1
@@ -148,8 +148,8 @@ class ProcessEngine(ReplaceableEngine):
             logger.warning("the engine's process is running again: %d, restart %d", self.pid, self._num_restarts)
             return True
         self._say_down(
-            f"the engine's process has ended ({how}), and was started again {self._restarts.most} times in a row "
-            "before; it is not restarted any more: look for the reason in the log, and load the model again"
+            f"the engine's process ended ({how}) after {self._restarts.most} restarts in a "
+            "row; it will not be restarted: look for the reason in the log, and reload the model"
         )
         return False
 
@@ -158,5 +158,5 @@ class ProcessEngine(ReplaceableEngine):
             engine.close()
             raise EngineFileError(
                 f"{self._spec.engine_dir} now holds another engine ({engine.info.digest}; it was {self._info.digest}); "
-                "load the model again"
+                "reload the model"
             )

@@ -160,7 +160,7 @@ class SocketEngine(ReplaceableEngine):
             self._engine.wait()
             if self._closing.is_set():
                 return
-            self._say_down(f"the engine at {self._socket} has ended; the server uses it again when it is back")
+            self._say_down(f"the engine at {self._socket} has ended; the server will use it again when it is back")
             while not self._closing.wait(RETRY_S):
                 try:
                     engine = self._connected()
@@ -172,5 +172,5 @@ class SocketEngine(ReplaceableEngine):
                     continue
                 self._num_restarts += 1
                 if self._is_put(engine):
-                    logger.warning("the engine at %s answers again", self._socket)
+                    logger.warning("the engine at %s is available again", self._socket)
                 break

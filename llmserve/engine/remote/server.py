@@ -169,7 +169,7 @@ class Client(asyncio.Protocol):
         if frame.kind is Kind.SUBMIT:
             stream_id, request, guide = read_submit(frame)
             if stream_id in self.streams:
-                raise ProtocolError(f"stream {stream_id} is open already")
+                raise ProtocolError(f"stream {stream_id} is already open")
             if request.tenant.max_answers or request.tenant.tokens_per_minute:
                 self._tenants.add(request.tenant)
             task = self.streams[stream_id] = self._loop.create_task(self._answer(stream_id, request, guide))
@@ -226,7 +226,7 @@ class Client(asyncio.Protocol):
         """The border: whatever fails, the client hears of it."""
         try:
             if self._server.is_draining:
-                raise Unavailable("the engine's process is about to end: send the request again")
+                raise Unavailable("the engine's process is shutting down: send the request again")
             if guide is not None:
                 request = replace(request, guide=await self._server.compile_guide(*guide))
             async with aclosing(self._server.engine.submit(request)) as stream:

@@ -122,7 +122,7 @@ class ExecutorEngine:
 
     def healthy(self) -> bool:
         if self._end.reason is None and not self._executor.can_enqueue_requests():
-            self._shut(InternalError("the executor accepts no more requests; its log says why. Start the server again"))
+            self._shut(InternalError("the executor accepts no more requests; see its log. Start the server again"))
         return self._end.reason is None
 
     def close(self) -> None:

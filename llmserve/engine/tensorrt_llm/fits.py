@@ -70,7 +70,7 @@ def _file_problems(directory: EngineDirectory) -> list[str]:
         if mapping.get("world_size", 1) != _world_size(directory):
             return [
                 f"config.json is for {mapping.get('world_size', 1)} GPUs, the manifest for {_world_size(directory)}: "
-                f"the directory was put together from two builds; {REBUILD}"
+                f"the directory mixes files of two builds; {REBUILD}"
             ]
     missing = [name for name in wanted if name not in directory.manifest.files]
     return [f"the engine is for {_world_size(directory)} GPUs and lacks {name}; {REBUILD}" for name in missing]
@@ -80,7 +80,7 @@ def _version_problems(directory: EngineDirectory, here: Installed, tensorrt: Cal
     """A compiled engine belongs to one version of TensorRT-LLM, and of TensorRT; a canonical checkpoint to none."""
     built, mode = directory.manifest.device["tensorrt_llm"], mode_of(directory)
     if mode is not here.mode or (mode is Mode.ENGINE and built != here.version):
-        return [f"built with tensorrt-llm {built} ({mode.value} mode); here is {here}; {REBUILD}"]
+        return [f"built with tensorrt-llm {built} ({mode.value} mode); this machine has {here}; {REBUILD}"]
     if mode is Mode.LLM:
         return []
     compiled_by = directory.manifest.device["tensorrt"]
@@ -88,7 +88,7 @@ def _version_problems(directory: EngineDirectory, here: Installed, tensorrt: Cal
         version = tensorrt()
     except ImportError as error:
         return [f"TensorRT cannot be imported: {error}; install tensorrt-llm again, TensorRT comes with it"]
-    return [] if version == compiled_by else [f"compiled by TensorRT {compiled_by}; here is {version}; {REBUILD}"]
+    return [] if version == compiled_by else [f"compiled by TensorRT {compiled_by}; installed is {version}; {REBUILD}"]
 
 
 def _gpu_problems(directory: EngineDirectory, gpus: Sequence[Gpu]) -> list[str]:
@@ -96,7 +96,7 @@ def _gpu_problems(directory: EngineDirectory, gpus: Sequence[Gpu]) -> list[str]:
     found = []
     if len(gpus) < needed:
         found.append(
-            f"the engine needs {needed} GPUs, and this process sees {len(gpus)}; use a machine with more, or build "
+            f"the engine needs {needed} GPUs, but this process sees {len(gpus)}; use a machine with more, or build "
             f"with --tp-size {len(gpus)}"
         )
     if mode_of(directory) is Mode.ENGINE:

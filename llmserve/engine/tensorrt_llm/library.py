@@ -57,14 +57,14 @@ def installed() -> Installed:
     """What is installed. `Unsupported` when there is none, or one whose interface we do not know."""
     spec = find_spec("tensorrt_llm")
     if spec is None or not spec.submodule_search_locations:
-        raise Unsupported(f"the tensorrt_llm target needs tensorrt-llm, which is not installed; {INSTALL}")
+        raise Unsupported(f"the tensorrt_llm target requires tensorrt-llm, which is not installed; {INSTALL}")
     folder = Path(spec.submodule_search_locations[0])
     try:
         found = VERSION.search((folder / "version.py").read_text())
     except OSError:
         found = None
     if found is None:
-        raise Unsupported(f"tensorrt-llm in {folder} does not say its version; install it again: {INSTALL}")
+        raise Unsupported(f"tensorrt-llm in {folder} does not state its version; reinstall it: {INSTALL}")
     return Installed(found[1], mode_of(found[1]), folder)
 
 

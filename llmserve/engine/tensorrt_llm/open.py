@@ -122,7 +122,7 @@ class Opening:
             found.append(f"gpu_device_ids names {given} GPUs, but the engine needs {self.world_size}")
         if self.world_size > 1 and not self.worker.is_file():
             found.append(
-                f"the ranks' program {self.worker} is not there; name TensorRT-LLM's executorWorker with the parameter "
+                f"the ranks' program {self.worker} is missing; name TensorRT-LLM's executorWorker with the parameter "
                 "executor_worker_path"
             )
         return found

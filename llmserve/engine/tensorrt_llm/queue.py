@@ -13,10 +13,10 @@ def check_room(num_arriving: int, num_open: int, info: EngineInfo, max_queue_siz
         return
     if num_arriving > room:
         raise InvalidArgument(
-            f"the request asks for {num_arriving} answers, and batch and queue have room for {room} (max_queue_size is "
+            f"the request asks for {num_arriving} answers, but batch and queue have room for {room} (max_queue_size is "
             f"{max_queue_size}); ask for fewer at a time"
         )
     raise ResourceExhausted(
-        f"the queue is full: {num_open} sequences are open, {num_arriving} more would be, and max_queue_size is "
+        f"the queue is full: {num_open} sequences are open, this request adds {num_arriving}, and max_queue_size is "
         f"{max_queue_size}; try again later"
     )

@@ -96,7 +96,7 @@ def check_scores(request: GenerateRequest) -> None:
         "guided_decoding_guide": request.guide is not None,
     }
     if names := ", ".join(name for name, is_wanted in wanted.items() if is_wanted):
-        raise Unsupported(f"request {request.request_id!r}: an engine for TensorRT-LLM does not answer {names}")
+        raise Unsupported(f"request {request.request_id!r}: engines for TensorRT-LLM do not support {names}")
 
 
 def priority_of(request: GenerateRequest) -> float:

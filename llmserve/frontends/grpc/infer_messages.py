@@ -267,5 +267,5 @@ def _narrowed(tensor: InferInputTensor, values: NDArray[Any], *, model: str) -> 
 
 def _does_not_fit(tensor: InferInputTensor, model: str, problem: str) -> NoReturn:
     raise InvalidArgument(
-        f"a value of input '{tensor.name}' for model '{model}' does not fit into {tensor.datatype}: {problem}"
+        f"a value of input '{tensor.name}' for model '{model}' is out of range for {tensor.datatype}: {problem}"
     )

@@ -120,7 +120,7 @@ def _parse_input(data: memoryview, budget: _Budget) -> LargeInput:
                 contents.setdefault(content_number, []).append(decode_field(content_number, content_kind, content))
             continue
         if number == SHAPE and len(value) > MAX_SHAPE_BYTES:
-            raise RequestTooLarge("the shape of an input has more dimensions than any tensor can have")
+            raise RequestTooLarge("the shape of an input has too many dimensions")
         rest += budget.kept(number, kind, value)
     small = service_pb2.ModelInferRequest.InferInputTensor.FromString(bytes(rest))
     found = {CONTENT_NAMES[number]: join_fields(number, pieces) for number, pieces in contents.items()}
@@ -165,7 +165,7 @@ class _Budget:
             else:
                 self._num_values += 1
                 if self._num_values > MAX_TEXTS:
-                    raise RequestTooLarge(f"at most {MAX_TEXTS} elements of BYTES, or numbers that are not packed")
+                    raise RequestTooLarge(f"more than {MAX_TEXTS} BYTES elements or unpacked numbers")
                 self._num_uncounted += TEXT_BYTES + len(value)
                 if self._num_uncounted > INLINE_BYTES:
                     self._share.grow(self._num_uncounted)

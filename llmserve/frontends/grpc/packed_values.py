@@ -28,15 +28,15 @@ def decode_field(number: int, kind: int, value: memoryview) -> NDArray[Any] | by
     """One field: numbers, packed or one alone, or a text. Raises `DecodeError`."""
     if number not in DTYPES:
         if kind != LENGTH_DELIMITED:
-            raise DecodeError("a text that is none")
+            raise DecodeError("a string is expected")
         return copied(value)
     dtype = np.dtype(DTYPES[number])
     if number in FLOATS:
         if kind not in (LENGTH_DELIMITED, FLOATS[number]) or len(value) % dtype.itemsize:
-            raise DecodeError("numbers that are cut off")
+            raise DecodeError("packed numbers are truncated")
         return np.frombuffer(value, dtype)
     if kind not in (LENGTH_DELIMITED, VARINT):
-        raise DecodeError("numbers in another form than their type's")
+        raise DecodeError("numbers have the wrong wire type")
     return _varints(value, dtype)
 
 
@@ -54,7 +54,7 @@ def _varints(data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
         piece = whole[start : start + PIECE_BYTES]
         ends = np.flatnonzero(piece < 0x80)
         if not len(ends):
-            raise DecodeError("a number that is cut off")
+            raise DecodeError("a number is truncated")
         pieces.append(_decoded(piece, ends).astype(dtype))
         start += int(ends[-1]) + 1
     return np.concatenate(pieces) if pieces else np.empty(0, dtype)
@@ -66,7 +66,7 @@ def _decoded(piece: NDArray[np.uint8], ends: NDArray[np.intp]) -> NDArray[np.uin
     lengths = ends - starts + 1
     longest = int(lengths.max())
     if longest > MAX_VARINT_BYTES:
-        raise DecodeError("a number of more than 64 bits")
+        raise DecodeError("a number has more than 64 bits")
     numbers = (piece[starts] & 0x7F).astype(np.uint64)
     for place in range(1, longest):
         longer = np.flatnonzero(lengths > place)

@@ -26,9 +26,9 @@ def fields_of(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
         elif kind in FIXED_SIZES:
             end = start + FIXED_SIZES[kind]
         else:
-            raise DecodeError(f"a field of kind {kind}")
+            raise DecodeError(f"a field has the unsupported wire type {kind}")
         if number == 0 or end > len(data):
-            raise DecodeError("a field that is cut off")
+            raise DecodeError("a field is truncated")
         yield number, kind, data[start:end]
         offset = end
 
@@ -58,4 +58,4 @@ def _varint(data: memoryview, offset: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, at + 1
         shift += 7
-    raise DecodeError("a number that is cut off")
+    raise DecodeError("a number is truncated")

@@ -72,5 +72,5 @@ def _unless_open(key: Key, request: Request, *, refuse: Refuse) -> WholeAnswer |
 def _unless_of_a_page(request: Request) -> WholeAnswer | None:
     if request.header(b"origin") is None:
         return None
-    problem = "This API is not for web pages; restrict it to a header (--http-restricted-api) that yours sends"
+    problem = "This API refuses web pages. To allow yours, require a header that it sends (--http-restricted-api)"
     return refused(problem, FORBIDDEN, TEXT)

@@ -44,7 +44,7 @@ class AsgiAnswer:
         exchange = _Exchange(self, reply)
         await self.application(scope_of(self.request), exchange.receive, exchange.send)
         if not reply.is_complete:
-            raise InternalError(f"the application has not answered {self.request.method} {self.request.path}")
+            raise InternalError(f"the application did not answer {self.request.method} {self.request.path}")
 
 
 def scope_of(request: Request, tenant: Tenant | None = None) -> Message:

@@ -59,12 +59,12 @@ async def _read_raw(request: Request, limit: int) -> bytes | memoryview:
         _grow_with(request)
     while not request.has_ended and request.num_bytes <= 2 * limit:
         if time.monotonic() - began_at > BODY_START_S + request.num_bytes / BODY_BYTES_PER_S:
-            raise BodyTooSlow(f"the request body comes with less than {BODY_BYTES_PER_S} bytes a second")
+            raise BodyTooSlow(f"the request body arrives at less than {BODY_BYTES_PER_S} bytes per second")
         try:
             async with asyncio.timeout(BODY_PAUSE_S):
                 await request.more_body()
         except TimeoutError:
-            raise BodyTooSlow(f"nothing more of the request body has come for {BODY_PAUSE_S} seconds") from None
+            raise BodyTooSlow(f"the request body stopped arriving: no data for {BODY_PAUSE_S} seconds") from None
         if request.num_bytes > limit:
             request.forget_body()
         else:

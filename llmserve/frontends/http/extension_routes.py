@@ -174,7 +174,7 @@ def _decoded(text: str) -> Iterator[bytes]:
     for start in range(0, len(text), PIECE_CHARS):
         piece = text[start : start + PIECE_CHARS]
         if piece.endswith("=") and start + PIECE_CHARS < len(text):
-            raise ValueError("more follows its end")
+            raise ValueError("there is data after its end")
         yield base64.b64decode(piece, validate=True)
 
 

@@ -359,7 +359,7 @@ def _not_allowed(request: Request, mounted: Sequence[Mount], methods: Sequence[s
     answer = refused("Method Not Allowed", 405, TEXT if request.path.endswith(PLAIN_ROUTES) else JSON)
     for mount in mounted:
         if request.path.startswith(mount.prefixes):
-            answer = mount.refuse(request, 405, f"{request.path} is not for {request.method}")
+            answer = mount.refuse(request, 405, f"{request.path} does not support {request.method}")
     return replace(answer, headers={**answer.headers, "Allow": ", ".join(methods)})
 
 

@@ -196,7 +196,7 @@ class _Document(LargeText):
                 raise _NoRun(at + len(piece))
             stripped = piece.strip(b" \t\n\r")
             if not stripped or (depth and stripped[0] == CLOSING) or (end <= 0 and stripped[-1] == OPENING):
-                raise ValueError("a comma beside nothing")
+                raise ValueError("a comma without a value")
             if depths[: len(piece)].max() > MAX_NESTING:
                 raise ValueError("nested too deep")
             before, depth = depth, int(depths[len(piece) - 1])

@@ -48,7 +48,7 @@ class Numbers:
         """`ValueError` for what is neither, or not what the others are."""
         kinds = set(map(type, leaves))
         if not (self.kinds | kinds <= {int, float} or self.kinds | kinds == {bool}):
-            raise ValueError("neither numbers nor truth values")
+            raise ValueError("expected numbers or booleans")
         piece = _compact(leaves, kinds)
         self._share.grow(piece.nbytes)
         self._pieces.append(piece)
@@ -85,4 +85,4 @@ def _compact(leaves: list[Any], kinds: set[type]) -> NDArray[Any]:
 def _check_range(piece: NDArray[Any], dtype: np.dtype[Any]) -> None:
     limits = np.iinfo(dtype)
     if len(piece) and (piece.dtype.kind == "f" or not limits.min <= piece.min() or not piece.max() <= limits.max):
-        raise OverflowError(f"a number that does not fit into {dtype}")
+        raise OverflowError(f"a number that is out of range for {dtype}")

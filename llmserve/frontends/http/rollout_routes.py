@@ -70,7 +70,7 @@ def _adapter(given: Json) -> AskedAdapter:
     members = as_object(given, "adapter")
     _check_names(members, OF_ADAPTER, "adapter")
     if missing := [name for name in OF_ADAPTER if not members.get(name)]:
-        raise InvalidArgument(f"adapter needs {' and '.join(missing)}: its name, and the path of a directory")
+        raise InvalidArgument(f"adapter needs {' and '.join(missing)}: a name and the path of its directory")
     name, path = (as_string(members[name], f"adapter.{name}") for name in OF_ADAPTER)
     return AskedAdapter(name, Path(path))
 

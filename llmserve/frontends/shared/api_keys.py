@@ -48,7 +48,7 @@ class Lack(Enum):
 
     NO_KEY = "this server requires an API key: send the header 'Authorization: Bearer KEY'"
     WRONG_KEY = "this API key is not valid"
-    NO_ADMIN = "this call takes an API key with admin rights"
+    NO_ADMIN = "this call requires an API key with admin rights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,9 @@ class ApiKeys:
         self._version = version
         try:
             self._admit(read_owners(self._file))
-            logger.info("%s was read again: %d API keys", self._file, len(self._owners))
+            logger.info("%s was reloaded: %d API keys", self._file, len(self._owners))
         except InvalidArgument as error:
-            logger.error("the API keys stay as they were: %s", error)
+            logger.error("the API keys are unchanged: %s", error)
 
 
 def read_owners(file: Path) -> tuple[KeyOwner, ...]:
@@ -161,7 +161,7 @@ def read_owners(file: Path) -> tuple[KeyOwner, ...]:
         repeated = [value for value, count in Counter(values).items() if count > 1]
         names = sorted({owner.name for owner in owners if (owner.name if what == "name" else owner.digest) in repeated})
         problems += [f"duplicate {what}: {', '.join(names)}"] if names else []
-    raise_problems(InvalidArgument, f"the API keys in {file} are wrong", problems)
+    raise_problems(InvalidArgument, f"the API keys in {file} are not valid", problems)
     return tuple(owners)
 
 
@@ -198,7 +198,7 @@ def _owner(entry: Any, number: int, problems: list[str]) -> KeyOwner | None:
         found.append("adapters must be a list of the adapters' names")
     limits = {field: entry.get(field, 0) for field in LIMITS}
     found += [
-        f"{field} must be a whole number, 0 for no limit"
+        f"{field} must be an integer, 0 for no limit"
         for field, value in limits.items()
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST
     ]

@@ -86,7 +86,7 @@ def parse_origins(origins: Sequence[str], flag: str) -> CrossOrigin:
         if origin not in (EVERY, LOCAL) and not _is_origin(origin)
     ]
     if EVERY in origins and len(set(origins)) > 1:
-        problems.append(f"{EVERY} is every page; leave the others out")
+        problems.append(f"{EVERY} allows every page; leave the others out")
     raise_problems(InvalidArgument, f"{flag} is wrong", problems)
     return CrossOrigin(frozenset(origins))
 

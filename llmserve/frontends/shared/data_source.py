@@ -40,6 +40,6 @@ class DataSource:
         if self.num_texts > MAX_TEXTS:
             raise RequestTooLarge(
                 f"input '{name}' brings the BYTES elements of the request to {self.num_texts}: "
-                f"at most {MAX_TEXTS} are possible"
+                f"the maximum is {MAX_TEXTS}"
             )
         self.share.grow(count * TEXT_BYTES + num_bytes)

@@ -71,7 +71,7 @@ def formatted_chat(directory: Path, steps: Sequence[ModelConfig]) -> FormattedCh
         adds_begin = not any(_says_no(step, "add_special_tokens") for step in steps)
         begin = files.special_tokens.get("bos_token", "") if adds_begin and tokenizer.encode("", True) else ""
         return FormattedChat(found, begin, directory)
-    reason = "has no chat format" if found is None else "marks roles with tokens that cannot be written as text"
+    reason = "has no chat template" if found is None else "marks roles with special tokens that have no text form"
     raise Unsupported(f"{directory} {reason}")
 
 

@@ -41,14 +41,13 @@ def element_count(name: str, shape: Sequence[int], *, model: str) -> int:
     for dim in shape:
         count *= dim
         if count > MAX_ELEMENTS:
-            raise InvalidArgument(f"{where} has an unusable shape {list(shape)}: no tensor has that many elements")
+            raise InvalidArgument(f"{where} has an unusable shape {list(shape)}: it has too many elements")
     return count
 
 
 def refuse_rank(name: str, rank: int, *, model: str) -> NoReturn:
     raise InvalidArgument(
-        f"input '{name}' for model '{model}' has an unusable shape of {rank} dimensions; "
-        f"at most {MAX_RANK} are possible"
+        f"input '{name}' for model '{model}' has an unusable shape of {rank} dimensions; the maximum is {MAX_RANK}"
     )
 
 

@@ -17,6 +17,6 @@ def log_request(context: RequestContext, status: int | str, *, is_complete: bool
     name = shown(context.name)
     known = context.fields()
     words = "".join(f", {field} {value}" for field, value in known.items())
-    broken = "" if is_complete else ", not to its end"
+    broken = "" if is_complete else ", interrupted"
     fields = {"request": name, "status": status, "duration_ms": duration_ms, "is_complete": is_complete}
     logger.info("%s: %s in %.1f ms%s%s", name, status, duration_ms, broken, words, extra={FIELDS: {**fields, **known}})

@@ -148,7 +148,7 @@ def parse_restrictions(options: Iterable[str], flag: str, *, kind: str, prefix: 
         names, _, setting = option.partition(":")
         header, _, value = setting.partition("=")
         if not (names and header and value):
-            problems.append("option format is '<api>[,<api>...]:<header>=<value>', and one of them has another")
+            problems.append("option format is '<api>[,<api>...]:<header>=<value>'")
             continue
         if not HEADER_NAME.fullmatch(header):
             problems.append(f"'{header}' is not the name of a header")

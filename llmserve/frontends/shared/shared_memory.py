@@ -72,13 +72,13 @@ class SharedMemory:
         if len(name) > MAX_NAME:
             raise InvalidArgument(f"the name of a shared memory region has at most {MAX_NAME} characters")
         if len(self._regions) >= (limit := max_regions()):
-            raise ResourceExhausted(f"{limit} shared memory regions are registered, and no more can be: unregister one")
+            raise ResourceExhausted(f"{limit} shared memory regions are registered, the maximum: unregister one")
         if key.lstrip("/").startswith(RESERVED_PREFIX):
-            _refuse(name, f"keys that start with '{RESERVED_PREFIX}' belong to the server")
+            _refuse(name, f"keys that start with '{RESERVED_PREFIX}' are reserved for the server")
         descriptor = _open_object(key)  # before name and size are looked at, as in Triton
         try:
             if not name:
-                raise InvalidArgument("a shared memory region needs a name")
+                raise InvalidArgument("a shared memory region must have a name")
             if byte_size < 1:
                 _refuse(name, f"its byte_size must be at least 1, got {byte_size}")
             size = os.fstat(descriptor).st_size
@@ -201,7 +201,7 @@ def _written(descriptor: int, part: memoryview, position: int, output: str) -> i
 def _open_object(key: str) -> int:
     """A descriptor of the shared-memory object `key`, with or without the leading slash of `shm_open`."""
     if not OBJECTS.is_dir():
-        raise Unsupported(f"system shared memory needs {OBJECTS}, which this machine does not have")
+        raise Unsupported(f"system shared memory requires {OBJECTS}, which this machine does not have")
     name = key.removeprefix("/")
     if name and name not in (".", "..") and "/" not in name and "\0" not in name:
         with suppress(OSError, ValueError):

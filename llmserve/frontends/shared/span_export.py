@@ -40,7 +40,7 @@ class SpanExport:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         except ImportError as error:
-            raise InvalidArgument("spans need OpenTelemetry's library: pip install 'llmserve[otel]'") from error
+            raise InvalidArgument("exporting spans requires OpenTelemetry: pip install 'llmserve[otel]'") from error
         logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)  # failures, but not every try
         ours, given = {SERVICE_NAME: SERVICE, SERVICE_VERSION: __version__}, OTELResourceDetector().detect().attributes
         self._resource = Resource.create({**ours, **given, **settings.resource})
@@ -54,7 +54,7 @@ class SpanExport:
                 schedule_delay_millis=settings.schedule_delay_ms,
             )
         except ValueError as error:
-            raise InvalidArgument(f"spans cannot be exported like this: {error}") from error
+            raise InvalidArgument(f"spans cannot be exported with these settings: {error}") from error
 
     def export(self, spans: Iterable[Span]) -> None:
         """See `SpanSink`."""

@@ -45,7 +45,7 @@ class TraceSettings:
         if not self.levels:
             return ""
         if destination.exports_spans:
-            return "spans hold no tensors: leave the level TENSORS out" if "TENSORS" in self.levels else ""
+            return "spans cannot contain tensors: leave the level TENSORS out" if "TENSORS" in self.levels else ""
         if not destination.file:
             return "trace file name is not given: start the server with --trace-config triton,file=PATH"
         return "sample rate must be non-zero" if self.rate == 0 else ""

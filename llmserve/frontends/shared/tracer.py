@@ -157,7 +157,7 @@ class _TraceFile:
             self._has_failed = False
         except OSError as error:  # a full disk must not end the thread
             if not self._has_failed:
-                logger.error("cannot write traces, until there is room they are lost: %s", error)
+                logger.error("cannot write traces; they are lost until there is space: %s", error)
             self._has_failed = True
 
     def _write(self, path: Path, text: str) -> None:

@@ -34,7 +34,7 @@ from llmserve.frontends.text.requests.validation import BodyRoute
 from llmserve.frontends.text.routes import ROUTES
 from llmserve.frontends.text.state import ApiState
 
-SUMMARY = "The models of this server through OpenAI's API, with what vLLM's clients expect besides."
+SUMMARY = "The models of this server through OpenAI's API, with the extensions that vLLM's clients expect."
 
 
 class ErrorDetail(BaseModel):
@@ -51,16 +51,16 @@ class ErrorDocument(BaseModel):
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorDocument, "description": text}
     for status, text in (
-        (400, "The request cannot be answered; the message lists all reasons."),
+        (400, "The request is invalid; the message lists all problems."),
         (401, "The server requires an API key."),
         (403, "The server's operator has restricted this group of calls."),
-        (404, "There is no such model."),
-        (408, "The body has stopped coming."),
+        (404, "The model does not exist."),
+        (408, "The request body stopped arriving."),
         (413, "The request is too large."),
-        (429, "Too many requests wait; Retry-After says when to come back."),
-        (500, "A fault of the server or of the model."),
+        (429, "Too many requests are waiting; Retry-After says when to try again."),
+        (500, "The server or the model failed."),
         (503, "The server is starting or stopping."),
-        (504, "A deadline is over."),
+        (504, "A deadline has passed."),
     )
 }
 

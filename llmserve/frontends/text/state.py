@@ -55,7 +55,7 @@ class ApiState:
         if self.settings.tells_metrics:
             asked = replace(asked, wants_metrics=True)
         if asked.max_tokens is None and not asked.more.get(END) and not await self.ensembles.has_end(ensemble):
-            warning = f"this model has no end token: answers without max_tokens end after {LIMIT_WITHOUT_END}"
+            warning = f"this model has no end token: without max_tokens, answers end after {LIMIT_WITHOUT_END}"
             return replace(asked, max_tokens=LIMIT_WITHOUT_END, warning=warning)
         return asked
 
@@ -80,7 +80,7 @@ class ApiState:
             try:
                 return {DRAFT: await self.ensembles.text_ids(ensemble, text)}
             except InvalidArgument as error:
-                problem = f"its text cannot be drafted ({error})"
+                problem = f"its text cannot be used as a draft ({error})"
         if not note(f"prediction: {problem}"):
             raise Refused(f"prediction cannot be used: {problem}", "prediction")
         return {}

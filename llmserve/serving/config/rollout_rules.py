@@ -149,7 +149,7 @@ class _RulesReader:
     def number(self, name: str, default: float, *, least: float = 0.0, whole: bool = False) -> float:
         value = self._given.get(name, default)
         if not _is_number(value) or value < least or (whole and value != int(value)):
-            kind = "a whole number" if whole else "a number"
+            kind = "an integer" if whole else "a number"
             self.problems.append(f"{name} must be {kind} of at least {least:g}, got {value!r}")
             return default
         return float(value)

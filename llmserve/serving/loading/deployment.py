@@ -152,7 +152,7 @@ class Deployment:
         """
         async with _used(self._entries.setdefault(source.name, _Entry())):
             if not self._table.is_served(source.name) or self._table.find(source.name) is not over:
-                raise InvalidArgument(f"another version of model '{source.name}' was loaded meanwhile, or none is")
+                raise InvalidArgument(f"another version of model '{source.name}' was loaded since, or none is")
             work = _Round(changed={source.name})
             others = [one for one in self._table if one.name == source.name and one.version in kept]
             self._serve(source, [*others, model], work)

@@ -136,13 +136,13 @@ class Progress:
         if against := self._against():
             if seen < PATIENCE * wanted:
                 return None
-            return Decision(Verdict.ROLL_BACK, f"after {seen} requests in this step still {'; '.join(against)}")
+            return Decision(Verdict.ROLL_BACK, f"after {seen} requests in this step, still {'; '.join(against)}")
         return self._pass_step(now, seen)
 
     def waits_for(self, now: float) -> str:
         """What the present step still wants, in words."""
         if self.is_waiting:
-            return "somebody who promotes it"
+            return "a manual promotion"
         num_missing = self.rules.requests - self._seen_in_step()
         seconds = self.rules.seconds - (now - self._step_began)
         has_copies = self._num_seen()[0] - self._num_before[0] >= self.rules.requests
@@ -160,11 +160,11 @@ class Progress:
         if self.step + 1 < len(self.rules.steps):
             self.step += 1
             self._enter_step(now)
-            return Decision(Verdict.NEXT_STEP, f"{done}, all within the rules; share now {self.canary_share:.0%}")
+            return Decision(Verdict.NEXT_STEP, f"{done}, all within the rules; new share {self.canary_share:.0%}")
         if self.rules.promote == AUTOMATIC:
             return Decision(Verdict.PROMOTE, f"{done}, all within the rules; that was the last step")
         self.is_waiting = True
-        return Decision(Verdict.WAIT, f"{done}, all within the rules; waiting for a promotion by hand")
+        return Decision(Verdict.WAIT, f"{done}, all within the rules; waiting for a manual promotion")
 
     def _enter_step(self, now: float) -> None:
         self._step_began = now
@@ -189,7 +189,7 @@ class Progress:
             return f"{self._differences()}, too many for an agreement of {self.rules.min_agreement:.2%}"
         for kind, test in self._slower.items():
             if test.is_exceeded:
-                return f"{self._slowness(kind)}, beyond chance above {self.rules.max_latency_ratio:g}"
+                return f"{self._slowness(kind)}, significantly above {self.rules.max_latency_ratio:g}"
         return ""
 
     def _against(self) -> list[str]:

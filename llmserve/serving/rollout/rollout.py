@@ -186,7 +186,7 @@ class Rollout:
             return
         self.progress.canary.cancelled += 1
         if self.progress.is_overdue(waited_s):
-            self.progress.candidate_ended(self.progress.canary, f"its client left after {waited_s:.1f} s of nothing")
+            self.progress.candidate_ended(self.progress.canary, f"its client gave up after {waited_s:.1f} s")
             self._decide()
 
     def _decide(self) -> None:

@@ -146,7 +146,7 @@ class Rollouts:
             return
         candidate = rollout.candidate
         if isinstance(candidate, AdapterCandidate) and (candidate.adapters, candidate.name) == (adapters, name):
-            self._end(rollout, RolloutState.ROLLED_BACK, f"adapter '{name}' was loaded again or unloaded meanwhile")
+            self._end(rollout, RolloutState.ROLLED_BACK, f"adapter '{name}' was reloaded or unloaded in the meantime")
 
     def held(self, source: ModelSource) -> ModelSource | None:
         """What of a model may be loaded without a rollout; None: what is served is to be left as it is.
@@ -163,7 +163,7 @@ class Rollouts:
         if remembered.stable not in source.versions or remembered.stable == newest:
             return source
         logger.warning(
-            "model '%s': version %d was the stable one when the server ran last, and is served; version %d waits for "
+            "model '%s': version %d was the stable one before the restart and is served; version %d waits for "
             "a rollout", source.name, remembered.stable, newest,
         )  # fmt: skip
         kept = tuple(version for version in source.versions if version <= remembered.stable)
@@ -198,7 +198,7 @@ class Rollouts:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._current is not None and self._current.is_active:
-            self._end(self._current, RolloutState.ROLLED_BACK, "the server stops")
+            self._end(self._current, RolloutState.ROLLED_BACK, "the server is stopping")
 
     def _active(self, name: str) -> Rollout:
         rollout = self.find(name)
@@ -210,7 +210,7 @@ class Rollouts:
     def _check_model(self, stable: ServedModel) -> None:
         if self._current is not None and self._current.is_active:
             raise InvalidArgument(
-                f"a rollout of model '{self._current.name}' is in progress; wait for its end, or abort it"
+                f"a rollout of model '{self._current.name}' is in progress; wait until it ends, or abort it"
             )
         if is_ensemble(stable.config):
             raise Unsupported(f"'{stable.name}' is an ensemble; roll out the model of one of its steps")
@@ -234,7 +234,7 @@ class Rollouts:
             raise NotFound(f"model '{name}' has no version {version} in its repository; versions: {known}")
         if version in self._table.versions(name):
             raise InvalidArgument(
-                f"version {version} of model '{name}' is served already; there must be a version that is not "
+                f"version {version} of model '{name}' is already served; add a version that is not "
                 f"(there are {known}), or parameters that make one"
             )
         source = replace(found, parameters=asked.parameters)
@@ -244,11 +244,11 @@ class Rollouts:
         if not rollout.is_active:
             reason = rollout.decisions[-1].reason
             raise InvalidArgument(
-                f"the rollout of model '{rollout.name}' ended while its candidate was loaded: {reason}"
+                f"the rollout of model '{rollout.name}' ended while its candidate was loading: {reason}"
             )
         rollout.stable, rollout.model = self._table.find(rollout.name), model
         if rollout.candidate.adapter is not None and model is not rollout.stable:
-            raise InvalidArgument(f"model '{rollout.name}' was loaded again meanwhile, and its adapters with it")
+            raise InvalidArgument(f"model '{rollout.name}' was reloaded in the meantime, with its adapters")
         self.splits.update(self._planned(rollout))
         rollout.begin()
 
@@ -269,7 +269,7 @@ class Rollouts:
             return
         try:
             if self._table.find(rollout.name) is not rollout.stable:
-                raise InvalidArgument(f"another version of model '{rollout.name}' was loaded meanwhile")
+                raise InvalidArgument(f"another version of model '{rollout.name}' was loaded in the meantime")
             self.splits.update(self._planned(rollout))
         except LlmserveError as error:
             self._end(rollout, RolloutState.ROLLED_BACK, str(error))
@@ -344,7 +344,7 @@ class Rollouts:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, LlmserveError):  # those are among the decisions
-            logger.error("a rollout went wrong", exc_info=error)
+            logger.error("a rollout failed", exc_info=error)
 
 
 def _require_same_ids(stable: ServedModel, candidate: ServedModel) -> None:
@@ -354,7 +354,7 @@ def _require_same_ids(stable: ServedModel, candidate: ServedModel) -> None:
     known, own = stable.id_digests(), candidate.id_digests()
     if differing := sorted(name for name in known.keys() & own.keys() if known[name] != own[name]):
         raise InvalidArgument(
-            f"the candidate's {' and '.join(differing)} has other tokens than that of version {stable.version}, and "
+            f"the candidate's {' and '.join(differing)} has different tokens from version {stable.version}, and "
             "the pipeline keeps its tokenizer: serve an engine with another one as a separate model"
         )
 

@@ -217,7 +217,7 @@ class Split:
         except Exception as failure:  # border: a candidate may do what it likes
             return None, f"{type(failure).__name__}: {failure}"
         if first is None:
-            return None, "no response at all"
+            return None, "no response"
         is_answer = first.error is None or isinstance(first.error, RateLimited)
         return (first, "") if is_answer else (None, str(first.error))
 
@@ -227,7 +227,7 @@ class Split:
             async with asyncio.timeout(limit_s):
                 return await anext(stream, None)
         except TimeoutError:
-            raise Unavailable(f"the candidate has sent nothing more within {limit_s:.1f} s") from None
+            raise Unavailable(f"the candidate sent nothing for {limit_s:.1f} s") from None
 
     async def _rescue(self, request: InferRequest, error: str) -> AsyncGenerator[InferResponse, None]:
         """The stable version's answer. If that is an error too, it says nothing of the candidate."""

@@ -105,7 +105,7 @@ class ShadowCopy:
                     self._patience = None
             error = watch.error
         except TimeoutError:
-            error = f"a copy was not answered within {time.monotonic() - self._began:.1f} s"
+            error = f"a copied request was not answered within {time.monotonic() - self._began:.1f} s"
         except LlmserveError as failure:
             error = str(failure)
         except Exception as failure:  # border: a candidate may do what it likes

@@ -34,8 +34,8 @@ def make_scheduler(
     """For the instances of a model. What has no effect with them is said in the log. Raises `ModelConfigError`."""
     if loaded.batches_itself and config.HasField("sequence_batching"):
         raise ModelConfigError(
-            f"model '{config.name}' cannot be loaded: sequence_batching is impossible with backend '{config.backend}', "
-            "which batches by itself; remove it"
+            f"model '{config.name}' cannot be loaded: backend '{config.backend}' does not support sequence_batching: "
+            "it does its own batching; remove it"
         )
     for problem in _without_effect(config, loaded, shared):
         logger.warning("model '%s': %s", config.name, problem)
@@ -66,9 +66,9 @@ def _without_effect(config: ModelConfig, loaded: LoadedModel, shared: SharedReso
     is_limited = any(group.HasField("rate_limiter") for group in config.instance_group)
     if loaded.batches_itself:
         if config.HasField("dynamic_batching"):
-            problems.append("dynamic_batching has no effect: the backend batches by itself")
+            problems.append("dynamic_batching has no effect: the backend does its own batching")
         if is_limited:
-            problems.append("rate_limiter has no effect: the backend's instances take any number of requests")
+            problems.append("rate_limiter has no effect: the backend's instances accept any number of requests")
     elif is_limited and shared.rate_limiter is None:
         problems.append("rate_limiter has no effect: start the server with --rate-limit execution_count")
     if (config.batch_input or config.batch_output) and not loaded.collates:

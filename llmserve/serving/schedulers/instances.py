@@ -137,7 +137,7 @@ class ScheduledInstance:
         streams = self._instance.execute(requests)
         if len(streams) != len(requests):
             raise InternalError(
-                f"model instance '{self._instance.name}' answered {len(requests)} requests with {len(streams)} streams"
+                f"model instance '{self._instance.name}' returned {len(streams)} streams for {len(requests)} requests"
             )
         return streams
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BatchKey: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 NOT_ITERATIVE = (
     "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
-    "such a flag; that takes sequence_batching { iterative_sequence: true } in its config.pbtxt"
+    "such a flag; this requires sequence_batching { iterative_sequence: true } in its config.pbtxt"
 )
 
 

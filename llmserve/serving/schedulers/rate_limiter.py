@@ -123,7 +123,7 @@ def make_rate_limiter(mode: str, resources: Sequence[str]) -> RateLimiter | None
         if not name or len(numbers) not in (1, 2) or not all(part.isascii() and part.isdigit() for part in numbers):
             problems.append(f"{text}: expected NAME:COUNT or NAME:COUNT:DEVICE")
         elif len(numbers) == 2 and int(numbers[1]) != 0:
-            problems.append(f"{text}: there is no device {numbers[1]}; a CPU server has device 0 only")
+            problems.append(f"{text}: device {numbers[1]} does not exist; a CPU server has only device 0")
         else:
             limits[name] = max(int(numbers[0]), limits.get(name, 0))
     raise_problems(InvalidArgument, "--rate-limit-resource", problems)

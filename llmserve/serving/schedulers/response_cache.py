@@ -125,7 +125,7 @@ def parse_cache_config(text: str) -> int:
     name, _, setting = text.partition(",")
     key, _, value = setting.partition("=")
     if name != "local":
-        raise InvalidArgument(f"--cache-config {text}: there is no cache '{name}'; the only one is local,size=BYTES")
+        raise InvalidArgument(f"--cache-config {text}: unknown cache '{name}'; the only one is local,size=BYTES")
     if key != "size" or not value.isascii() or not value.isdigit() or int(value) < 1:
         raise InvalidArgument(f"--cache-config {text}: expected local,size=BYTES, such as local,size=1048576")
     return int(value)

@@ -82,7 +82,7 @@ class RequestParser:
             except HttpParserError as error:
                 if isinstance(error.__context__, BadRequest):  # ours, from where it was called
                     raise error.__context__ from None
-                logger.debug("no HTTP: %r", error)
+                logger.debug("not HTTP: %r", error)
                 raise BadRequest(HTTPStatus.BAD_REQUEST, "Invalid HTTP request received.") from error
         if self.is_in_headers:
             self._most_header_bytes += len(data)
@@ -101,7 +101,7 @@ class RequestParser:
         self._num_idle_bytes = 0 if body_size else self._num_idle_bytes + size
         allowed = MAX_HEADER_BYTES + FRAMING_BYTES * self._num_body_bytes
         if self._num_idle_bytes > MAX_HEADER_BYTES or self._num_framing_bytes > allowed:
-            problem = f"request trailers, or what is between the chunks of a body, exceed {MAX_HEADER_BYTES} bytes"
+            problem = f"request trailers or chunk headers exceed {MAX_HEADER_BYTES} bytes"
             raise BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, problem)
 
     # what httptools finds

@@ -121,7 +121,7 @@ class Call:
         while not self._messages:
             if self.has_ended:
                 if self._assembler.is_in_message:
-                    raise BadMessage(StatusCode.INTERNAL, "the last message is cut off")
+                    raise BadMessage(StatusCode.INTERNAL, "the last message is truncated")
                 return None
             self._reader = asyncio.get_running_loop().create_future()
             try:
@@ -182,7 +182,7 @@ class Call:
                 return parse(bytes(plain))
             return await self._memory.work(lambda: self._parsed_large(plain, share), share)
         except DecodeError as error:
-            raise BadMessage(StatusCode.INTERNAL, f"a message cannot be read: {error}") from error
+            raise BadMessage(StatusCode.INTERNAL, f"a message is not valid: {error}") from error
         except ResourceExhausted as error:
             raise BadMessage(StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
 

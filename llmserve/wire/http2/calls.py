@@ -164,7 +164,7 @@ class Calls:
         except CallClosed:
             pass
         except asyncio.CancelledError:
-            call.finish(StatusCode.CANCELLED, "the server has cancelled the call")  # unless the client has
+            call.finish(StatusCode.CANCELLED, "the server cancelled the call")  # unless the client has
             raise
         except Exception as error:  # border: a fault of ours is this call's status
             if isinstance(error, ExceptionGroup) and (bad := error.subgroup(BadMessage)) is not None:  # of a task group
@@ -177,7 +177,7 @@ class Calls:
     def _end_silent(self) -> None:
         """One timer for a connection: a client that has stopped is noticed after once to twice the longest pause."""
         now = time.monotonic()
-        text = f"nothing more of the message has come for {MESSAGE_PAUSE_S:g} seconds"
+        text = f"the message stopped arriving: no data for {MESSAGE_PAUSE_S:g} seconds"
         for call in list(self._calls.values()):
             if call.silent_s(now) >= MESSAGE_PAUSE_S:
                 self._refuse(call, BadMessage(StatusCode.DEADLINE_EXCEEDED, text))

@@ -184,19 +184,19 @@ class Connection(asyncio.Protocol):
         elif kind == frames.RST_STREAM:
             self._take_reset(stream)
         elif kind == frames.PUSH_PROMISE:
-            raise ConnectionFailed(frames.PROTOCOL_ERROR, "clients do not push")
+            raise ConnectionFailed(frames.PROTOCOL_ERROR, "clients must not send PUSH_PROMISE")
         else:
-            self._flood_limit.spend("frames without a use")
+            self._flood_limit.spend("frames without effect")
 
     def _check_known(self, stream: int) -> None:
         if stream > self._last_stream or stream % 2 == 0:
-            raise ConnectionFailed(frames.PROTOCOL_ERROR, f"there has been no stream {stream}")
+            raise ConnectionFailed(frames.PROTOCOL_ERROR, f"stream {stream} was never opened")
 
     def _take_data(self, flags: int, stream: int, payload: bytes) -> None:
         self._check_known(stream)
         data, is_last = frames.without_padding(flags, payload), bool(flags & frames.END_STREAM)
         if not data and not is_last:
-            self._flood_limit.spend("empty pieces of messages")
+            self._flood_limit.spend("empty DATA frames")
         self._received += len(payload)
         if self._received >= CONNECTION_WINDOW // 2:
             self._sender.write(frames.window_update(0, self._received))
@@ -210,7 +210,7 @@ class Connection(asyncio.Protocol):
 
     def _take_head(self, flags: int, stream: int, head: RequestHead) -> None:
         if stream % 2 == 0:
-            raise ConnectionFailed(frames.PROTOCOL_ERROR, f"stream {stream} is not a client's")
+            raise ConnectionFailed(frames.PROTOCOL_ERROR, f"stream {stream} cannot be opened by a client")
         if stream <= self._last_stream:
             self._take_trailers(flags, stream)
             return
@@ -227,14 +227,14 @@ class Connection(asyncio.Protocol):
             )
         else:
             if head.refusal is not None:
-                self._flood_limit.spend("calls whose headers are wrong")
+                self._flood_limit.spend("calls with invalid headers")
             self._calls.open(stream, head, self._send_window, has_ended=bool(flags & frames.END_STREAM))
 
     def _take_trailers(self, flags: int, stream: int) -> None:
         """The end of what a client sends; or headers of a call that has ended here, which are of no use."""
         call = self._calls.running(stream)
         if call is None:
-            self._flood_limit.spend("headers of calls that have ended")
+            self._flood_limit.spend("header blocks for ended calls")
             return
         if call.has_ended:
             raise ConnectionFailed(frames.STREAM_CLOSED, f"headers after the end of stream {stream}")
@@ -246,7 +246,7 @@ class Connection(asyncio.Protocol):
 
     def _take_window(self, stream: int, increment: int) -> None:
         if increment == 0:
-            raise ConnectionFailed(frames.PROTOCOL_ERROR, "a window that opens by nothing")
+            raise ConnectionFailed(frames.PROTOCOL_ERROR, "a window update of zero")
         if stream == 0:
             self._sender.open_window(increment)
             return
@@ -270,10 +270,10 @@ class Connection(asyncio.Protocol):
                 window = value
             elif name == frames.MAX_FRAME_SIZE:
                 if not frames.DEFAULT_MAX_FRAME <= value <= frames.LARGEST_FRAME:
-                    raise ConnectionFailed(frames.PROTOCOL_ERROR, f"frames of at most {value} bytes")
+                    raise ConnectionFailed(frames.PROTOCOL_ERROR, f"invalid value of MAX_FRAME_SIZE: {value}")
                 self._sender.max_frame = value
             elif name == frames.ENABLE_PUSH and value > 1:
-                raise ConnectionFailed(frames.PROTOCOL_ERROR, f"pushing that is neither on nor off: {value}")
+                raise ConnectionFailed(frames.PROTOCOL_ERROR, f"invalid value of ENABLE_PUSH: {value}")
         if window != self._send_window:  # only the last of a frame counts
             self._resize_windows(window)
         self._sender.write(frame(frames.SETTINGS, frames.ACK, 0))

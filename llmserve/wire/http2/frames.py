@@ -79,7 +79,7 @@ def without_padding(flags: int, payload: bytes) -> bytes:
     if not flags & PADDED:
         return payload
     if not payload or payload[0] >= len(payload):
-        raise ConnectionFailed(PROTOCOL_ERROR, "more padding than there is in the frame")
+        raise ConnectionFailed(PROTOCOL_ERROR, "the padding is longer than the frame")
     return payload[1 : len(payload) - payload[0]]
 
 

@@ -115,7 +115,7 @@ class HeadDecoder:
             return head
         updates_size = bool(block) and block[0] & SIZE_UPDATE_MASK == SIZE_UPDATE
         if updates_size and MANY_SIZE_UPDATES.match(block):
-            raise ConnectionFailed(ENHANCE_YOUR_CALM, "headers that do nothing but resize the table")
+            raise ConnectionFailed(ENHANCE_YOUR_CALM, "header blocks that only resize the table")
         pairs = self._decoded(block)
         head = request_head(pairs)
         if self._table.has_changed or updates_size:
@@ -163,21 +163,21 @@ def _fault(pairs: list[tuple[bytes, bytes]]) -> str:
     """What makes a request malformed (RFC 9113, sections 8.2 and 8.3); "" when nothing does."""
     pseudo = [name for name, _ in pairs if name.startswith(b":")]
     if len(set(pseudo)) < len(pseudo) or not REQUIRED <= set(pseudo) <= PSEUDO or not dict(pairs)[b":path"]:
-        return f"not the pseudo-headers of a request: {_text(b' '.join(pseudo))}"
+        return f"invalid pseudo-headers of a request: {_text(b' '.join(pseudo))}"
     if any(not name.startswith(b":") for name, _ in pairs[: len(pseudo)]):
-        return "pseudo-headers after others"
+        return "pseudo-headers after regular headers"
     for name, value in pairs:
         if not NAME.fullmatch(name) or BAD_VALUE.search(value):
-            return f"characters that no header has: {name!r}"
+            return f"invalid characters in a header name: {name!r}"
         if name in OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
-            return f"a header of HTTP/1: {_text(name)}"
+            return f"a header that HTTP/2 does not allow: {_text(name)}"
     return ""
 
 
 def _check_size(pairs: list[tuple[bytes, bytes]]) -> None:
     size = _list_bytes(pairs)
     if size > MAX_LIST_BYTES:
-        text = f"headers of {size} bytes are too large: at most {MAX_LIST_BYTES}"
+        text = f"headers of {size} bytes are too large: the maximum is {MAX_LIST_BYTES}"
         raise BadMessage(StatusCode.RESOURCE_EXHAUSTED, text)
 
 
@@ -210,7 +210,7 @@ def _decoded_base64(value: bytes) -> bytes:
 def _seconds(value: bytes) -> float:
     digits, unit = value[:-1], value[-1:]
     if not (digits.isdigit() and len(digits) <= MAX_TIMEOUT_DIGITS and unit in TIMEOUT_UNITS):
-        raise BadMessage(StatusCode.INTERNAL, f"grpc-timeout is not a time: '{_text(value)}'")
+        raise BadMessage(StatusCode.INTERNAL, f"grpc-timeout is not valid: '{_text(value)}'")
     return int(digits) * TIMEOUT_UNITS[unit]
 
 

@@ -72,10 +72,10 @@ class Keepalive:
         if self._heard_at >= asked_at:  # uvloop's clock has milliseconds, and an answer may take none
             self._look()
         else:
-            self._connection.abort("the client does not answer")
+            self._connection.abort("the client does not answer pings")
 
     def _leave(self) -> None:
         self._connection.leave()
         if self._limits.max_age_grace_s:
-            reason = "the connection has reached its age"
+            reason = "the connection has reached its maximum age"
             self._after(self._limits.max_age_grace_s, "age", lambda: self._connection.abort(reason))

@@ -86,7 +86,7 @@ class Compressed:
 
     def __init__(self, data: Arrived, encoding: str) -> None:
         if encoding == "identity":
-            raise BadMessage(StatusCode.INTERNAL, "a message is compressed, and grpc-encoding does not say how")
+            raise BadMessage(StatusCode.INTERNAL, "a message is compressed, but grpc-encoding is missing")
         if encoding not in WINDOW_BITS:
             raise BadMessage(StatusCode.UNIMPLEMENTED, f"cannot decompress '{encoding}': use gzip or deflate")
         self._data = data
@@ -108,7 +108,7 @@ class Compressed:
             compressed = self._data
             await memory.work(lambda: self._take(inflated(self._inflater, compressed.taken()), plain, share), share)
         if not self._inflater.eof:
-            raise BadMessage(StatusCode.INTERNAL, f"a message is not valid {self._encoding}: it is cut off")
+            raise BadMessage(StatusCode.INTERNAL, f"a message is not valid {self._encoding}: it is truncated")
         if len(plain) <= PIECE_BYTES:
             return plain.small()
         return await memory.work(plain.taken, share)
@@ -117,7 +117,7 @@ class Compressed:
         try:
             for piece in pieces:
                 if len(plain) + len(piece) > MAX_MESSAGE_BYTES:
-                    raise BadMessage(StatusCode.RESOURCE_EXHAUSTED, "a message inflates to too much: it is too large")
+                    raise BadMessage(StatusCode.RESOURCE_EXHAUSTED, "a message is too large after decompression")
                 share.grow(len(piece))
                 plain.add(piece)
         except zlib.error as error:
@@ -171,7 +171,7 @@ class Assembler:
         if self._flag > 1:
             raise BadMessage(StatusCode.INTERNAL, f"a message begins with {self._flag} instead of 0 or 1")
         if length > self._most_bytes:
-            text = f"a message of {length} bytes is too large: at most {self._most_bytes} are possible here"
+            text = f"a message of {length} bytes is too large: the maximum is {self._most_bytes}"
             raise BadMessage(StatusCode.RESOURCE_EXHAUSTED, text)
         self._prefix, self._pieces, self._num_missing = b"", Pieces(), length
 

@@ -60,10 +60,10 @@ class FrameReader:
     def _take_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if not self._has_settings:
             if kind != frames.SETTINGS or flags & frames.ACK:
-                raise ConnectionFailed(frames.PROTOCOL_ERROR, "a client begins with its settings")
+                raise ConnectionFailed(frames.PROTOCOL_ERROR, "the first frame must be SETTINGS")
             self._has_settings = True
         if (self._block is not None) != (kind == frames.CONTINUATION):
-            raise ConnectionFailed(frames.PROTOCOL_ERROR, "headers are interrupted, or continued without a beginning")
+            raise ConnectionFailed(frames.PROTOCOL_ERROR, "an interrupted header block, or an unexpected CONTINUATION")
         if kind == frames.HEADERS:
             block = frames.without_priority(flags, frames.without_padding(flags, payload))
             _check_block(len(block), num_pieces=1)
@@ -80,7 +80,7 @@ class FrameReader:
         assert self._block is not None
         begun, first_flags, block = self._block
         if stream != begun:
-            raise ConnectionFailed(frames.PROTOCOL_ERROR, f"headers of stream {begun} are continued on stream {stream}")
+            raise ConnectionFailed(frames.PROTOCOL_ERROR, f"headers of stream {begun} continue on stream {stream}")
         block += payload
         self._num_pieces += 1
         _check_block(len(block), self._num_pieces)

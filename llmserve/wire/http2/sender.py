@@ -58,7 +58,7 @@ class Sender:
     def check_read(self) -> None:
         """A client may not ask without end for what it does not read."""
         if self._num_unread > MAX_UNREAD_BYTES:
-            raise ConnectionFailed(frames.ENHANCE_YOUR_CALM, "answers are not read")
+            raise ConnectionFailed(frames.ENHANCE_YOUR_CALM, "the client does not read responses")
 
     def flush(self) -> None:
         if self._outgoing and self.transport is not None and not self._is_finished:
@@ -153,5 +153,5 @@ class Sender:
 
 def _give_up(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
-        text = f"nothing of the answer has been taken for {UNREAD_TIMEOUT_S:g} seconds"
+        text = f"the client has read nothing of the response for {UNREAD_TIMEOUT_S:g} seconds"
         waiter.set_exception(BadMessage(StatusCode.DEADLINE_EXCEEDED, text))

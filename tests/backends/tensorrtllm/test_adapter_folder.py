@@ -86,7 +86,7 @@ def test_what_is_half_copied_is_logged_once_and_tried_again_when_it_changes(
         served.poll()
     late, style = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
     assert "adapter 'late' is not loaded, until its files change: " in late
-    assert "weights.bin has been changed" in late
+    assert "weights.bin was changed" in late
     assert "adapter 'style' is not loaded, and the one before it stays, until its files change: " in style
     assert digests(served) == {"style": known[0].digest}
     (folder / "late/weights.bin").write_bytes(weights)

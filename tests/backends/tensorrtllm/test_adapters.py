@@ -73,7 +73,7 @@ async def test_requests_choose_by_name_or_by_tensorrt_llms_number(
         (named("stile"), "there is no adapter 'stile'; did you mean 'style'?"),
         (request(PROMPT, lora_task_id=8), "there is no adapter '8'"),
         (named("style", lora_task_id=7), "lora_task_id must be one number"),
-        (InferRequest("tensorrt_llm", {}, parameters={"lora_name": 7}), "lora_name must be a text"),
+        (InferRequest("tensorrt_llm", {}, parameters={"lora_name": 7}), "lora_name must be a string"),
     ],
 )
 async def test_unknown_adapters_are_invalid(
@@ -155,7 +155,7 @@ async def test_a_candidate_goes_and_leaves_nothing(known: list[SealedAdapter]) -
     served.load_candidate("style", known[1].path)
     assert await tokens_of(instance, wants) == fake_answer(PROMPT, 5, adapter=known[1].digest)
     served.load("style", known[2].path)
-    with pytest.raises(InvalidArgument, match="'style' was loaded again or unloaded meanwhile"):
+    with pytest.raises(InvalidArgument, match="'style' was reloaded or unloaded in the meantime"):
         served.promote_candidate("style")
     served.unload_candidate("style")
     assert await tokens_of(instance, wants) == fake_answer(PROMPT, 5, adapter=known[2].digest)

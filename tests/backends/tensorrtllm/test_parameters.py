@@ -78,7 +78,7 @@ def test_gpus_of_instance_groups_are_passed_on_to_the_engine(tmp_path: Path) -> 
     config.instance_group.add(kind=ModelInstanceGroup.KIND_GPU, gpus=[0, 1])
     assert ModelParameters.read(config, tmp_path).engine.gpu.instance_gpus == (2, 0, 1)
     config.instance_group.add(kind=ModelInstanceGroup.KIND_GPU, gpus=[1])
-    with pytest.raises(ModelConfigError, match="gpus of instance_group must be different numbers from 0 on, got 2,0,1"):
+    with pytest.raises(ModelConfigError, match="gpus of instance_group must be distinct numbers, 0 or more, got 2,0,1"):
         ModelParameters.read(config, tmp_path)
 
 
@@ -168,7 +168,7 @@ def test_what_is_no_number_is_said_to_people_all_at_once(tmp_path: Path) -> None
     with pytest.raises(ModelConfigError) as raised:
         read(tmp_path, num_threads="two", kv_cache_free_gpu_mem_fraction="half", max_attention_window_size="1;2")
     message = str(raised.value)
-    assert "num_threads is 'two': expected a whole number" in message
+    assert "num_threads is 'two': expected an integer" in message
     assert "kv_cache_free_gpu_mem_fraction is 'half': expected a number" in message
     assert "max_attention_window_size is '1;2': expected whole numbers separated by commas" in message
 

@@ -113,7 +113,7 @@ def test_without_a_tokenizer_it_says_that_questions_go_as_they_are() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("baichuan", "with tokens that cannot be written as text"), ("llama-slow", "has no chat format")],
+    [("baichuan", "with special tokens that have no text form"), ("llama-slow", "has no chat template")],
 )
 def test_formats_that_text_cannot_carry(tokenizer_dirs: dict[str, Path], kind: str, reason: str) -> None:
     made = prompts(tokenizer_dirs[kind])

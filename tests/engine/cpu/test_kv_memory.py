@@ -33,7 +33,7 @@ def test_weights_activations_and_what_belongs_to_others_are_taken_off(
     monkeypatch.setattr(runtime, "available_memory_bytes", lambda: taken + beside + wanted * block_bytes)
     settings = EngineSettings(kv_cache_fraction=1.0, max_kv_tokens=wanted * header.block_size, reserved_bytes=beside)
     assert runtime.pool_sizes(directory, settings) == (wanted, 0)
-    with pytest.raises(ResourceExhausted, match="belong to the engine beside it"):
+    with pytest.raises(ResourceExhausted, match="are reserved for the other engine"):
         runtime.pool_sizes(directory, replace(settings, reserved_bytes=beside + 1))
 
 
@@ -75,7 +75,7 @@ def test_a_state_that_does_not_fit_is_refused(with_states: EngineDirectory, monk
     header = read_header(with_states.engine_file)
     taken = with_states.engine_file.stat().st_size + header.activation_bytes
     monkeypatch.setattr(runtime, "available_memory_bytes", lambda: taken + state_bytes)
-    with pytest.raises(ResourceExhausted, match="a state of a sequence, which needs"):
+    with pytest.raises(ResourceExhausted, match="one sequence's state, which needs"):
         runtime.pool_sizes(with_states, EngineSettings())
 
 

@@ -124,11 +124,11 @@ def test_what_the_engine_cannot_do_is_refused(checkpoint: Path, engine_dir: Path
     assert isinstance(error, PromptTooLong)
     assert "the text has 65 tokens, but this engine takes at most 64" in str(error)
     error = refusal(engine_dir, GenerateRequest("r", (1, 2), SamplingParams(max_tokens=4)))
-    assert "this engine makes embeddings or scores of texts, and no tokens" in str(error)
+    assert "this engine makes embeddings or scores of texts, not tokens" in str(error)
     assert "second_segment must be a position" in str(refusal(engine_dir, pooled((1, 2), second_segment=2)))
     make_embedder(tmp_path, "qwen3")
     tokens = built(tmp_path, tmp_path / "engine")
-    assert "this engine makes tokens, and neither embeddings nor scores" in str(refusal(tokens, pooled((1, 2))))
+    assert "this engine makes tokens, not embeddings or scores" in str(refusal(tokens, pooled((1, 2))))
 
 
 def test_an_encoder_keeps_no_more_than_a_step_needs(engine_dir: Path) -> None:

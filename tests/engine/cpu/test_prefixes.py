@@ -151,8 +151,8 @@ def test_what_does_not_fit_is_a_miss_and_a_word_in_the_log(
         return MAGIC + json.dumps(json.loads(header) | values).encode() + b"\n" + content
 
     (sealed / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    misses("has been changed: its SHA-256 is not the manifest's")
-    with pytest.raises(EngineFileError, match=r"prefixes-.* has been changed"):
+    misses("was changed: its SHA-256 is not the one in the manifest")
+    with pytest.raises(EngineFileError, match=r"prefixes-.* was changed"):
         EngineDirectory.open(sealed).verify()
     (sealed / name).unlink()
     misses("No such file")
@@ -165,9 +165,9 @@ def test_what_does_not_fit_is_a_miss_and_a_word_in_the_log(
         {"num_tables": 2},
     ):
         record_as(sealed, changed(**other))
-        misses("is of another engine, or its KV blocks have another format")
+        misses("belongs to another engine, or its KV blocks have another format")
     record_as(sealed, changed(prefixes=[]))
-    misses("bytes of blocks, and its prefixes 0 blocks")
+    misses("bytes of blocks, its prefixes 0 blocks")
     record_as(sealed, b"something else")
     misses("are not used")
     record_as(sealed, data)
@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_a_miss_and_a_word_in_the_log(
         monkeypatch.setenv("LLMSERVE_ISA", "portable")
         caplog.clear()
         assert answers(sealed)[1] == [0, 0]
-        assert f"they are for other kernels ({name}), and here are portable" in caplog.text
+        assert f"they are for other kernels ({name}); this machine has portable" in caplog.text
 
 
 @pytest.mark.parametrize("engine_dir", ["float32"], indirect=True)

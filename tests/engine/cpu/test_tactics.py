@@ -46,7 +46,7 @@ def cache_with(timings: dict[str, float], rows: int = 1) -> TacticCache:
 def test_without_timings_the_defaults_are_used() -> None:
     choices = choose(TacticCache(this_machine()), SHAPE)
     assert [choice.rows for choice in choices] == list(ROW_BUCKETS)
-    assert {choice.reason for choice in choices} == {"default, not measured here"}
+    assert {choice.reason for choice in choices} == {"default, not measured on this machine"}
     for choice in choices:
         names, default = load_library().tactics("", SHAPE.weight_type, choice.rows)
         assert (choice.index, choice.tactic) == (default, names[default])
@@ -58,7 +58,7 @@ def test_the_fastest_tactic_wins_unless_it_hardly_differs_from_the_default() -> 
     other = next(name for name in names if name != default)
     assert choose(cache_with({default: 100.0, other: 90.0}), SHAPE)[0].tactic == other
     assert choose(cache_with({default: 100.0, other: 99.0}), SHAPE)[0].tactic == default
-    assert choose(cache_with({default: 100.0, other: 90.0}), SHAPE)[1].reason == "default, not measured here"
+    assert choose(cache_with({default: 100.0, other: 90.0}), SHAPE)[1].reason == "default, not measured on this machine"
     assert choose(cache_with({"99x9": 1.0, default: 100.0}), SHAPE)[0].tactic == default, "no such tactic here"
 
 

@@ -160,16 +160,16 @@ def test_a_setting_without_effect_is_reported(
 
 
 def test_a_machine_without_a_driver_is_told_so(directory: EngineDirectory) -> None:
-    with pytest.raises(Unsupported, match="an NVIDIA GPU is needed, and there is no driver"):
+    with pytest.raises(Unsupported, match="an NVIDIA GPU is required, but this machine has no NVIDIA driver"):
         NvidiaDevice()
     (problem,) = CudaRuntime().problems_here(directory)
-    assert "there is no driver" in problem
+    assert "no NVIDIA driver" in problem
 
 
 @pytest.mark.parametrize(
     ("device", "failure", "message"),
     [
-        (FakeDevice("sm_86"), Unsupported, r"built for sm_80, sm_90, and this GPU is sm_86 \(Interpreter\); build it "
+        (FakeDevice("sm_86"), Unsupported, r"built for sm_80, sm_90, but this GPU is sm_86 \(Interpreter\); build it "
          "again with --gpu sm_80,sm_90,sm_86"),
         (FakeDevice(total_bytes=1000), ResourceExhausted, "room for one sequence of 24 tokens"),
     ],
@@ -208,7 +208,7 @@ async def test_several_gpus_each_have_the_engine_and_share_the_requests(
 def test_a_gpu_among_several_that_does_not_do_is_named(directory: EngineDirectory) -> None:
     opened = {3: FakeDevice(), 1: FakeDevice("sm_86")}
     settings = EngineSettings(gpu=GpuSettings(instance_gpus=(3, 1)))
-    with pytest.raises(Unsupported, match=r"^GPU 1, .* built for sm_80, sm_90, and this GPU is sm_86"):
+    with pytest.raises(Unsupported, match=r"^GPU 1, .* built for sm_80, sm_90, but this GPU is sm_86"):
         CudaRuntime(lambda ordinal: opened[ordinal]).open(directory, settings)
     assert not any(device.is_open for device in opened.values())
 

@@ -129,7 +129,7 @@ def test_a_tactic_with_other_bits_is_left_out(
     path = compile_engine(odd_network(layers=1), tmp_path / "rank0.engine", options(), tiles=TILES)
     with caplog.at_level(logging.WARNING):
         cache = tuned(path, Inexact())
-    assert "in 16x64, 4 warps, 3 stages computes different bits on this device and is not used" in caplog.text
+    assert "in 16x64, 4 warps, 3 stages produces different bits on this device, so it is not used" in caplog.text
     whole = [layer for layer in tuned_launches(read_header(path)) if "segments" not in layer.name]
     assert whole
     assert all("16x64, 4 warps, 3 stages" not in cache.timings(*layer) for layer in whole)
@@ -156,7 +156,9 @@ def test_tune_leaves_its_timings_beside_the_engine(checkpoint: Path, tmp_path: P
 
     runtime = CudaRuntime(open_device)
     layers = runtime.tactics(directory).layers
-    assert {choice.reason for choices in layers.values() for choice in choices} == {"default, not measured here"}
+    assert {choice.reason for choices in layers.values() for choice in choices} == {
+        "default, not measured on this machine"
+    }
     runtime.tune(directory, SilentProgress())
     tactics = runtime.tactics(directory)
     assert tactics.about == "tactics on Interpreter, sm_90"

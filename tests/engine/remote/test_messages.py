@@ -153,10 +153,10 @@ def test_statistics_and_settings_travel_whole() -> None:
     [
         (b"GET / HTTP/1.1\r\n\r\n", "not llmserve's engine protocol"),
         (PREAMBLE.pack(MAGIC, 99), "uses version 99"),
-        (preamble() + b"\xff" * 64, "a frame of .* bytes; the limit is 1024"),
-        (preamble() + Frame(Kind.STATE, "x" * 1100).encoded(), "a frame of 1102 bytes"),
+        (preamble() + b"\xff" * 64, "a frame has .* bytes; the limit is 1024"),
+        (preamble() + Frame(Kind.STATE, "x" * 1100).encoded(), "a frame has 1102 bytes"),
         (preamble() + b"\x63" + Frame(Kind.STATE).encoded()[1:], "99 is not a valid Kind"),
-        (preamble() + Frame(Kind.STATE, [1]).encoded().replace(b"[1]", b"[1["), "cannot be read"),
+        (preamble() + Frame(Kind.STATE, [1]).encoded().replace(b"[1]", b"[1["), "invalid frame"),
     ],
 )
 def test_what_is_not_the_protocol_is_said(data: bytes, words: str) -> None:
@@ -175,5 +175,5 @@ def test_events_that_are_cut_short_are_said(integers: list[int]) -> None:
 
 @pytest.mark.parametrize("document", [None, 5, {}, {"stream": "x"}])
 def test_requests_that_cannot_be_read_are_said(document: object) -> None:
-    with pytest.raises(ProtocolError, match="a request that cannot be read"):
+    with pytest.raises(ProtocolError, match="invalid request"):
         read_submit(Frame(Kind.SUBMIT, document))

@@ -328,7 +328,7 @@ def test_values_that_no_engine_takes_are_listed() -> None:
             iter_stats_max_iterations=-1, gpu_device_ids=(0, 0), cuda_graph_cache_size=-1, gpu_weights_percent=2.0,
         )  # fmt: skip
     assert "8 problems" in str(caught.value)
-    assert "gpu_device_ids must be different numbers from 0 on, got 0,0" in str(caught.value)
+    assert "gpu_device_ids must be distinct numbers, 0 or more, got 0,0" in str(caught.value)
 
 
 def test_what_the_library_refuses_is_one_error(build: Build) -> None:

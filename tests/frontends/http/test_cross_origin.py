@@ -130,5 +130,5 @@ def test_origins_that_are_none() -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse_origins((*wrong, "*"), "--flag")
     assert str(caught.value).count("expected SCHEME://HOST") == len(wrong)
-    assert "* is every page; leave the others out" in str(caught.value)
+    assert "* allows every page; leave the others out" in str(caught.value)
     assert parse_origins(("https://a.org", "https://a.org"), "--flag").origins == {"https://a.org"}

@@ -193,7 +193,7 @@ X1 = {"name": "X", "shape": [1], "datatype": "FP32", "data": [1]}
             500,
             "Unable to parse 'data': Shape does not match true shape of 'data' field",
         ),
-        ({"inputs": [X1 | {"shape": [2**63, 2**63]}]}, 400, "no tensor has that many elements"),
+        ({"inputs": [X1 | {"shape": [2**63, 2**63]}]}, 400, "it has too many elements"),
         (
             {"inputs": [X1 | {"datatype": "INT64", "data": [1.5]}]},
             500,

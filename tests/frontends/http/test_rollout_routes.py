@@ -50,7 +50,7 @@ def test_a_rollout_is_started_watched_and_ended(call: Http) -> None:
             "unknown member 'engine' of the request; known: version, parameters, rules, adapter",
         ),
         ("start", {"adapter": {"name": "a", "file": "/d"}}, "unknown member 'file' of adapter; known: name, path"),
-        ("start", {"adapter": {}}, "adapter needs name and path: its name, and the path of a directory"),
+        ("start", {"adapter": {}}, "adapter needs name and path: a name and the path of its directory"),
         ("start", {"adapter": {"name": "a", "path": 1}}, "string"),
         ("start", {"adapter": "a"}, "object"),
         ("start", {"parameters": {"a": 1}}, "string"),

@@ -236,9 +236,9 @@ keys:
         "entry 5 (e): sha256 must be",
         "entry 5 (e): admin must be",
         "entry 9 (h): weight must be a number from 0.01 to 100",
-        "entry 9 (h): max_answers must be a whole number",
+        "entry 9 (h): max_answers must be an integer",
         "entry 9 (h): adapters must be a list of the adapters' names",
-        "entry 9 (h): tokens_per_minute must be a whole number",
+        "entry 9 (h): tokens_per_minute must be an integer",
         "duplicate name: f",
         "duplicate key: f, g",
     ):

@@ -221,7 +221,7 @@ def test_keys_are_not_forwarded_to_models() -> None:
 @pytest.mark.parametrize("path", ["/v2/repository/models/m/load", "/v2/systemsharedmemory/region/r/register"])
 def test_a_web_page_can_neither_load_models_nor_reach_memory(server: RunningServer, core: StubCore, path: str) -> None:
     status, body = ask(server, "POST", path, {"Origin": "http://127.0.0.1:8000", "Content-Type": "text/plain"})
-    assert (status, b"not for web pages" in body) == (403, True)
+    assert (status, b"refuses web pages" in body) == (403, True)
     assert core.loaded == {}
     assert ask(server, "POST", path, {})[0] != 403
     assert ask(server, "GET", "/v2/health/live", {"Origin": "http://127.0.0.1:8000"}) == (200, b"")

@@ -210,10 +210,10 @@ def test_a_stream_answers_into_shared_memory(server: RunningServer, core: StubCo
         (("r", "KEY", SIZE, 1), InvalidArgument, f"has {SIZE} bytes, but offset {SIZE} and byte_size 1"),
         (("r", "KEY", 2**64 - 1, 2**64 - 1), InvalidArgument, "invalid args"),
         (("r", "KEY", 0, 0), InvalidArgument, "byte_size must be at least 1"),
-        (("", "KEY", 0, 4), InvalidArgument, "needs a name"),
+        (("", "KEY", 0, 4), InvalidArgument, "must have a name"),
         (("", "", 0, 0), InternalError, "Unable to open shared memory region: ''"),
         (("r" * 257, "KEY", 0, 4), InvalidArgument, "at most 256 characters"),
-        (("r", "triton_python_backend_shm_region_1", 0, 4), InvalidArgument, "belong to the server"),
+        (("r", "triton_python_backend_shm_region_1", 0, 4), InvalidArgument, "reserved for the server"),
     ],
 )
 def test_regions_that_cannot_be_registered(
@@ -235,7 +235,7 @@ def test_the_number_of_regions_is_limited(key: str, monkeypatch: pytest.MonkeyPa
     before = times_open(key)
     for number in range(3):
         memory.register(f"r{number}", key, offset=0, byte_size=4)
-    with pytest.raises(ResourceExhausted, match="3 shared memory regions are registered, and no more can be"):
+    with pytest.raises(ResourceExhausted, match="3 shared memory regions are registered, the maximum"):
         memory.register("r3", key, offset=0, byte_size=4)
     assert times_open(key) == before + 3
     memory.unregister("r1")

@@ -222,7 +222,7 @@ def test_a_load_or_unload_of_the_name_in_between_ends_it(adapted: Adapted, chang
     else:
         adapted.http.post("/v1/unload_lora_adapter", json={"lora_name": "formal"})
         assert adapted.http.post("/v1/completions", json={"model": "formal", "prompt": PROMPT}).status_code == 404
-    assert adapted.report()["decisions"][-1]["reason"] == "adapter 'formal' was loaded again or unloaded meanwhile"
+    assert adapted.report()["decisions"][-1]["reason"] == "adapter 'formal' was reloaded or unloaded in the meantime"
 
 
 def test_an_unload_of_the_model_ends_it(adapted: Adapted) -> None:

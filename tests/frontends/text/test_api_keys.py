@@ -63,7 +63,7 @@ def test_anthropics_client(locked: RunningServer) -> None:
 def test_a_key_without_tokens_is_told_when_to_come_back(locked: RunningServer) -> None:
     with openai_client(locked, METERED_KEY) as client:
         client.completions.create(model="ensemble", prompt="hello", max_tokens=3)
-        with pytest.raises(openai.RateLimitError, match="has used its 2 tokens a minute") as caught:
+        with pytest.raises(openai.RateLimitError, match="has used its 2 tokens per minute") as caught:
             client.completions.create(model="ensemble", prompt="hello", max_tokens=3)
     assert caught.value.code == "rate_limit_exceeded"
     assert int(caught.value.response.headers["retry-after"]) > 10

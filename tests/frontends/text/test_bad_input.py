@@ -63,8 +63,8 @@ def test_fields_that_are_wrong(http: httpx.Client, more: dict[str, Any], param: 
     [
         ({"n": 2, "best_of": 1}, "best_of must be at least n"),
         ({"best_of": 2, "stream": True}, "cannot be streamed"),
-        ({"max_tokens": 0}, "needs echo"),
-        ({"stream_options": {"include_usage": True}}, "need stream"),
+        ({"max_tokens": 0}, "requires echo"),
+        ({"stream_options": {"include_usage": True}}, "requires stream"),
         ({"prompt": [5, 10_000]}, "outside the vocabulary"),
         ({"prompt": list(range(100, 400))}, "the prompt is too long"),
         ({"min_tokens": 5}, "min_tokens"),

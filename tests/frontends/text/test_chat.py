@@ -181,7 +181,7 @@ def test_a_prediction_that_cannot_be_drafted_is_refused_or_left_out(text_dir: Pa
     plain = client.chat.completions.create(**asked)
     too_long: Any = {"type": "content", "content": "fox " * 5000}
     wrong: Any = {"type": "text", "content": "x"}
-    with pytest.raises(openai.BadRequestError, match="prediction cannot be used: its text cannot be drafted"):
+    with pytest.raises(openai.BadRequestError, match="prediction cannot be used: its text cannot be used as a draft"):
         client.chat.completions.create(**asked, prediction=too_long)
     with pytest.raises(openai.BadRequestError, match="prediction"):
         client.chat.completions.create(**asked, prediction=wrong)
@@ -191,4 +191,4 @@ def test_a_prediction_that_cannot_be_drafted_is_refused_or_left_out(text_dir: Pa
     ):
         made = lenient.chat.completions.create(**asked, prediction=too_long)
     assert made.choices == plain.choices
-    assert "prediction: its text cannot be drafted" in (made.model_extra or {})["warning"]
+    assert "prediction: its text cannot be used as a draft" in (made.model_extra or {})["warning"]

@@ -59,8 +59,8 @@ async def test_the_chat_format_is_applied_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("baichuan", "tokens that cannot be written as text"),
-        ("unigram", "has no chat format"),
+        ("baichuan", "special tokens that have no text form"),
+        ("unigram", "has no chat template"),
         ("", "names a tokenizer_dir"),
     ],
 )

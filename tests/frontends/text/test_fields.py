@@ -85,11 +85,11 @@ def test_a_schema_in_vllms_words_is_one_for_a_chat_too() -> None:
         ({"structured_outputs": {"regex": ""}}, "at least 1 character"),
         ({"structured_outputs": {"choice": []}}, "at least 1 item"),
         ({"structured_outputs": {"structural_tag": {}}}, "structural tags are not supported"),
-        ({"guided_json": "{"}, "a schema in text must be JSON"),
+        ({"guided_json": "{"}, "a schema given as a string must be JSON"),
         ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_json and guided_regex both set"),
         ({"grammar": 'root ::= "a"', "response_format": {"type": "json_object"}}, "response_format and grammar both"),
-        ({"response_format": {"type": "json_schema"}}, "give a json_schema"),
-        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "give one"),
+        ({"response_format": {"type": "json_schema"}}, "give json_schema, or llama.cpp's schema"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "give only one"),
     ],
 )
 def test_a_format_is_said_once(fields: dict[str, Any], problem: str) -> None:

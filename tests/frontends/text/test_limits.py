@@ -80,7 +80,7 @@ def test_a_refusal_has_them_too(locked: RunningServer) -> None:
 def test_more_answers_than_a_key_may_ever_have_are_no_matter_of_waiting(locked: RunningServer) -> None:
     with ask(locked, FEW) as client:
         for more in ({"n": 3, "temperature": 1}, {"extra_body": {"best_of": 3, "temperature": 1}}):
-            with pytest.raises(openai.BadRequestError, match="2 answers running at once, and this request asks for 3"):
+            with pytest.raises(openai.BadRequestError, match="2 answers running at once, but this request asks for 3"):
                 client.completions.create(model="ensemble", prompt="hello", **more)
 
 

@@ -104,10 +104,10 @@ def test_members_that_are_asked_for(http: httpx.Client, tokenizer: Tokenizer) ->
     [
         ({"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}, "only text is supported"),
         ({"prompt": []}, "prompt must not be empty"),
-        ({"prompt": [1.5]}, "a prompt must be a text, token ids"),
+        ({"prompt": [1.5]}, "a prompt must be a string, token ids"),
         ({"prompt": ["a", "b"], "stream": True}, "several prompts cannot be streamed"),
         ({"prompt": "a", "mirostat": 2, "n_predict": -2}, "n_predict: must be at least 0; mirostat: this sampler"),
-        ({"prompt": "a", "logit_bias": [["x", 200]]}, "pairs of a token id, or a text, and a number"),
+        ({"prompt": "a", "logit_bias": [["x", 200]]}, "pairs of a token id or string, and a number"),
         ({"prompt": "a", "post_sampling_probs": True}, "only log probs before sampling"),
     ],
 )

@@ -102,5 +102,5 @@ def test_numbers_that_are_too_large_are_no_json() -> None:
 
 def test_schemas_of_tools_have_a_limit() -> None:
     schema = {"type": "object", "properties": {str(number): {"type": "string"} for number in range(20_000)}}
-    with pytest.raises(Refused, match="bytes of JSON, more than"):
+    with pytest.raises(Refused, match="bytes of JSON; the maximum"):
         tool_use([Function.model_validate({"name": "a", "parameters": schema})], Choice(), several=True)

@@ -92,7 +92,7 @@ def test_what_is_made_in_the_background_is_cancelled_or_fails(tmp_path: Path) ->
             assert responses.cancel(made.id).status == "cancelled"
             assert engine.closed
         assert responses.retrieve(made.id).status == "cancelled"
-        with pytest.raises(openai.BadRequestError, match="is cancelled: nothing can follow it"):
+        with pytest.raises(openai.BadRequestError, match="is cancelled: it cannot be continued"):
             responses.create(model=MODEL, input="x", previous_response_id=made.id)
         failing = responses.create(model=MODEL, input="fox " * 5000, background=True)
         wait_until(lambda: responses.retrieve(failing.id).status not in ("queued", "in_progress"))
@@ -117,7 +117,7 @@ def test_one_key_does_not_take_the_places_of_others_in_the_background() -> None:
             begin("ann", MOST_OF_ONE)
         for number in range(MOST - MOST_OF_ONE):
             begin(f"other {number % 4}", number)
-        with pytest.raises(ResourceExhausted, match=f"{MOST} responses are made"):
+        with pytest.raises(ResourceExhausted, match=f"{MOST} responses already run"):
             begin("ben", 0)
         await background.cancel("ann", "0")
         begin("ben", 0)
@@ -195,7 +195,7 @@ def test_a_server_may_store_nothing(text_dir: Path, refuses: bool) -> None:
         assert http.get(f"/v1/responses/{made['id']}").status_code == 404
         wanted = http.post("/v1/responses", json={"input": "Hello", "store": True})
         assert wanted.status_code == (400 if refuses else 200)
-        assert "nothing is stored" in wanted.text
+        assert "stores no responses" in wanted.text
 
 
 class Clock:

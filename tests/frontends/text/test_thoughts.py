@@ -117,7 +117,7 @@ def test_thoughts_can_be_switched_off_where_the_template_can(qwen3: Talker) -> N
     assert qwen3.prompt.endswith("<think>\n\n</think>\n\n")
     qwen3.anthropic.messages.create(model=MODEL, messages=ASKED, max_tokens=50, thinking={"type": "adaptive"})
     assert qwen3.prompt.endswith("assistant\n")
-    with pytest.raises(openai.BadRequestError, match="does not know this effort"):
+    with pytest.raises(openai.BadRequestError, match="does not support this effort"):
         qwen3.openai.chat.completions.create(model=MODEL, messages=ASKED, reasoning_effort="low")
 
 
@@ -139,7 +139,7 @@ def test_an_effort_that_a_template_does_not_know_is_to_think(tmp_path: Path) -> 
         talker.says(f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}")
         asked = {"model": MODEL, "messages": ASKED, "reasoning_effort": "medium"}
         answer = httpx.post(f"{talker.server.http_url}/v1/chat/completions", json=asked, timeout=60).json()
-        assert answer["warning"] == "reasoning_effort 'medium': thoughts are only on or off"
+        assert answer["warning"] == "reasoning_effort 'medium': reasoning is only on or off"
         assert answer["choices"][0]["message"]["content"] == ANSWER
         assert talker.prompt.endswith("assistant\n")
 

@@ -236,13 +236,13 @@ def function(**more: Any) -> dict[str, Any]:
         (
             {"tools": [function(strict=True, parameters={"properties": {"a": {"minLength": "x"}}})]},
             None,
-            "what tools, response_format or a grammar ask for cannot be followed: ",
+            "what tools, response_format or a grammar require cannot be followed: ",
         ),
         ({"tools": [{"type": "web_search"}]}, "tools", "tools.0.type"),
         ({"tools": [function(name="a b")]}, "tools", "tools.0.function.name"),
         ({"tools": [function()], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "'g'"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
-        ({"functions": [{"name": "f"}]}, "functions", "are replaced by tools"),
+        ({"functions": [{"name": "f"}]}, "functions", "are deprecated: use tools"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "tool_call_id"),
     ],
 )
@@ -295,7 +295,7 @@ def test_choices_of_responses(qwen: Talker) -> None:
         assert made.tool_choice == choice or made.tool_choice.model_dump() == choice  # type: ignore[union-attr]
     wrong = {"type": "function", "name": "g"}
     error = refused(qwen, "/v1/responses", {"input": "x", "tools": RESPONSE_TOOLS, "tool_choice": wrong})
-    assert (error["param"], error["message"]) == ("tool_choice", "tool_choice: there is no tool 'g' among tools")
+    assert (error["param"], error["message"]) == ("tool_choice", "tool_choice: no tool in tools is named 'g'")
 
 
 def test_anthropics_loop(talker: Talker) -> None:
@@ -372,7 +372,7 @@ def test_choices_of_anthropics(qwen: Talker) -> None:
         qwen.anthropic.messages.create(**asked, tool_choice=choice)
         assert (qwen.engine.requests[-1].guide is not None) == is_enforced
     error = refused(qwen, "/v1/messages", {**asked, "tool_choice": {"type": "tool", "name": "g"}})
-    assert error == {"type": "invalid_request_error", "message": "tool_choice: there is no tool 'g' among tools"}
+    assert error == {"type": "invalid_request_error", "message": "tool_choice: no tool in tools is named 'g'"}
     counted = qwen.anthropic.messages.count_tokens(model=MODEL, messages=ASKED, tools=CLAUDES_TOOLS)
     assert counted.input_tokens > qwen.anthropic.messages.count_tokens(model=MODEL, messages=ASKED).input_tokens
 

@@ -64,7 +64,7 @@ def test_only_allowed_tokens_are_drawn(http: httpx.Client, path: str) -> None:
         assert len(choice["token_ids"]) == GREEDY["max_tokens"]
         assert {*choice["token_ids"]} <= {*allowed}
     assert f"0 to {VOCAB_SIZE - 1}" in refusal(http, path, allowed_token_ids=[VOCAB_SIZE])
-    assert "give one" in refusal(http, path, allowed_token_ids=[5], response_format={"type": "json_object"})
+    assert "give only one" in refusal(http, path, allowed_token_ids=[5], response_format={"type": "json_object"})
 
 
 def test_the_end_is_drawn_if_it_is_allowed(http: httpx.Client) -> None:
@@ -87,7 +87,7 @@ def test_log_probs_of_chosen_tokens(http: httpx.Client, path: str) -> None:
         assert next(iter(top)) == token == f"token_id:{own}"
         assert top == pytest.approx(expected, abs=1e-5)
         ids.append(own)
-    assert "need logprobs" in refusal(http, path, logprob_token_ids=[5], logprobs=None)
+    assert "require logprobs" in refusal(http, path, logprob_token_ids=[5], logprobs=None)
     assert "0 to 619" in refusal(http, path, logprob_token_ids=[VOCAB_SIZE])
 
 

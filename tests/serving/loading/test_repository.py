@@ -185,5 +185,5 @@ async def test_versions_that_the_policy_names_and_that_are_not_there(
 async def test_override_for_an_unknown_model_is_refused(tmp_path: Path) -> None:
     write_model(tmp_path, "m", identity_config())
     core = InferenceCore(ServerSettings((tmp_path,), parameter_overrides={"mm": {"a": "b"}}), BACKENDS)
-    with pytest.raises(ModelConfigError, match="there is no model 'mm'; models: m"):
+    with pytest.raises(ModelConfigError, match="model 'mm' does not exist; models: m"):
         await core.start()

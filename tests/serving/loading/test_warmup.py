@@ -163,6 +163,6 @@ def test_made_tensors_of_every_datatype(datatype: str) -> None:
 def test_texts_from_bytes() -> None:
     data = b"".join(struct.pack("<I", len(text)) + text for text in (b"ab", b""))
     assert tensor_from_bytes("t", "BYTES", (2,), data).data.tolist() == [b"ab", b""]
-    for wrong, problem in ((data[:-1], "cut off"), (data[:5], "cut off"), (data + data, "expected 2 texts, got 4")):
+    for wrong, problem in ((data[:-1], "truncated"), (data[:5], "truncated"), (data * 2, "expected 2 strings, got 4")):
         with pytest.raises(ValueError, match=problem):
             tensor_from_bytes("t", "BYTES", (2,), wrong)

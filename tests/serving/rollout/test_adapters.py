@@ -68,7 +68,7 @@ async def test_what_ends_it_while_the_candidate_is_loaded(tmp_path: Path, change
         assert core.rollout("m")["state"] == "rolled_back"
         adapters.may_load.set()
         with pytest.raises(
-            InvalidArgument, match=r"ended while its candidate was loaded: (by hand|adapter .style. was loaded)"
+            InvalidArgument, match=r"ended while its candidate was loading: (by hand|adapter .style. was reloaded)"
         ):
             await starting
         assert adapters.calls[-1] == "leave style"
@@ -83,7 +83,7 @@ async def test_a_load_of_the_model_ends_it_then_too(tmp_path: Path) -> None:
         write_m(tmp_path, versions=(2,))
         await core.load_model("m")
         adapters.may_load.set()
-        with pytest.raises(InvalidArgument, match="model 'm' was loaded again meanwhile, and its adapters with it"):
+        with pytest.raises(InvalidArgument, match="model 'm' was reloaded in the meantime, with its adapters"):
             await starting
         assert adapters.calls == ["try style new", "leave style"]
         assert core.rollout("m")["state"] == "failed"

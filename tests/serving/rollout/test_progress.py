@@ -57,7 +57,7 @@ def test_by_hand_it_waits() -> None:
     run = progress(canary=[], promote="by_hand")
     copies(run, 10)
     assert verdict(run.decide(1.0)) is Verdict.WAIT
-    assert run.waits_for(1.0) == "somebody who promotes it"
+    assert run.waits_for(1.0) == "a manual promotion"
     copies(run, 10)
     assert run.decide(2.0) is None
     copies(run, 10, error="boom")
@@ -94,7 +94,7 @@ def test_some_other_answers_hold_a_step_and_then_are_too_many() -> None:
     decision = run.decide(100.0)
     assert decision is not None
     assert decision.verdict is Verdict.ROLL_BACK
-    assert "after 100 requests in this step still 13 of 100 answers differ" in decision.reason
+    assert "after 100 requests in this step, still 13 of 100 answers differ" in decision.reason
 
 
 def test_answers_that_need_not_be_equal_are_no_evidence() -> None:
@@ -125,7 +125,7 @@ def test_slowness_rolls_it_back_and_speed_does_not() -> None:
         decision = run.decide(0.0)
         assert (decision is not None) == slow
         if decision is not None:
-            assert "the first response takes 3.00 times as long, beyond chance above 2" in decision.reason
+            assert "the first response takes 3.00 times as long, significantly above 2" in decision.reason
 
 
 def test_slowness_that_may_be_chance_holds_a_step() -> None:

@@ -210,4 +210,4 @@ def test_flags(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument) as caught:
         InferenceCore(ServerSettings((tmp_path,), rate_limit_resources=("R", "R:x", "R:1:1")), BACKENDS)
     assert "(3 problems)" in str(caught.value)
-    assert "R:1:1: there is no device 1" in str(caught.value)
+    assert "R:1:1: device 1 does not exist" in str(caught.value)

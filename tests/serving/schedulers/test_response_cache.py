@@ -155,7 +155,7 @@ def test_what_makes_a_request_another_one() -> None:
 
 def test_cache_flag() -> None:
     assert parse_cache_config("local,size=1048576") == 1048576
-    for wrong, problem in (("redis,host=x", "there is no cache 'redis'"), ("local", "expected local,size=BYTES"),
+    for wrong, problem in (("redis,host=x", "unknown cache 'redis'"), ("local", "expected local,size=BYTES"),
                            ("local,size=-1", "expected"), ("local,size=0", "expected")):  # fmt: skip
         with pytest.raises(InvalidArgument, match=problem):
             parse_cache_config(wrong)

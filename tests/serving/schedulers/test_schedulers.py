@@ -426,7 +426,7 @@ async def test_execute_with_the_wrong_number_of_streams_fails_the_batch_and_not_
     client = Client(scheduler(instance))
     await client.send("a", "b")
     await client.wait()
-    assert str(client.error("a")) == "model instance 'i' answered 1 requests with 0 streams"
+    assert str(client.error("a")) == "model instance 'i' returned 0 streams for 1 requests"
     assert client.ended == ["b"]
 
 

@@ -90,7 +90,7 @@ def opened(client: RawClient, method: str = "ServerReady", *, flags: int = 0, st
         ("6.7: PING of five bytes", frame(frames.PING, 0, 0, b"short"), frames.FRAME_SIZE_ERROR),
         ("6.8: GOAWAY on a stream", frame(frames.GOAWAY, 0, 1, bytes(8)), frames.PROTOCOL_ERROR),
         ("6.9: WINDOW_UPDATE of five bytes", frame(frames.WINDOW_UPDATE, 0, 0, bytes(5)), frames.FRAME_SIZE_ERROR),
-        ("6.9: a window that opens by nothing", frames.window_update(0, 0), frames.PROTOCOL_ERROR),
+        ("6.9: a window update of zero", frames.window_update(0, 0), frames.PROTOCOL_ERROR),
         ("6.9.1: a window that is too large", frames.window_update(0, 2**31 - 1), frames.FLOW_CONTROL_ERROR),
         ("6.10: CONTINUATION of nothing", frame(frames.CONTINUATION, 0, 1, b""), frames.PROTOCOL_ERROR),
         ("6.10: of another stream", frame(1, 0, 1, b"\x83") + frame(9, 0, 3, b""), frames.PROTOCOL_ERROR),

@@ -103,7 +103,7 @@ def test_a_client_of_another_protocol(server: RunningServer) -> None:
 def test_a_timeout_that_is_none(client: RawClient) -> None:
     """It ends its call only: the connection may be a proxy's, with other clients' calls on it."""
     client.call(1, "ServerReady", READY, grpc_timeout="soon")
-    assert client.status(1) == {"grpc-status": "13", "grpc-message": "grpc-timeout is not a time: 'soon'"}
+    assert client.status(1) == {"grpc-status": "13", "grpc-message": "grpc-timeout is not valid: 'soon'"}
     client.call(3, "ServerReady", READY)
     assert client.status(3) == OK
 
@@ -151,7 +151,7 @@ def test_a_bad_message_in_a_stream(client: RawClient) -> None:
     client.send(frame(frames.DATA, 0, 1, framed(b"\xff\xff")))
     fields = client.status(1)
     assert fields["grpc-status"] == "13"
-    assert "cannot be read" in fields["grpc-message"]
+    assert "is not valid" in fields["grpc-message"]
     assert client.until(frames.RST_STREAM, 1) == frames.WORD.pack(frames.NO_ERROR)
     client.send(frame(frames.DATA, frames.END_STREAM, 1, b"what was on its way"))
     client.call(3, "ServerReady", READY)
@@ -162,7 +162,7 @@ def test_a_stream_that_ends_within_a_message(client: RawClient) -> None:
     client.send(frame(frames.HEADERS, frames.END_HEADERS, 1, client.headers("ModelStreamInfer")))
     client.send(frame(frames.DATA, frames.END_STREAM, 1, framed(bytes(100))[:20]))
     fields = client.status(1)
-    assert (fields["grpc-status"], fields["grpc-message"]) == ("13", "the last message is cut off")
+    assert (fields["grpc-status"], fields["grpc-message"]) == ("13", "the last message is truncated")
 
 
 def test_a_stream_ends_with_the_status_of_its_bad_message(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_an_answer_that_nobody_takes_ends(client: RawClient, monkeypatch: pytest
     client.call(1, "ModelInfer", echo_message(bytes(100)).SerializeToString())
     fields = client.status(1)
     assert fields["grpc-status"] == "4"
-    assert "nothing of the answer has been taken" in fields["grpc-message"]
+    assert "the client has read nothing of the response" in fields["grpc-message"]
 
 
 def test_a_waiting_answer_that_is_not_wanted_any_more(client: RawClient, core: StubCore) -> None:

@@ -55,7 +55,7 @@ async def test_a_client_that_answers_stays_and_one_that_does_not_is_let_go_of() 
             client.send(frame(frames.PING, frames.ACK, 0, client.until(frames.PING)))
         assert core.running == 1
         fields = client.status(1)
-        assert (fields["grpc-status"], fields["grpc-message"]) == ("14", "the client does not answer")
+        assert (fields["grpc-status"], fields["grpc-message"]) == ("14", "the client does not answer pings")
         with pytest.raises((EOFError, ConnectionError)):
             client.receive()
 
@@ -131,7 +131,7 @@ async def test_calls_that_last_too_long_end_with_their_connection() -> None:
             async for _ in stream:
                 pass
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert caught.value.details() == "the connection has reached its age"
+    assert caught.value.details() == "the connection has reached its maximum age"
     await server.stop()
 
 

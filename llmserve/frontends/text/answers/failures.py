@@ -32,7 +32,7 @@ STATUS: Mapping[Code, int] = {
 }
 NO_THREADS = "thread_unsupported_request"  # by which Anthropic's client knows that it has to send whole conversations
 # What these APIs ask for becomes a grammar, unless the client has written one.
-GRAMMAR, ASKED = "the ebnf_grammar guide", "what tools, response_format or a grammar ask for"
+GRAMMAR, ASKED = "the ebnf_grammar guide", "what tools, response_format or a grammar require"
 KINDS: Mapping[type[LlmserveError], int] = {BodyTooLarge: 413, RequestTooLarge: 413, BodyTooSlow: 408}
 OPENAI_TYPES = {
     UNAUTHORIZED: "authentication_error",

@@ -45,7 +45,7 @@ def scored_output(arrays: Arrays) -> list[Scored]:
     ids = arrays["output_token_ids"].reshape(-1).tolist()
     log_probs = arrays["output_log_probs"].reshape(-1).tolist()
     if len(log_probs) < len(ids):
-        raise InternalError(f"the model gave {len(log_probs)} log probs for {len(ids)} tokens")
+        raise InternalError(f"the model returned {len(log_probs)} log probs for {len(ids)} tokens")
     tops = _tops(arrays, "output_top_ids", "output_top_log_probs", len(ids))
     return [Scored(*one) for one in zip(ids, log_probs, tops, strict=False)]
 

@@ -55,7 +55,7 @@ def pooling_of(caller: Caller, ensemble: Ensemble) -> dict[str, Any]:
 def check_makes(caller: Caller, ensemble: Ensemble, wanted: str, instead: str) -> None:
     """Raises `Refused` for an engine that is known to make something else than is `wanted`."""
     if (makes := pooling_of(caller, ensemble).get("makes", wanted)) != wanted:
-        raise Refused(f"model '{ensemble.name}' makes {makes}, and no {wanted}; ask {instead}", "model")
+        raise Refused(f"model '{ensemble.name}' makes {makes}, not {wanted}; use {instead}", "model")
 
 
 def check_dimensions(caller: Caller, ensemble: Ensemble, dimensions: int | None) -> None:
@@ -69,7 +69,7 @@ def check_dimensions(caller: Caller, ensemble: Ensemble, dimensions: int | None)
             return
         raise Refused(f"dimensions must be at most {width}, the length of an embedding", "dimensions")
     if dimensions not in allowed:
-        choice = f"it may be {', '.join(map(str, allowed))}" if allowed else "the model's embeddings cannot be cut"
+        choice = f"it may be {', '.join(map(str, allowed))}" if allowed else "its embeddings cannot be shortened"
         raise Refused(f"dimensions {dimensions} is not supported: {choice}, and have {width} numbers", "dimensions")
 
 

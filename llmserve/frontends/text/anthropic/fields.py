@@ -23,20 +23,20 @@ from llmserve.frontends.text.requests.messages import OFF, ON, Talk
 from llmserve.frontends.text.requests.tools import MAX_TOOLS, Choice, Function, Schema, ToolName, ToolUse, tool_use
 from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
 
-NO_BUDGET = "thinking budgets are not supported; limit max_tokens"
+NO_BUDGET = "thinking budgets are not supported; use max_tokens"
 
 
 class TextBlock(Strict):
     type: Literal["text"]
     text: str
-    cache_control: Any = Field(None, description="A hint without effect: prefixes are found without it.")
+    cache_control: Any = Field(None, description="No effect: the prefix cache is automatic.")
     citations: Annotated[Any, ignored("citations are not passed to the model", [])] = None
 
 
 class ThinkingBlock(Strict):
     type: Literal["thinking"]
     thinking: str
-    signature: str | None = Field(None, description="Thoughts are not signed here.")
+    signature: str | None = Field(None, description="No effect: the server does not sign thoughts.")
 
 
 class ToolUseBlock(Strict):
@@ -44,9 +44,9 @@ class ToolUseBlock(Strict):
     id: str
     name: ToolName
     input: dict[str, JsonValue]
-    cache_control: Any = Field(None, description="A hint without effect: prefixes are found without it.")
-    caller: Annotated[Any, ignored("only the model makes calls", {"type": "direct"})] = None
-    toolset_name: Annotated[Any, refused("sets of tools are not supported")] = None
+    cache_control: Any = Field(None, description="No effect: the prefix cache is automatic.")
+    caller: Annotated[Any, ignored("only the model can call tools", {"type": "direct"})] = None
+    toolset_name: Annotated[Any, refused("toolsets are not supported")] = None
 
     def listed(self) -> JsonValue:
         arguments = json.dumps(self.input, ensure_ascii=False)
@@ -57,9 +57,9 @@ class ToolResultBlock(Strict):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Annotated[list[TextBlock], at_most(MAX_MESSAGES)] | None = None
-    is_error: bool | None = Field(None, description="The content has to say so: templates know no errors.")
-    cache_control: Any = Field(None, description="A hint without effect: prefixes are found without it.")
-    toolset_name: Annotated[Any, refused("sets of tools are not supported")] = None
+    is_error: bool | None = Field(None, description="No effect: state the error in content.")
+    cache_control: Any = Field(None, description="No effect: the prefix cache is automatic.")
+    toolset_name: Annotated[Any, refused("toolsets are not supported")] = None
 
     def listed(self) -> dict[str, JsonValue]:
         return {"role": "tool", "content": _text(self.content or ""), "tool_call_id": self.tool_use_id}
@@ -125,10 +125,10 @@ class ToolDefinition(Strict):
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
-    cache_control: Any = Field(None, description="A hint without effect: prefixes are found without it.")
-    eager_input_streaming: bool | None = Field(None, description="Inputs always come as they are made.")
-    defer_loading: Annotated[Any, refused("tools are given at once", False)] = None
-    allowed_callers: Annotated[Any, refused("only the model makes calls", ["direct"])] = None
+    cache_control: Any = Field(None, description="No effect: the prefix cache is automatic.")
+    eager_input_streaming: bool | None = Field(None, description="No effect: inputs are always streamed.")
+    defer_loading: Annotated[Any, refused("tools cannot be loaded later", False)] = None
+    allowed_callers: Annotated[Any, refused("only the model can call tools", ["direct"])] = None
     input_examples: Annotated[Any, refused("examples are not passed to the model", [])] = None
 
     def function(self) -> Function:
@@ -177,13 +177,13 @@ class CountRequest(Strict):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: Any = Field(None, description="A hint without effect: prefixes are found without it.")
-    thread: dict[str, JsonValue] | None = Field(None, description="Refused, and the client goes on without.")
+    cache_control: Any = Field(None, description="No effect: the prefix cache is automatic.")
+    thread: dict[str, JsonValue] | None = Field(None, description="Not supported: send the conversation.")
 
     def talk(self) -> Talk:
         """Raises `Refused` for tools that cannot be used, and for conversations that should be kept here."""
         if self.thread is not None:
-            raise Refused("thread: nothing is stored here: send the conversation", "thread", NO_THREADS)
+            raise Refused("thread: conversations are not stored: send the whole conversation", "thread", NO_THREADS)
         opening: list[dict[str, JsonValue]] = []
         if self.system is not None:
             opening = [{"role": "system", "content": _text(self.system)}]
@@ -220,8 +220,8 @@ class MessagesRequest(CountRequest):
     speculation: Speculates = None
     metadata: Metadata | None = None
     service_tier: Annotated[Any, ignored("only one service tier is supported", "auto", "standard_only")] = None
-    context_management: Annotated[Any, ignored("nothing is removed from conversations")] = None
-    mcp_servers: Annotated[Any, refused("servers of tools are not supported", [])] = None
+    context_management: Annotated[Any, ignored("context editing is not supported")] = None
+    mcp_servers: Annotated[Any, refused("MCP servers are not supported", [])] = None
     container: Annotated[Any, refused("containers are not supported")] = None
     speed: Annotated[Any, ignored("only one speed is supported", "standard")] = None
 

@@ -30,7 +30,7 @@ class Messages:
     state: ApiState
 
     async def create(self, body: MessagesRequest, request: Request) -> Response:
-        """The assistant's next message."""
+        """Generate the assistant's next message."""
         ensemble = self.state.ensembles.named(body)
         prepared = await self.state.conversations.prepared(ensemble, body.talk())
         pieces = self.state.caller(request).pieces(
@@ -51,7 +51,7 @@ class Messages:
         return json_answer(with_extras(document, [last]))
 
     async def count_tokens(self, body: CountRequest, request: Request) -> Response:
-        """How many tokens a conversation is."""
+        """Count the tokens of a conversation."""
         ensemble = self.state.ensembles.named(body)
         prepared = await self.state.conversations.prepared(ensemble, body.talk())
         return json_answer({"input_tokens": await self._num_tokens(ensemble, prepared)})

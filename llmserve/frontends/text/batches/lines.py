@@ -80,7 +80,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _problem(line: bytes, endpoint: str, ids: set[str]) -> tuple[str, str, str | None] | None:
     if len(line) > MAX_LINE_BYTES:
-        return "line_too_long", f"the line has {len(line)} bytes, more than {MAX_LINE_BYTES}", None
+        return "line_too_long", f"the line has {len(line)} bytes; the maximum is {MAX_LINE_BYTES}", None
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
@@ -89,7 +89,7 @@ def _problem(line: bytes, endpoint: str, ids: set[str]) -> tuple[str, str, str |
         return "invalid_request", "the line must be a JSON object", None
     custom_id = document.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
-        return "missing_required_parameter", "custom_id must be a text", "custom_id"
+        return "missing_required_parameter", "custom_id must be a string", "custom_id"
     if custom_id in ids:
         return "duplicate_custom_id", f"custom_id '{custom_id[:50]}' is used twice", "custom_id"
     ids.add(custom_id)
@@ -101,5 +101,5 @@ def _problem(line: bytes, endpoint: str, ids: set[str]) -> tuple[str, str, str |
         return "missing_required_parameter", "body must be a JSON object", "body"
     for field in ("stream", "background"):
         if document["body"].get(field):
-            return "invalid_request", f"{field} is not for batches", f"body.{field}"
+            return "invalid_request", f"{field} is not supported in batches", f"body.{field}"
     return None

@@ -42,7 +42,7 @@ class Files:
     opened: Store | None  # None: there is no folder for them
 
     async def create(self, request: Request) -> Response:
-        """Upload the requests of a batch, a line each."""
+        """Upload the requests of a batch, one per line."""
         form = read_form(request.headers.get("content-type", ""), await request.body())
         purpose = form["purpose"].content.decode("utf-8", "replace") if "purpose" in form else ""
         if purpose != PURPOSE:
@@ -54,27 +54,27 @@ class Files:
         return _shown(await asyncio.to_thread(self._store.add_file, owner, name, purpose, file.content))
 
     async def list(self, request: Request) -> Response:
-        """Those of the API key; the query's `purpose` chooses among them."""
+        """List the files of the API key. The query parameter `purpose` filters them."""
         purpose = request.query_params.get("purpose", "")
         found = await asyncio.to_thread(self._store.owned, FILES, self.state.owner(request))
         return _listed([each for each in found if purpose in ("", each["purpose"])], request)
 
     async def retrieve(self, file_id: str, request: Request) -> Response:
-        """What is known of a file."""
+        """Describe a file."""
         return _shown(await self._find(file_id, request))
 
     async def content(self, file_id: str, request: Request) -> Response:
-        """What is in it."""
+        """Download a file."""
         found = await self._find(file_id, request)
         content = await asyncio.to_thread(self._store.content(found["id"]).read_bytes)
         return Response(content, media_type="application/octet-stream")
 
     async def delete(self, file_id: str, request: Request) -> Response:
-        """Not while a batch reads it."""
+        """Delete a file, unless a batch is reading it."""
         found = await self._find(file_id, request)
         batches = await asyncio.to_thread(self._store.unfinished)
         if using := [batch["id"] for batch in batches if batch["input_file_id"] == found["id"]]:
-            raise InvalidArgument(f"{found['id']} is read by {using[0]}; cancel that batch first")
+            raise InvalidArgument(f"{found['id']} is in use by {using[0]}; cancel that batch first")
         await asyncio.to_thread(self._store.delete_file, found["id"])
         return json_answer({"id": found["id"], "object": "file", "deleted": True})
 
@@ -92,7 +92,7 @@ class Batches:
     jobs: Jobs | None
 
     async def create(self, body: BatchRequest, request: Request) -> Response:
-        """Have the requests of a file answered, behind live ones."""
+        """Start a batch: answer the requests of a file, with lower priority than live requests."""
         store, owner = _open(self.jobs).store, self.state.owner(request)
         file = await asyncio.to_thread(store.find, FILES, owner, body.input_file_id)
         count, problems = await asyncio.to_thread(problems_of, store.content(file["id"]), body.endpoint)
@@ -103,17 +103,17 @@ class Batches:
         return _shown(batch)
 
     async def list(self, request: Request) -> Response:
-        """Those of the API key."""
+        """List the batches of the API key."""
         jobs = _open(self.jobs)
         found = await asyncio.to_thread(jobs.store.owned, BATCHES, self.state.owner(request))
         return _listed([jobs.current(batch) for batch in found], request)
 
     async def retrieve(self, batch_id: str, request: Request) -> Response:
-        """How far a batch is."""
+        """Report the progress of a batch."""
         return _shown(_open(self.jobs).current(await self._find(batch_id, request)))
 
     async def cancel(self, batch_id: str, request: Request) -> Response:
-        """What has been answered so far is kept."""
+        """Cancel a batch. Results so far are kept."""
         batch = await self._find(batch_id, request)
         if batch["status"] not in RUNNING:
             raise InvalidArgument(f"{batch['id']} is {batch['status']} and cannot be cancelled")

@@ -61,7 +61,7 @@ class Store:
         own = [found for found in self._documents(FILES) if found[OWNER] == owner]
         if len(own) >= MAX_FILES or sum(found["bytes"] for found in own) + len(content) > MAX_OWNED_BYTES:
             raise InvalidArgument(
-                f"files: a key may have {MAX_FILES} files with {MAX_OWNED_BYTES} bytes together; delete some"
+                f"files: an API key may have {MAX_FILES} files with {MAX_OWNED_BYTES} bytes in total; delete some"
             )
         file_id = new_id("file-")
         with _removed_unless_written(self.content(file_id)):
@@ -96,7 +96,7 @@ class Store:
         """Raises `NotFound` for what is not there, or another's."""
         found = self._read(self._path(kind, document_id)) if ID.fullmatch(document_id) else None
         if found is None or found[OWNER] != owner:
-            raise NotFound(f"there is no '{document_id[:50]}' among the {kind} of this API key")
+            raise NotFound(f"this API key has no '{document_id[:50]}' among its {kind}")
         return found
 
     def owned(self, kind: str, owner: str) -> list[Document]:
@@ -144,7 +144,7 @@ def _removed_unless_written(path: Path) -> Iterator[None]:
             path.unlink()
         if isinstance(error, Unavailable):
             raise
-        raise Unavailable(f"the folder of --batch-dir cannot be written: {error.strerror}; try again later") from error
+        raise Unavailable(f"--batch-dir cannot be written: {error.strerror}; try again later") from error
 
 
 def new_id(prefix: str) -> str:

@@ -25,11 +25,11 @@ Item: TypeAlias = str | int  # of a prompt: a text, or a token
 MAX_ITEMS = 128 * 1024  # of all prompts
 TEXT, MEDIA = "prompt_string", "multimodal_data"
 SAMPLER = "this sampler is not supported"
-NOT_HERE = "it changes no answer here"
+NOT_HERE = "it has no effect on this server"
 
 
 class NativeRequest(Sampled):
-    """Its sampling fields are those of the other completions, with llama.cpp's names and forms."""
+    """The sampling fields of /v1/completions, also under llama.cpp's names and forms."""
 
     model: ModelName = ""
     prompt: JsonValue
@@ -50,9 +50,9 @@ class NativeRequest(Sampled):
     dry_multiplier: Annotated[Any, refused(SAMPLER, 0)] = None
     dynatemp_range: Annotated[Any, refused(SAMPLER, 0)] = None
     top_n_sigma: Annotated[Any, refused(SAMPLER, 0, -1)] = None
-    samplers: Annotated[Any, ignored("samplers have one order")] = None
-    repeat_last_n: Annotated[Any, ignored("repetitions are those of the whole text", -1)] = None
-    cache_prompt: bool | None = Field(None, description="A hint without effect: prefixes are found without it.")
+    samplers: Annotated[Any, ignored("the order of samplers is fixed")] = None
+    repeat_last_n: Annotated[Any, ignored("penalties apply to the whole text", -1)] = None
+    cache_prompt: bool | None = Field(None, description="No effect: the prefix cache is automatic.")
     id_slot: Annotated[Any, ignored("slots are not supported", -1)] = None
     n_keep: Annotated[Any, ignored(NOT_HERE, 0)] = None
     return_progress: Annotated[Any, ignored("progress is not reported", False)] = None
@@ -75,7 +75,7 @@ class NativeRequest(Sampled):
         if isinstance(pairs, list) and len(pairs) > MAX_BIASES:
             raise ValueError(f"has {len(pairs)} entries, more than {MAX_BIASES}")
         if not isinstance(pairs, list) or not all(map(_is_bias, pairs)):
-            raise ValueError("expected pairs of a token id, or a text, and a number from -100 to 100 or false")
+            raise ValueError("expected pairs of a token id or string, and a number from -100 to 100 or false")
         return [[_token(key), -100.0 if bias is False else float(bias)] for key, bias in pairs]
 
     @field_validator("logit_bias")
@@ -140,7 +140,7 @@ def _listed(prompt: JsonValue) -> list[JsonValue]:
 def _items(listed: Sequence[JsonValue]) -> Iterator[Item]:
     for each in listed:
         if not (isinstance(each, str) or (type(each) is int and 0 <= each < 2**31)):
-            raise ValueError("a prompt must be a text, token ids, a list of both, or {prompt_string}")
+            raise ValueError("a prompt must be a string, token ids, a list of both, or {prompt_string}")
         yield each
 
 

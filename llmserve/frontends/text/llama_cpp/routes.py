@@ -40,7 +40,7 @@ class LlamaCpp:
     state: ApiState
 
     async def completion(self, body: NativeRequest, request: Request) -> Response:
-        """The text after a prompt, or after each of several."""
+        """Generate the continuation of one or several prompts."""
         ensemble = self.state.ensembles.named(body)
         biases = await self._biases(ensemble, body)
         sampling = await self.state.sampling(ensemble, body.asked(biases))
@@ -61,16 +61,16 @@ class LlamaCpp:
         return json_answer(found if isinstance(body.prompt, list) and len(found) > 1 else found[0])
 
     async def apply_template(self, body: ChatRequest, request: Request) -> Response:
-        """The prompt that a conversation becomes, with its special tokens."""
+        """Apply the chat template: return the prompt of a conversation, with its special tokens."""
         ensemble, ids = await self._chat_ids(body)
         return json_answer({"prompt": await self.state.ensembles.text_of(ensemble, ids, with_special=True)})
 
     async def count_chat(self, body: ChatRequest, request: Request) -> Response:
-        """How many tokens a conversation is."""
+        """Count the tokens of a conversation."""
         return json_answer({"object": "response.input_tokens", "input_tokens": len((await self._chat_ids(body))[1])})
 
     async def props(self) -> Response:
-        """What llama.cpp's clients want to know of the only model."""
+        """Describe the server's only model, as llama.cpp's clients expect."""
         ensembles = self.state.ensembles
         ensemble = ensembles.only()
         facts = ensembles.core.facts(ensemble.name)

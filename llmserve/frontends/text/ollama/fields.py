@@ -27,15 +27,15 @@ from llmserve.frontends.text.requests.tools import Choice, Function, Schema, Too
 from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
 
 NO_IMAGES = "images are not supported"
-LOADING = "How a model is loaded is the server's matter; nothing depends on it."
+LOADING = "No effect: the server decides how models are loaded."
 Length: TypeAlias = Literal[-1, -2] | Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Effort: TypeAlias = bool | Literal["low", "medium", "high", "max"]
 
 
 class OllamaOptions(Strict):
-    """Defaults are Ollama's, but for its repeat penalty."""
+    """The defaults are Ollama's, except for the repeat penalty."""
 
-    num_predict: Length | None = Field(None, description="-1, -2: as there is room for.")
+    num_predict: Length | None = Field(None, description="-1 or -2: no limit except the context length.")
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -50,8 +50,8 @@ class OllamaOptions(Strict):
     typical_p: Annotated[Any, refused("typical sampling is not supported", 1, 1.0)] = None
     tfs_z: Annotated[Any, refused("tail-free sampling is not supported", 1, 1.0)] = None
     mirostat: Annotated[Any, refused("mirostat is not supported", 0)] = None
-    mirostat_tau: Any = Field(None, description="Of mirostat, which is not supported.")
-    mirostat_eta: Any = Field(None, description="Of mirostat, which is not supported.")
+    mirostat_tau: Any = Field(None, description="No effect: mirostat is not supported.")
+    mirostat_eta: Any = Field(None, description="No effect: mirostat is not supported.")
     penalize_newline: Annotated[Any, refused("penalties apply to all tokens equally", True)] = None
     num_ctx: int | None = Field(None, description=LOADING)
     num_keep: int | None = Field(None, description=LOADING)
@@ -152,8 +152,8 @@ class OllamaGenerateRequest(_Asked):
     prompt: str = ""
     system: str | None = None
     raw: bool | None = None
-    template: Annotated[Any, refused("the template is the checkpoint's", "")] = None
-    context: Annotated[Any, refused("nothing is stored here: send the conversation to /api/chat", [])] = None
+    template: Annotated[Any, refused("templates in requests are not supported: the checkpoint's is used", "")] = None
+    context: Annotated[Any, refused("the server stores no context: send the conversation to /api/chat", [])] = None
     suffix: Annotated[Any, refused("fill-in-the-middle models are not supported", "")] = None
     images: Annotated[Any, refused(NO_IMAGES, [])] = None
 
@@ -169,7 +169,7 @@ class OllamaGenerateRequest(_Asked):
 
 class OllamaShowRequest(Strict):
     model: ModelName = ""
-    name: ModelName = Field("", description="The older word for model.")
+    name: ModelName = Field("", description="The old name of model.")
     verbose: bool | None = None
 
 

@@ -114,7 +114,7 @@ class Ollama:
     state: ApiState
 
     async def chat(self, body: OllamaChatRequest, request: Request) -> Response:
-        """The assistant's next message."""
+        """Generate the assistant's next message."""
         ensemble = self._find(body)
         reply = _Reply(body.model, is_chat=True)
         if not body.messages:
@@ -123,7 +123,7 @@ class Ollama:
         return await self._answer(body, request, ensemble, prepared, reply)
 
     async def generate(self, body: OllamaGenerateRequest, request: Request) -> Response:
-        """A text's answer, or what follows it (`raw`)."""
+        """Answer a prompt or, with `raw`, continue it."""
         ensemble = self._find(body)
         reply = _Reply(body.model, is_chat=False)
         if not body.prompt:
@@ -156,20 +156,20 @@ class Ollama:
         return chat_log_probs(tokens, await self.state.token_texts.of(ensemble, tokens))
 
     async def tags(self) -> Response:
-        """The models that can be asked."""
+        """List the models."""
         return json_answer({"models": [self._model(name) for name in self.state.listed()]})
 
     async def running(self) -> Response:
-        """The same: models stay loaded."""
+        """List the models; all of them are loaded."""
         models = [{**self._model(name), "size_vram": 0} for name in self.state.listed()]
         return json_answer({"models": models})
 
     async def version(self) -> Response:
-        """Of this server."""
+        """The version of this server."""
         return json_answer({"version": __version__})
 
     async def show(self, body: OllamaShowRequest, request: Request) -> Response:
-        """What is known of a model; tools only where it has a form of its own for calls."""
+        """Describe a model. Its capabilities include tools if it has its own format for calls."""
         body.model = body.model or body.name
         plain, embedders = body.model.removesuffix(LATEST), self.state.embedders
         if embedders.has(plain):

@@ -15,9 +15,9 @@ from llmserve.frontends.text.state import ApiState
 
 
 class LoadAdapterRequest(Strict):
-    lora_name: str = Field(description="The model's name from here on. What has it now is replaced.")
-    lora_path: str = Field(description="An adapter directory of llmserve adapter build, as the server sees it.")
-    model: ModelName = Field("", description="The model that it is for, where there are several.")
+    lora_name: str = Field(description="The name of the new model. An adapter of this name is replaced.")
+    lora_path: str = Field(description="Path on the server of an adapter directory from llmserve adapter build.")
+    model: ModelName = Field("", description="The model that the adapter is for, if the server has several.")
 
 
 class UnloadAdapterRequest(Strict):
@@ -30,13 +30,13 @@ class LoraAdapters:
     state: ApiState
 
     async def load(self, body: LoadAdapterRequest, request: Request) -> Response:
-        """Serve an adapter as a model of its own. Requests under way keep the adapter that they have."""
+        """Load an adapter and serve it as a model. Running requests keep the adapter they started with."""
         ensembles = self.state.ensembles
         await ensembles.core.load_adapter(ensembles.find(body.model).name, body.lora_name, body.lora_path)
         return await Models(self.state).retrieve(body.lora_name)
 
     async def unload(self, body: UnloadAdapterRequest, request: Request) -> Response:
-        """Take an adapter out. Requests under way keep it."""
+        """Unload an adapter. Running requests keep it until they end."""
         ensembles = self.state.ensembles
         await ensembles.core.unload_adapter(ensembles.find(body.model).name, body.lora_name)
         return json_answer({"id": body.lora_name, "object": "model", "deleted": True})

@@ -42,7 +42,7 @@ class Background:
         if len(self._running) >= MOST or of_owner >= MOST_OF_ONE:
             making.close()
             count, whose = (MOST_OF_ONE, " of yours") if of_owner >= MOST_OF_ONE else (MOST, "")
-            raise ResourceExhausted(f"{count} responses{whose} are made in the background; try again later")
+            raise ResourceExhausted(f"{count} responses{whose} already run in the background; try again later")
         queued = document("queued")
         key = owner, str(queued["id"])
         task = asyncio.get_running_loop().create_task(_make(document, making, keep))

@@ -65,7 +65,7 @@ class Chat:
     state: ApiState
 
     async def create(self, body: ChatRequest, request: Request) -> Response:
-        """The assistant's next message."""
+        """Generate the assistant's next message."""
         ensemble, caller = self._begun(body, request)
         talk = await self._prepared(ensemble, body)
         pieces = self._pieces(ensemble, caller, talk)
@@ -75,7 +75,7 @@ class Chat:
         return await self._reply(body, ensemble, caller, [talk])
 
     async def create_several(self, body: BatchChatRequest, request: Request) -> Response:
-        """The next message of each of several conversations, as so many requests."""
+        """Generate the next message of several conversations. Each counts as a request."""
         ensemble, caller = self._begun(body, request)
         talks = [await self._prepared(ensemble, each) for each in body.requests()]
 

@@ -24,7 +24,7 @@ from llmserve.frontends.text.requests.tools import ToolChoice, ToolName, Tools, 
 from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
 from llmserve.stages.chat_template import ENDINGS, TEMPLATE
 
-OLD_TOOLS = "functions are replaced by tools: give tools and tool_choice"
+OLD_TOOLS = "functions are deprecated: use tools and tool_choice"
 
 
 class TextPart(Strict):
@@ -42,7 +42,7 @@ def text_of(content: Content | None) -> str:
 class _Message(Strict):
     role: str
     content: Content
-    name: Annotated[Any, ignored("names of speakers are not passed to the model")] = None
+    name: Annotated[Any, ignored("names of participants are not passed to the model")] = None
 
     def listed(self) -> dict[str, JsonValue]:
         """For the chat format, which knows no developers."""
@@ -72,10 +72,10 @@ class ToolCall(Strict):
 class AssistantMessage(Strict):
     role: Literal["assistant"]
     content: Content | None = None
-    name: Annotated[Any, ignored("names of speakers are not passed to the model")] = None
-    reasoning_content: str | None = Field(None, description="For templates that keep thoughts.")
-    reasoning: str | None = Field(None, description="The same.")
-    provider_specific_fields: Any = Field(None, description="LiteLLM's notes on an answer; nothing depends on them.")
+    name: Annotated[Any, ignored("names of participants are not passed to the model")] = None
+    reasoning_content: str | None = Field(None, description="Earlier reasoning, for templates that use it.")
+    reasoning: str | None = Field(None, description="Another name of reasoning_content.")
+    provider_specific_fields: Any = Field(None, description="LiteLLM's notes on an answer; they have no effect.")
     refusal: Annotated[Any, ignored("refusals are not passed to the model")] = None
     audio: Annotated[Any, refused("audio is not supported")] = None
     annotations: Annotated[Any, ignored("annotations are not passed to the model", [])] = None
@@ -103,7 +103,7 @@ class ToolMessage(Strict):
 
 
 class Prediction(Strict):
-    """What the answer will probably be."""
+    """The expected answer."""
 
     type: Literal["content"]
     content: Content
@@ -123,40 +123,40 @@ class ChatFields(Sampled):
     max_completion_tokens: Limit = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
-    add_generation_prompt: bool | None = Field(None, description="False: the answer's beginning is not opened.")
-    continue_final_message: bool | None = Field(None, description="An assistant's last message is by default.")
-    echo: bool | None = Field(None, description="The answer begins with the message that it continues.")
-    chat_template: str | None = Field(None, description="In place of the model's; only where the server allows it.")
+    add_generation_prompt: bool | None = Field(None, description="false: do not open the answer's message.")
+    continue_final_message: bool | None = Field(None, description="Default: if it is the assistant's.")
+    echo: bool | None = Field(None, description="Repeat the continued message at the start of the answer.")
+    chat_template: str | None = Field(None, description="Replaces the model's template, if the server allows it.")
     chat_template_kwargs: TemplateValues | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = Field(None, description="Whether an answer may call more than one.")
+    parallel_tool_calls: bool | None = Field(None, description="Whether an answer may contain several calls.")
     functions: Annotated[Any, refused(OLD_TOOLS, [])] = None
     function_call: Annotated[Any, refused(OLD_TOOLS, "none", "auto")] = None
     modalities: Annotated[Any, refused("only text is supported", ["text"])] = None
     audio: Annotated[Any, refused("only text is supported")] = None
-    prediction: Prediction | None = Field(None, description="Its tokens are drafted. The answer is the same.")
-    reasoning_effort: str | None = Field(None, description="As far as the chat template knows it; none: no thoughts.")
+    prediction: Prediction | None = Field(None, description="A draft for speculative decoding.")
+    reasoning_effort: str | None = Field(None, description="As the chat template supports it; none: off.")
     verbosity: Annotated[Any, ignored("not supported by these models", "medium")] = None
     web_search_options: Annotated[Any, refused("web search is not supported")] = None
-    store: Annotated[Any, ignored("nothing is stored here", False)] = None
+    store: Annotated[Any, ignored("this server does not store conversations", False)] = None
     service_tier: Annotated[Any, ignored("only one service tier is supported", "auto", "default")] = None
-    metadata: Labels | None = Field(None, description="Labels of what is stored; nothing is.")
-    safety_identifier: str | None = Field(None, description="A label; nothing depends on it.")
-    prompt_cache_key: str | None = Field(None, description="A hint without effect: prefixes are found without it.")
-    prompt_cache_retention: str | None = Field(None, description="The same.")
+    metadata: Labels | None = Field(None, description="Labels; they have no effect.")
+    safety_identifier: str | None = Field(None, description="A label; it has no effect.")
+    prompt_cache_key: str | None = Field(None, description="No effect: the prefix cache is automatic.")
+    prompt_cache_retention: str | None = Field(None, description="No effect: the prefix cache is automatic.")
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
-            raise ValueError("max_tokens and max_completion_tokens mean the same, but differ")
+            raise ValueError("max_tokens and max_completion_tokens are the same setting, but their values differ")
         if (self.top_logprobs or self.logprob_token_ids) and not self.logprobs:
-            raise ValueError("top_logprobs and logprob_token_ids need logprobs")
+            raise ValueError("top_logprobs and logprob_token_ids require logprobs")
         if self.stream_options is not None and not self.stream and not note("stream_options: no effect without stream"):
-            raise ValueError("stream_options need stream")
+            raise ValueError("stream_options requires stream")
         says = "allowed_token_ids" if self.allowed_token_ids else "structured_outputs" if self.outputs() else ""
         if says and self.tools:
-            raise ValueError(f"{says} and tools both set the format of the answer: give one")
+            raise ValueError(f"{says} and tools both set the format of the answer: give only one")
         return self
 
     def _template_values(self) -> dict[str, JsonValue]:
@@ -199,7 +199,7 @@ class ChatRequest(ChatFields):
 
 
 class BatchChatRequest(ChatFields):
-    """vLLM's: several conversations, of which all fields hold."""
+    """As in vLLM: several conversations, which share all other fields."""
 
     messages: Annotated[list[Messages], Field(min_length=1, max_length=MAX_PROMPTS)]
 
@@ -208,7 +208,7 @@ class BatchChatRequest(ChatFields):
         if self.stream:
             raise ValueError("several conversations cannot be streamed")
         if self.kv_transfer_params is not None:
-            raise ValueError("kv_transfer_params are for one prompt")
+            raise ValueError("kv_transfer_params supports only one prompt")
         return self
 
     def requests(self) -> list[ChatRequest]:

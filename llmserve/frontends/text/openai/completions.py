@@ -77,17 +77,17 @@ class CompletionRequest(Sampled):
         if self.stream and self.num_drawn > (self.n or 1):
             raise ValueError("best_of above n cannot be streamed: the best answers are known only at the end")
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens of 0 needs echo: the answer would be empty")
+            raise ValueError("max_tokens of 0 requires echo: the answer would be empty")
         if self.logprob_token_ids and (self.logprobs is None or self.max_tokens == 0):
-            raise ValueError("logprob_token_ids need logprobs, and an answer")
+            raise ValueError("logprob_token_ids require logprobs, and max_tokens above 0")
         if self.max_tokens == 0 and self.return_receipt:
-            raise ValueError("return_receipt needs an answer: max_tokens of 0 has none")
+            raise ValueError("return_receipt requires max_tokens above 0")
         if self.kv_transfer_params is not None and len(self.prompts()) > 1:
-            raise ValueError("kv_transfer_params are for one prompt")
+            raise ValueError("kv_transfer_params supports only one prompt")
         if self.echo and (self.truncate_prompt_tokens or self.kv_transfer_params):
-            raise ValueError("echo shows the prompt as it is given: leave out what changes its tokens")
+            raise ValueError("echo returns the prompt unchanged: leave out fields that change its tokens")
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options need stream")
+            raise ValueError("stream_options requires stream")
         return self
 
     @property
@@ -133,7 +133,7 @@ class Completions:
     state: ApiState
 
     async def create(self, body: CompletionRequest, request: Request) -> Response:
-        """A text that goes on where the prompt ends."""
+        """Generate a continuation of the prompt."""
         ensemble = self.state.ensembles.named(body)
         body.as_operator_has_it(self.state.settings)
         caller = self.state.caller(request)

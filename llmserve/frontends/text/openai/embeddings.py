@@ -33,24 +33,24 @@ Input: TypeAlias = str | Texts | Ids | Annotated[list[Ids], Field(min_length=1),
 
 class EmbeddingsRequest(Strict):
     model: ModelName = ""
-    input: Input = Field(description="A text, token ids, or a list of either.")
-    encoding_format: Literal["float", "base64"] | None = Field(None, description="base64: of float32, little endian.")
+    input: Input = Field(description="A text, a list of texts, token ids, or a list of such lists.")
+    encoding_format: Literal["float", "base64"] | None = Field(None, description="base64: little-endian float32.")
     dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
-        None, description="Fewer numbers than the model's, where config.json says that its embeddings can be cut."
+        None, description="Length of the embedding, if config.json says that the model's embeddings can be shortened."
     )
-    user: str | None = Field(None, description="A label; nothing depends on it.")
-    truncate_prompt_tokens: Annotated[Any, ignored("a text that is too long is refused", -1)] = None
+    user: str | None = Field(None, description="A label; it has no effect.")
+    truncate_prompt_tokens: Annotated[Any, ignored("texts that are too long are refused, not truncated", -1)] = None
 
 
 class EmbedRequest(Strict):
-    """Ollama's."""
+    """Ollama's request for embeddings."""
 
     model: ModelName = ""
     input: str | Texts
     dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    truncate: Annotated[Any, ignored("a text that is too long is refused", False)] = None
-    keep_alive: Any = Field(None, description="How long a model stays is the server's matter.")
-    options: Any = Field(None, description="Of answers of tokens; nothing depends on them.")
+    truncate: Annotated[Any, ignored("texts that are too long are refused, not truncated", False)] = None
+    keep_alive: Any = Field(None, description="No effect: the server decides how long a model stays loaded.")
+    options: Any = Field(None, description="No effect: they apply to generated text.")
 
 
 def values_of(given: Input) -> list[Values]:
@@ -67,7 +67,7 @@ class Embeddings:
     state: ApiState
 
     async def create(self, body: EmbeddingsRequest, request: Request) -> Response:
-        """A vector for each text."""
+        """Make an embedding for each text."""
         write = _base64 if body.encoding_format == "base64" else _numbers
 
         def document(found: Vectors) -> dict[str, Json]:
@@ -81,7 +81,7 @@ class Embeddings:
         return await self._answer(body, request, document)
 
     async def embed(self, body: EmbedRequest, request: Request) -> Response:
-        """The same, as Ollama answers it."""
+        """Make embeddings, in Ollama's format."""
         began_ns, asked = time.monotonic_ns(), body.model
         body.model = asked.removesuffix(LATEST)
 

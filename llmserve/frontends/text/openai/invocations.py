@@ -36,7 +36,7 @@ class Invocations:
     embeddings: Embeddings
 
     async def create(self, body: Invocation, request: Request) -> Response:
-        """What /v1/chat/completions, /v1/completions or /v1/embeddings answers."""
+        """Answer like /v1/chat/completions, /v1/completions or /v1/embeddings, depending on the body."""
         asked = body.root
         if isinstance(asked, ChatRequest):
             return await self.chat.create(asked, request)

@@ -28,12 +28,12 @@ class TokenizeRequest(Strict):
     model: ModelName = ""
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool | None = Field(None, description="To a prompt. As the model is configured by default.")
+    add_special_tokens: bool | None = Field(None, description="Of a prompt. Default: as the model is configured.")
     return_token_strs: bool | None = None
     chat_template_kwargs: TemplateValues | None = None
     tools: Tools | None = None
-    content: str | None = Field(None, description="A prompt in llama.cpp's form, with the three fields below.")
-    add_special: bool | None = Field(None, description="Special tokens before and after content; off by default.")
+    content: str | None = Field(None, description="The text, as llama.cpp names it, for the three fields below.")
+    add_special: bool | None = Field(None, description="Add special tokens before and after content. Off by default.")
     parse_special: Literal[True] | None = None  # as text is always read
     with_pieces: bool | None = Field(None, description="Return the text of each token of content.")
 
@@ -42,13 +42,13 @@ class TokenizeRequest(Strict):
         if [self.prompt, self.messages, self.content].count(None) != 2:
             raise ValueError("give one of prompt, messages and content")
         if self.content is None and (self.add_special is not None or self.with_pieces is not None):
-            raise ValueError("add_special and with_pieces are for content")
+            raise ValueError("add_special and with_pieces require content")
         if self.content is not None and (self.add_special_tokens is not None or self.return_token_strs is not None):
-            raise ValueError("add_special_tokens and return_token_strs are for prompt and messages")
+            raise ValueError("add_special_tokens and return_token_strs require prompt or messages")
         if self.messages is None and (self.tools or self.chat_template_kwargs):
-            raise ValueError("tools and chat_template_kwargs are for messages")
+            raise ValueError("tools and chat_template_kwargs require messages")
         if self.messages is not None and self.add_special_tokens is not None:
-            raise ValueError("add_special_tokens is for a prompt: a chat format says itself which there are")
+            raise ValueError("add_special_tokens requires a prompt: the chat template adds its own special tokens")
         return self
 
 
@@ -62,15 +62,15 @@ class Models:
     state: ApiState
 
     async def list(self) -> Response:
-        """The models that can be asked."""
+        """List the models."""
         return json_answer({"object": "list", "data": [self._document(name) for name in self.state.listed()]})
 
     async def retrieve(self, model: str) -> Response:
-        """One of them."""
+        """Describe one model."""
         return json_answer(self._document(model))
 
     async def retrieve_owned(self, owner: str, name: str) -> Response:
-        """One whose name has a slash."""
+        """Describe a model whose name contains a slash."""
         return await self.retrieve(f"{owner}/{name}")
 
     def _document(self, name: str) -> Json:
@@ -90,7 +90,7 @@ class Models:
         return {**document, "parent": parent, "adapter": dict(ensembles.core.adapters(ensemble.name)[name])}
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
-        """The ids that a prompt, or a conversation, becomes."""
+        """Convert a prompt or a conversation to token ids."""
         embedders, ensembles = self.state.embedders, self.state.ensembles
         if embedders.has(body.model) or not (body.model or list(ensembles.names())):
             return await self._embedders_ids(embedders.find(body.model), body)
@@ -108,7 +108,7 @@ class Models:
     async def _embedders_ids(self, ensemble: Ensemble, body: TokenizeRequest) -> Response:
         """Of a text, with the special tokens that it always has there: clients cut long texts themselves."""
         if body.prompt is None or body.add_special_tokens is False or body.return_token_strs:
-            raise Refused(f"model '{ensemble.name}' makes vectors: give prompt, and nothing beside it", "prompt")
+            raise Refused(f"model '{ensemble.name}' is an embedding model: give prompt and no other field", "prompt")
         ids = await self.state.embedders.prompt_ids(ensemble, {"text_input": [body.prompt]})
         longest = self.state.embedders.core.facts(ensemble.name).get(POOLING, {}).get("max_tokens")
         return json_answer({"count": len(ids), MAX_MODEL_LEN: longest, "tokens": ids, "token_strs": None})
@@ -132,7 +132,7 @@ class Models:
         return values if adds is None else {**values, "add_special_tokens": [adds]}
 
     async def tokenizer_info(self) -> Response:
-        """Special tokens, as they are spelled: what evaluation harnesses ask for before they have ids made here."""
+        """The texts of the special tokens. Evaluation harnesses ask for them before they tokenize prompts here."""
         ensembles, ensemble = self.state.ensembles, self.state.ensembles.only()
         end, pad = await ensembles.end_ids(ensemble)
         opened = await ensembles.prompt_ids(ensemble, {"text_input": [""], "add_special_tokens": [True]})
@@ -143,7 +143,7 @@ class Models:
         return json_answer({"tokenizer_class": None, "chat_template": None, **found, **style.tokenizer})
 
     async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
-        """The text of ids, without special tokens."""
+        """Convert token ids to text, without special tokens."""
         ensemble = self.state.ensembles.find(body.model)
         if not body.tokens:
             return json_answer({"prompt": "", "content": ""})

@@ -29,12 +29,12 @@ class RerankRequest(Strict):
     query: str
     documents: Annotated[list[str | Document], Field(min_length=1), at_most(MAX_INPUTS)]
     top_n: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="How many results to return, best first; default: all."
+        None, description="Maximum number of results, best first. All by default."
     )
     return_documents: bool | None = None
-    user: str | None = Field(None, description="A label; nothing depends on it.")
-    max_tokens_per_doc: Annotated[Any, ignored("a document that is too long is refused")] = None
-    truncate_prompt_tokens: Annotated[Any, ignored("a document that is too long is refused", -1)] = None
+    user: str | None = Field(None, description="A label; it has no effect.")
+    max_tokens_per_doc: Annotated[Any, ignored("documents that are too long are refused, not truncated")] = None
+    truncate_prompt_tokens: Annotated[Any, ignored("documents that are too long are refused, not truncated", -1)] = None
 
     def texts(self) -> list[str]:
         return [one if isinstance(one, str) else one.text for one in self.documents]
@@ -45,7 +45,7 @@ class Rerank:
     state: ApiState
 
     async def create(self, body: RerankRequest, request: Request) -> Response:
-        """How well each document answers the query, the best first."""
+        """Score how well each document answers the query, best first."""
         ensemble, caller = self.state.embedders.named(body), self.state.caller(request)
         check_makes(caller, ensemble, SCORES, "/v1/embeddings")
         texts = body.texts()

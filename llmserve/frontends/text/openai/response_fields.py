@@ -68,10 +68,10 @@ class CallItem(Strict):
     arguments: str
     id: str | None = None
     status: Status | None = None
-    caller: Annotated[Any, refused("only the model makes calls", {"type": "direct"})] = None
+    caller: Annotated[Any, refused("only the model can call tools", {"type": "direct"})] = None
     namespace: Annotated[Any, refused("namespaces are not supported")] = None
-    async_: Annotated[Any, refused("calls are answered in their order", False)] = Field(None, alias="async")
-    parsed_arguments: Any = Field(None, description="As the official client sends back what it has parsed.")
+    async_: Annotated[Any, refused("asynchronous calls are not supported", False)] = Field(None, alias="async")
+    parsed_arguments: Any = Field(None, description="No effect: the official client sends back what it has parsed.")
 
     def listed(self) -> dict[str, JsonValue]:
         function: JsonValue = {"name": self.name, "arguments": self.arguments}
@@ -84,7 +84,7 @@ class CallOutput(Strict):
     output: str | Texts
     id: str | None = None
     status: Status | None = None
-    caller: Annotated[Any, refused("only the model makes calls", {"type": "direct"})] = None
+    caller: Annotated[Any, refused("only the model can call tools", {"type": "direct"})] = None
 
     def listed(self) -> dict[str, JsonValue]:
         return {"role": "tool", "content": _text(self.output), "tool_call_id": self.call_id}
@@ -100,7 +100,7 @@ class ReasoningItem(Strict):
     id: str | None = None
     content: Annotated[list[ReasoningText], at_most(MAX_MESSAGES)] | None = None
     summary: Annotated[Any, ignored("summaries are not passed to the model", [])] = None
-    encrypted_content: Annotated[Any, ignored("nothing is encrypted here")] = None
+    encrypted_content: Annotated[Any, ignored("encrypted content is not supported")] = None
     status: Status | None = None
 
 
@@ -152,10 +152,10 @@ class ResponseTool(Strict):
     description: str | None = None
     parameters: Schema | None = None
     strict: bool | None = None
-    output_schema: Annotated[Any, refused("outputs of tools are not checked here")] = None
-    defer_loading: Annotated[Any, refused("tools are given at once", False)] = None
-    allowed_callers: Annotated[Any, refused("only the model makes calls", ["direct"])] = None
-    async_: Annotated[Any, refused("calls are answered in their order", False)] = Field(None, alias="async")
+    output_schema: Annotated[Any, refused("the server does not check outputs of tools")] = None
+    defer_loading: Annotated[Any, refused("tools cannot be loaded later", False)] = None
+    allowed_callers: Annotated[Any, refused("only the model can call tools", ["direct"])] = None
+    async_: Annotated[Any, refused("asynchronous calls are not supported", False)] = Field(None, alias="async")
 
     def function(self) -> Function:
         return Function(name=self.name, description=self.description, parameters=self.parameters, strict=self.strict)
@@ -177,9 +177,9 @@ class ResponseAllowedTools(Strict):
 
 class Reasoning(Strict):
     effort: str | None = None
-    summary: Annotated[Any, ignored("thoughts are not summarized here", "auto")] = None
-    generate_summary: Annotated[Any, ignored("thoughts are not summarized here")] = None
-    context: Annotated[Any, ignored("nothing is stored here", "auto")] = None
+    summary: Annotated[Any, ignored("thoughts are not summarized", "auto")] = None
+    generate_summary: Annotated[Any, ignored("thoughts are not summarized")] = None
+    context: Annotated[Any, ignored("this server does not store conversations", "auto")] = None
 
 
 def _included(names: list[str]) -> list[str]:
@@ -200,23 +200,23 @@ class ResponseRequest(Strict):
     speculation: Speculates = None
     text: TextOptions | None = None
     metadata: Labels | None = None
-    user: str | None = Field(None, description="A label; nothing depends on it.")
-    safety_identifier: str | None = Field(None, description="A label; nothing depends on it.")
-    prompt_cache_key: str | None = Field(None, description="A hint without effect: prefixes are found without it.")
-    prompt_cache_retention: str | None = Field(None, description="The same.")
-    store: bool | None = Field(None, description="False: it cannot be fetched or followed later.")
-    background: bool | None = Field(None, description="Made while no client waits: fetch it, or cancel it, by its id.")
-    previous_response_id: str | None = Field(None, description="Of a stored response, which this one follows.")
+    user: str | None = Field(None, description="A label; it has no effect.")
+    safety_identifier: str | None = Field(None, description="A label; it has no effect.")
+    prompt_cache_key: str | None = Field(None, description="No effect: the prefix cache is automatic.")
+    prompt_cache_retention: str | None = Field(None, description="No effect: the prefix cache is automatic.")
+    store: bool | None = Field(None, description="false: the response cannot be fetched or continued later.")
+    background: bool | None = Field(None, description="Fetch or cancel the response by its id.")
+    previous_response_id: str | None = Field(None, description="The id of the stored response that this one continues.")
     conversation: Annotated[Any, refused("conversations are not stored: give previous_response_id")] = None
     include: Annotated[list[str], AfterValidator(_included)] | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Mode | Annotated[ResponseNamedTool | ResponseAllowedTools, Field(discriminator="type")] | None = None
-    parallel_tool_calls: bool | None = Field(None, description="Whether an answer may call more than one.")
-    max_tool_calls: Annotated[Any, ignored("tools that the server calls are not supported")] = None
+    parallel_tool_calls: bool | None = Field(None, description="Whether an answer may contain several calls.")
+    max_tool_calls: Annotated[Any, ignored("server-side tools are not supported")] = None
     reasoning: Reasoning | None = None
-    truncation: Annotated[Any, ignored("only the chat format cuts", "disabled")] = None
+    truncation: Annotated[Any, ignored("prompts are not truncated", "disabled")] = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(None, description="vLLM's, as the next two.")
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(None, description="As in vLLM.")
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     chat_template_kwargs: TemplateValues | None = None
     prompt: Annotated[Any, refused("stored prompts are not supported")] = None
@@ -226,14 +226,14 @@ class ResponseRequest(Strict):
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         if self.background and self.stream:
-            raise ValueError("a response in the background is not streamed: fetch it by its id")
+            raise ValueError("a background response cannot be streamed: fetch it by its id")
         return self
 
     @field_validator("input")
     @classmethod
     def _says_something(cls, value: Input) -> Input:
         if not isinstance(value, str) and not _joined(value):
-            raise ValueError("there are thoughts alone")
+            raise ValueError("must contain more than reasoning")
         return value
 
     def conversation_after(self, before: Messages) -> list[dict[str, JsonValue]]:

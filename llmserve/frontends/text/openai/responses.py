@@ -37,7 +37,7 @@ DELTAS = {
 }
 
 
-NOT_STORED = "store: nothing is stored here"
+NOT_STORED = "store: this server stores no responses"
 
 
 class ResponseNotFound(Refused):
@@ -215,7 +215,7 @@ class Responses:
     background: Background
 
     async def create(self, body: ResponseRequest, request: Request) -> Response:
-        """The answer to a text or a conversation."""
+        """Generate a response to a text or a conversation."""
         ensemble = self.state.ensembles.named(body)
         owner = self.state.owner(request)
         before = self._before(owner, body.previous_response_id)
@@ -254,7 +254,7 @@ class Responses:
         return await self._whole(reply, ensemble, answer.last)
 
     async def input_tokens(self, body: ResponseRequest, request: Request) -> Response:
-        """How many tokens a response would be asked with."""
+        """Count the input tokens of a response without generating it."""
         ensemble = self.state.ensembles.named(body)
         before = self._before(self.state.owner(request), body.previous_response_id)
         prepared = await self.state.conversations.prepared(ensemble, body.talk(before))
@@ -262,13 +262,13 @@ class Responses:
         return json_answer({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     async def retrieve(self, response_id: str, request: Request) -> Response:
-        """One that is stored, or made in the background."""
+        """Fetch a stored or background response."""
         owner = self.state.owner(request)
         running = self.background.find(owner, response_id)
         return json_answer(running or dict(self._find(owner, response_id).document))
 
     async def cancel(self, response_id: str, request: Request) -> Response:
-        """One that is made in the background is not made any further."""
+        """Cancel a background response."""
         owner = self.state.owner(request)
         await self.background.cancel(owner, response_id)
         found = self._find(owner, response_id).document
@@ -277,7 +277,7 @@ class Responses:
         return json_answer(dict(found))
 
     async def delete(self, response_id: str, request: Request) -> Response:
-        """A stored one is forgotten."""
+        """Delete a stored response."""
         owner = self.state.owner(request)
         await self.background.cancel(owner, response_id)
         self._find(owner, response_id)
@@ -294,13 +294,13 @@ class Responses:
         except ResponseNotFound as error:
             raise Refused(str(error), "previous_response_id", "previous_response_not_found") from None
         if (status := found.document["status"]) not in FINAL:
-            raise Refused(f"the response '{response_id}' is {status}: nothing can follow it", "previous_response_id")
+            raise Refused(f"the response '{response_id}' is {status}: it cannot be continued", "previous_response_id")
         return found.messages
 
     def _find(self, owner: str, response_id: str) -> StoredResponse:
         found = self.stored.find(owner, response_id)
         if found is None:
-            problem = f"Response with id '{response_id[:MOST_SHOWN]}' not found: one is stored for an hour at most"
+            problem = f"Response with id '{response_id[:MOST_SHOWN]}' not found: responses are kept up to an hour"
             raise ResponseNotFound(problem, "response_id")
         return found
 

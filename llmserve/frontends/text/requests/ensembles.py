@@ -80,7 +80,7 @@ class Ensemble:
         if missing := [name for name in named if name not in self.inputs]:
             fields = ", ".join(dict.fromkeys(FIELDS.get(name, name) for name in missing))
             raise Refused(
-                f"model '{self.name}' cannot honour {fields}: its ensemble has no input {', '.join(missing)}",
+                f"model '{self.name}' does not support {fields}: its ensemble has no input {', '.join(missing)}",
                 FIELDS.get(missing[0], missing[0]),
             )
         for name in WORD_LISTS:
@@ -108,7 +108,7 @@ def tensor_of(name: str, datatype: str, values: Sequence[Any], shape: tuple[int,
         return Tensor(name, datatype, np.array(values, NUMPY_DTYPES[datatype]).reshape(shape))
     except OverflowError as error:
         field = FIELDS.get(name, name)
-        raise Refused(f"{field}: a number does not fit into {datatype}", field) from error
+        raise Refused(f"{field}: a number is out of range for {datatype}", field) from error
 
 
 def _ensemble_of(config: ModelConfig, text_out: str) -> Ensemble | None:
@@ -211,7 +211,7 @@ class Ensembles:
         if not names:
             raise Refused(f"no model that {self.kind.does} is loaded; /v2/repository/index lists all", "model")
         if len(names) != 1:
-            raise Refused(f"the request must name a model: there are {', '.join(names)}", "model")
+            raise Refused(f"the request must name a model. Available: {', '.join(names)}", "model")
         return self.find(names[0])
 
     def others(self) -> list[str]:
@@ -221,7 +221,7 @@ class Ensembles:
     def _refusal(self, name: str, known: str = "") -> Refused:
         if name in self.others():
             other = self.kind.other
-            return Refused(f"model '{name}' {other.does}, and does not answer here; ask {other.path}", "model")
+            return Refused(f"model '{name}' {other.does}; use {other.path}", "model")
         problem = f"The model '{name}' does not exist, or is not one that {self.kind.does}. {known}"
         return ModelNotFound(problem, "model", "model_not_found")
 
@@ -336,6 +336,6 @@ def _decoding(ensemble: Ensemble, ids: Sequence[int], output: str, *, with_speci
 
 def _values(outputs: Mapping[str, Tensor], name: str) -> list[Any]:
     if name not in outputs:
-        raise InvalidArgument(f"the model answers without {name}")
+        raise InvalidArgument(f"the model's response lacks {name}")
     values: list[Any] = outputs[name].data.reshape(-1).tolist()
     return values

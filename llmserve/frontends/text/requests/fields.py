@@ -35,13 +35,13 @@ Labels: TypeAlias = Annotated[dict[str, str], at_most(MAX_LABELS)]
 ModelName: TypeAlias = Annotated[
     str,
     BeforeValidator(lambda name: "" if name is None else name),
-    Field(description="Needed where there are several."),
+    Field(description="Required if the server has several models."),
 ]
-TemplateValues: TypeAlias = Annotated[dict[str, JsonValue], Field(description="Further names for the chat template.")]
+TemplateValues: TypeAlias = Annotated[dict[str, JsonValue], Field(description="Extra variables for the chat template.")]
 
 
 Speculates: TypeAlias = Annotated[
-    bool | None, Field(description="false: no tokens are drafted. The answer is the same.")
+    bool | None, Field(description="false turns speculative decoding off. The answer is the same.")
 ]
 
 
@@ -62,11 +62,11 @@ def stop_list(stop: str | Sequence[str] | None) -> list[str]:
 class StreamOptions(Strict):
     include_usage: bool | None = False
     include_obfuscation: Annotated[Any, ignored("padding is not supported", False)] = None
-    continuous_usage_stats: bool | None = Field(None, description="Every chunk has the usage so far.")
+    continuous_usage_stats: bool | None = Field(None, description="Every chunk reports the usage so far.")
 
 
 class TransferredPrompt(Strict):
-    """What a router adds that has had the prompt tokenized already."""
+    """Added by a router that has already tokenized the prompt."""
 
     prompt_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
 
@@ -86,48 +86,48 @@ class Sampled(Formatted):
     stop: Stops = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS)] | None = None
     bad_words: Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = Field(
-        None, description="Words that the answer must not have."
+        None, description="Words that must not appear in the answer."
     )
     use_beam_search: Annotated[Any, refused("beam search is not supported", False)] = None
     include_stop_str_in_output: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = Field(None, description="false: the answer spells them.")
-    spaces_between_special_tokens: Annotated[Any, ignored("the tokenizer decides about spaces", True)] = None
+    skip_special_tokens: bool | None = Field(None, description="false: the answer includes them as text.")
+    spaces_between_special_tokens: Annotated[Any, ignored("the tokenizer decides where spaces go", True)] = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = Field(None, description="Log probs name tokens as token_id:ID.")
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     logprob_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_CHOSEN)] | None = Field(
-        None, description="Tokens whose log probs are told, beside the token's own, in place of the likeliest."
+        None, description="Report log probs of these tokens, and of the generated one, instead of the likeliest."
     )
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED)] | None = Field(
-        None, description="The only tokens that the answer may have; the end, too, if it is among them."
+        None, description="The only tokens that may be generated. Include the end token to let the answer end."
     )
     truncate_prompt_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
-        None, description="Most tokens of the prompt: the last ones, unless truncation_side is right."
+        None, description="Maximum prompt length in tokens. Drops the first ones unless truncation_side is right."
     )
     truncation_side: Literal["left", "right"] | None = None
     kv_transfer_params: TransferredPrompt | None = None
-    timings_per_token: bool | None = Field(None, description="llama.cpp's. The end of the answer has timings.")
+    timings_per_token: bool | None = Field(None, description="As in llama.cpp: the end of the answer includes timings.")
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, description="A label; nothing depends on it.")
+    user: str | None = Field(None, description="A label; it has no effect.")
     speculation: Speculates = None
     return_receipt: bool | None = Field(
-        None, description="Each choice gets a receipt, from which `llmserve verify` derives the answer again."
+        None, description="Each choice gets a receipt, from which `llmserve verify` reproduces the answer."
     )
 
     @model_validator(mode="after")
     def _can_be_told(self) -> Self:
         if self.include_stop_str_in_output and (self.n or 1) > 1:
-            raise ValueError("include_stop_str_in_output is for one answer; leave n out")
+            raise ValueError("include_stop_str_in_output requires n = 1")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs cannot be streamed")
         if self.logprob_token_ids and self.prompt_logprobs:
-            raise ValueError("logprob_token_ids are for the answer, and prompt_logprobs ask for others: leave one out")
+            raise ValueError("logprob_token_ids and prompt_logprobs cannot be combined: leave one out")
         if self.allowed_token_ids and self.says_format:
-            raise ValueError("allowed_token_ids and a format both set the format of the answer: give one")
+            raise ValueError("allowed_token_ids and a format both set the format of the answer: give only one")
         return self
 
     def as_operator_has_it(self, settings: TextSettings) -> None:
@@ -153,7 +153,7 @@ class Sampled(Formatted):
             return value
         wrong = [key for key, bias in value.items() if type(bias) not in (int, float) or not -100 <= bias <= 100]
         if wrong:
-            raise ValueError(f"biases must be numbers from -100 to 100, which {len(wrong)} are not: {_few(wrong)}")
+            raise ValueError(f"biases must be numbers from -100 to 100; {len(wrong)} are not: {_few(wrong)}")
         return value
 
     @field_validator("logit_bias")

@@ -31,7 +31,7 @@ def _schema_of(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise ValueError("a schema in text must be JSON") from error
+        raise ValueError("a schema given as a string must be JSON") from error
 
 
 SchemaDocument: TypeAlias = Annotated[dict[str, JsonValue], BeforeValidator(_schema_of)]
@@ -80,7 +80,7 @@ class JsonSchema(Strict):
     name: str | None = None
     description: str | None = None
     schema_: dict[str, JsonValue] = Field(alias="schema")
-    strict: bool | None = Field(None, description="Objects have no other names than those that the schema lists.")
+    strict: bool | None = Field(None, description="Objects have only the properties that the schema lists.")
 
     def document(self) -> dict[str, JsonValue]:
         return closed(self.schema_) if self.strict else self.schema_
@@ -92,7 +92,7 @@ class TextFormat(Strict):
 
 class JsonFormat(Strict):
     type: Literal["json_object"]
-    schema_: SchemaDocument | None = Field(None, alias="schema", description="llama.cpp's.")
+    schema_: SchemaDocument | None = Field(None, alias="schema", description="As in llama.cpp.")
 
     def document(self) -> Mapping[str, JsonValue]:
         return ANY_OBJECT if self.schema_ is None else self.schema_
@@ -101,12 +101,12 @@ class JsonFormat(Strict):
 class JsonSchemaFormat(Strict):
     type: Literal["json_schema"]
     json_schema: JsonSchema | None = None
-    schema_: SchemaDocument | None = Field(None, alias="schema", description="llama.cpp's, in place of json_schema.")
+    schema_: SchemaDocument | None = Field(None, alias="schema", description="As in llama.cpp, instead of json_schema.")
 
     @model_validator(mode="after")
     def _has_one(self) -> Self:
         if (self.json_schema is None) == (self.schema_ is None):
-            raise ValueError("give a json_schema")
+            raise ValueError("give json_schema, or llama.cpp's schema")
         return self
 
     def document(self) -> Mapping[str, JsonValue]:
@@ -117,7 +117,7 @@ ResponseFormat: TypeAlias = Annotated[TextFormat | JsonFormat | JsonSchemaFormat
 
 
 class StructuredOutputs(Strict):
-    """vLLM's, for what `response_format` has no words for."""
+    """As in vLLM: formats that `response_format` cannot express."""
 
     json_: SchemaDocument | None = Field(None, alias="json")
     regex: Text | None = None
@@ -127,8 +127,8 @@ class StructuredOutputs(Strict):
     structural_tag: Annotated[Any, refused("structural tags are not supported")] = None
     disable_additional_properties: bool | None = None
     disable_fallback: Annotated[Any, ignored("only one backend is supported", False, True)] = None
-    disable_any_whitespace: Annotated[Any, refused("white space is limited, not forbidden", False)] = None
-    whitespace_pattern: Annotated[Any, refused("white space has one pattern")] = None
+    disable_any_whitespace: Annotated[Any, refused("whitespace can be limited, not turned off", False)] = None
+    whitespace_pattern: Annotated[Any, refused("the whitespace pattern is fixed")] = None
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
@@ -166,14 +166,14 @@ class Formatted(Strict):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: SchemaDocument | None = Field(None, description="Older vLLM's.")
+    guided_json: SchemaDocument | None = Field(None, description="As in older releases of vLLM.")
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
     guided_grammar: Text | None = None
     guided_decoding_backend: Annotated[Any, ignored("only one backend is supported")] = None
-    guided_whitespace_pattern: Annotated[Any, refused("white space has one pattern")] = None
-    grammar: Text | None = Field(None, description="llama.cpp's: GBNF.")
-    json_schema: SchemaDocument | None = Field(None, description="llama.cpp's.")
+    guided_whitespace_pattern: Annotated[Any, refused("the whitespace pattern is fixed")] = None
+    grammar: Text | None = Field(None, description="As in llama.cpp: a GBNF grammar.")
+    json_schema: SchemaDocument | None = Field(None, description="As in llama.cpp.")
 
     @model_validator(mode="after")
     def _has_one_format(self) -> Self:
@@ -181,7 +181,7 @@ class Formatted(Strict):
         if not isinstance(self.response_format, TextFormat | None):
             names.insert(0, "response_format")
         if len(names) > 1:
-            raise ValueError(f"{' and '.join(names)} both set the format of the answer: give one")
+            raise ValueError(f"{' and '.join(names)} both set the format of the answer: give only one")
         return self
 
     @property

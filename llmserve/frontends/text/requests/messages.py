@@ -140,11 +140,11 @@ def _switched(style: ChatStyle, effort: str, field: str) -> dict[str, Json]:
         return {"reasoning_effort": effort}
     if effort == (ON if style.reasoning else OFF):
         return {}
-    if effort != OFF and (switch or style.reasoning) and note(f"{field} '{effort}': thoughts are only on or off"):
+    if effort != OFF and (switch or style.reasoning) and note(f"{field} '{effort}': reasoning is only on or off"):
         return {switch: True} if switch else {}
     if not style.reasoning and note(f"{field}: this model does not reason"):
         return {}
-    problem = "does not know this effort" if style.reasoning else "does not reason"
+    problem = "does not support this effort" if style.reasoning else "does not reason"
     if effort == OFF:
         problem = "always reasons"
     raise Refused(f"{field} '{effort}': this model's chat template {problem}", field)
@@ -155,7 +155,7 @@ def _check_tools(ensemble: Ensemble, style: ChatStyle) -> None:
         raise Refused(f"tools are not supported by model '{ensemble.name}': its chat template has none", "tools")
     if style.tools is None:
         raise Refused(
-            f"tools are not supported by model '{ensemble.name}': its chat template writes calls in no form that is "
+            f"tools are not supported by model '{ensemble.name}': its chat template writes calls in no known form; "
             f"known here; name one in the parameter tool_format of '{ensemble.encoder}'",
             "tools",
         )
@@ -190,7 +190,7 @@ def _guide(ensemble: Ensemble, style: ChatStyle, talk: Talk) -> Values:
 
 
 def _first_format(ensemble: Ensemble, steps: Sequence[ModelConfig]) -> FormattedChat:
-    problem = "no step of it names a tokenizer_dir on this machine"
+    problem = "none of its steps names a tokenizer_dir on this machine"
     for directory in tokenizer_dirs(steps):
         try:
             return formatted_chat(directory, steps)
@@ -198,6 +198,4 @@ def _first_format(ensemble: Ensemble, steps: Sequence[ModelConfig]) -> Formatted
             problem = str(reason)
         except LlmserveError:
             continue
-    raise Refused(
-        f"model '{ensemble.name}' takes text, not messages, and {problem}: ask for /v1/completions", "messages"
-    )
+    raise Refused(f"model '{ensemble.name}' takes text, not messages, and {problem}: use /v1/completions", "messages")

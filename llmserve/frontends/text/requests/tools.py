@@ -30,7 +30,7 @@ class Function(Strict):
     name: ToolName
     description: str | None = None
     parameters: Schema | None = None
-    strict: bool | None = Field(None, description="Arguments always follow the schema.")
+    strict: bool | None = Field(None, description="The arguments always match the schema.")
 
     def document(self) -> dict[str, Json]:
         """For the chat template."""
@@ -114,7 +114,7 @@ def chosen(choice: ToolChoice | None) -> Choice:
 def tool_use(functions: Sequence[Function], choice: Choice, *, several: bool | None) -> ToolUse:
     """Raises `Refused` with all that is wrong. Tools that are not to be called are not passed to the model."""
     if (size := len(json.dumps([each.parameters for each in functions]))) > MAX_SCHEMA_BYTES:
-        raise Refused(f"tools: their parameters are {size} bytes of JSON, more than {MAX_SCHEMA_BYTES}", "tools")
+        raise Refused(f"tools: their parameters have {size} bytes of JSON; the maximum is {MAX_SCHEMA_BYTES}", "tools")
     names = [each.name for each in functions]
     twice = list(dict.fromkeys(name for name in names if names.count(name) > 1))
     problems = [f"tools: duplicate name '{name}'" for name in twice]
@@ -124,7 +124,7 @@ def tool_use(functions: Sequence[Function], choice: Choice, *, several: bool | N
     if not problems:
         param = "tool_choice"
         wanted = choice.names or []
-        problems = [f"tool_choice: there is no tool '{name}' among tools" for name in wanted if name not in names]
+        problems = [f"tool_choice: no tool in tools is named '{name}'" for name in wanted if name not in names]
         if choice.mode == "required" and not functions:
             problems.append("tool_choice requires a call, but there are no tools")
     if problems:

@@ -79,7 +79,7 @@ class Strict(BaseModel):
         if not isinstance(value, dict) or value.keys() <= (known := _known_names(cls)):
             return value
         if len(value) > len(known) + MOST_UNKNOWN:
-            raise ValueError(f"an object of {len(value)} fields, of which at most {len(known)} are known")
+            raise ValueError(f"an object of {len(value)} fields; at most {len(known)} are known")
         return {
             name: each
             for name, each in value.items()

@@ -118,7 +118,7 @@ def test_a_machine_without_anything_says_what_is_missing(checkpoint: Path, tmp_p
     for words in (
         "tensorrt-llm, which is not installed",
         "pip install 'llmserve[tensorrt]'",
-        "no nvidia-smi",
+        "nvidia-smi was not found",
         "--target cpu",
     ):
         assert words in str(caught.value)
