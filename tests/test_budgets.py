@@ -22,11 +22,11 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cluster": 1_506,
     "llmserve/engine": 14_136,
     "llmserve/evaluation": 6_738,
-    "llmserve/frontends": 16_784,
+    "llmserve/frontends": 16_785,
     "llmserve/models": 5_756,
     "llmserve/scheduler": 3_185,
     "llmserve/serving": 9_571,
-    "llmserve/stages": 5_202,
+    "llmserve/stages": 5_203,
     "llmserve/wire": 3_490,
     "tools": 15_560,
 }

@@ -15,7 +15,7 @@ from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.stages import harmony
 from llmserve.stages.answer_parts import Part, PartKind, PartReader
 from llmserve.stages.reasoning import TAGS, ThoughtReader
-from llmserve.stages.tool_formats.grammars import FREE_TEXT, json_rule, marked, until
+from llmserve.stages.tool_formats.grammars import FREE_TEXT, json_rule, literal, marked, until
 from llmserve.stages.tool_formats.registry import TOOL_FORMATS
 from llmserve.stages.tool_formats.tool_format import Tool, ToolFormat
 
@@ -101,12 +101,13 @@ class Wanted:
     must_call: bool = False
     several: bool = True  # calls in one answer
     schema: Mapping[str, Any] | None = None  # of an answer in text; None: any
+    choices: Sequence[str] = ()  # one of which an answer in text is
 
 
 def answer_guide(style: ChatStyle, wanted: Wanted, *, continues: bool = False) -> str:
     """A guide in Lark: after a thought, if the model thinks, an answer as it is wanted."""
-    text = FREE_TEXT if wanted.schema is None else "formatted"
-    rules = f"formatted: {json_rule(wanted.schema)}\n" if wanted.schema is not None else ""
+    form = " | ".join(map(literal, wanted.choices)) or (json_rule(wanted.schema) if wanted.schema is not None else "")
+    text, rules = ("formatted", f"formatted: {form}\n") if form else (FREE_TEXT, "")
     if wanted.tools:
         assert style.tools is not None
         allowed = None if wanted.must_call else text

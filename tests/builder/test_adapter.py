@@ -216,8 +216,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no JSON": (lambda path: (path / "adapter.json").write_text("{"), "is damaged"),
     "of tomorrow": (lambda path: (path / "adapter.json").write_text('{"format_version": 9}'), "format version 9"),
     "PEFT's folder": (lambda path: (path / "adapter.json").unlink(), "is not an adapter directory"),
-    "another config": (lambda path: (path / "adapter_config.json").write_text("{}"), "adapter_config.json has been"),
-    "truncated": (lambda path: (path / "weights.bin").write_bytes(b"0000"), "has been changed"),
+    "another config": (lambda path: (path / "adapter_config.json").write_text("{}"), "adapter_config.json was changed"),
+    "truncated": (lambda path: (path / "weights.bin").write_bytes(b"0000"), "weights.bin was changed"),
     "without weights": (lambda path: (path / "weights.bin").unlink(), "cannot be read"),
 }
 

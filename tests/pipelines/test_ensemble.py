@@ -224,7 +224,7 @@ async def test_settings_of_the_client_reach_the_engine(text_dir: Path, tokenizer
     assert (sampling.top_k, sampling.top_p, sampling.temperature, sampling.min_tokens) == (5, 0.5, 0.25, 2)
     assert (sampling.seed, sampling.min_p, sampling.max_tokens) == (9, 0.125, 4)
     assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.5, 0.5, 0.25)
-    assert sent.bad_ids == (tuple(tokenizer.encode("hill")),)
+    assert sent.bad_ids[0] == tuple(tokenizer.encode("hill"))
     assert sent.stop_ids == ()  # the one answer's text is watched
     assert sent.embedding_bias == tuple(sorted((token, 2.0) for token in set(tokenizer.encode("fox"))))
     assert sent.return_log_probs

@@ -175,7 +175,7 @@ def test_environment_forces_an_isa(path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert open_runner(path).isa == "portable"
     assert open_runner(path, isa=available_isas()[-1]).isa == available_isas()[-1]
     monkeypatch.setenv("LLMSERVE_ISA", "neon9")
-    with pytest.raises(Unsupported, match=r"no kernels 'neon9'; it has portable"):
+    with pytest.raises(Unsupported, match=r"no 'neon9' kernels; it has portable"):
         open_runner(path)
 
 

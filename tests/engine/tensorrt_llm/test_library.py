@@ -62,9 +62,9 @@ def test_an_engine_of_this_machine_fits(tmp_path: Path) -> None:
         (
             {},
             {"tensorrt": "10.9.0"},
-            r"compiled by TensorRT 10\.9\.0; here is 10\.0\.0; build it again.*llmserve",
+            r"compiled by TensorRT 10\.9\.0; installed is 10\.0\.0; build it again.*llmserve",
         ),
-        ({}, {"tensorrt_llm": "1.2.0"}, r"built with tensorrt-llm 1\.2\.0 .* here is tensorrt-llm 1\.2\.1"),
+        ({}, {"tensorrt_llm": "1.2.0"}, r"built with tensorrt-llm 1\.2\.0 .* this machine has tensorrt-llm 1\.2\.1"),
         (
             {},
             {"mode": "llm", "tensorrt_llm": "1.3.0"},

@@ -170,7 +170,7 @@ def test_what_cannot_be_loaded(http: httpx.Client, known: list[SealedAdapter], t
     directory = str(known[0].path)
     assert refused(lora_name="x", lora_path=str(tmp_path / "gone"))[0] == 404
     assert "without a slash" in refused(lora_name="a/b", lora_path=directory)[1]
-    assert "a model has the name 'ensemble'" in refused(lora_name="ensemble", lora_path=directory)[1]
+    assert "a model is already named 'ensemble'" in refused(lora_name="ensemble", lora_path=directory)[1]
     assert "there is no adapter 'x'" in refused("unload", lora_name="x")[1]
     assert refused(lora_name="x")[0] == 400
 

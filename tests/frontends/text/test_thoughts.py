@@ -158,12 +158,25 @@ def test_a_format_holds_for_what_follows_the_thought(qwen3: Talker) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
     made = qwen3.openai.chat.completions.create(model=MODEL, messages=ASKED, response_format=form)
     assert json.loads(made.choices[0].message.content or "") == {"n": 4}
-    guide = qwen3.engine.requests[-1].guide
+    follow(qwen3)
+
+
+def follow(talker: Talker) -> None:
+    """What the engine has answered is what the guide of the last request allows."""
+    guide = talker.engine.requests[-1].guide
     assert guide is not None
     matcher = guide.start()
-    for (token,) in qwen3.engine.portions:
+    for (token,) in talker.engine.portions:
         assert matcher.mask(())[token // 8] >> token % 8 & 1
         matcher.advance(token)
+    assert matcher.is_complete()
+
+
+def test_a_choice_is_made_after_the_thought(thinker: Talker) -> None:
+    choice: Any = {"structured_outputs": {"choice": [ANSWER, "Five."]}}
+    made = thinker.openai.chat.completions.create(model=MODEL, messages=ASKED, extra_body=choice)
+    assert made.choices[0].message.content == ANSWER
+    follow(thinker)
 
 
 def test_thoughts_and_calls(qwen3: Talker) -> None:

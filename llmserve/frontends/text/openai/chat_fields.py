@@ -191,6 +191,7 @@ class ChatRequest(ChatFields):
             self.answer_schema(),
             self._template_values(),
             self.reasoning_effort,
+            choices=self.answer_choices(),
         )
 
     def echoed(self) -> str:

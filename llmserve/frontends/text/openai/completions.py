@@ -290,9 +290,9 @@ def _document(
     choices: list[dict[str, Json]] = []
     for prompt in prompts:
         for answer in _best(prompt.answers, body.n or 1):
-            text, ids = ("", []) if body.max_tokens == 0 else (answer.text, token_ids(answer.pieces))
+            text, pieces = ("", []) if body.max_tokens == 0 else (answer.text, answer.pieces)
             choice = _choice(prompt.text + text, len(choices), _reason(body, answer.last.finish_reason))
-            choice["token_ids"] = ids if body.return_token_ids else None
+            choice["token_ids"] = token_ids(pieces) if body.return_token_ids else None
             choices.append(choice | ending_fields(answer.last) | NOT_ASKED | prompt.members)
     texts = TokenIds() if body.return_tokens_as_token_ids else texts
     for choice, tokens in zip(choices, scored, strict=False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
@@ -199,6 +199,11 @@ class Formatted(Strict):
         """What the answer has to follow, if that is a schema."""
         outputs = self.outputs()
         return format_schema(self.response_format) if outputs is None else outputs.schema_()
+
+    def answer_choices(self) -> Sequence[str]:
+        """One of which the answer is; empty: any text."""
+        outputs = self.outputs()
+        return (outputs.choice if outputs is not None else None) or ()
 
     def format_values(self) -> Values:
         """What holds an answer to its format."""

@@ -39,6 +39,7 @@ class Talk:
     template_values: Mapping[str, Json] = field(default_factory=dict)
     effort: str | None = None  # how much to think; None: as the template has it
     effort_field: str = "reasoning_effort"  # what the API calls that
+    choices: Sequence[str] = ()  # one of which is the answer; empty: any text
 
     @property
     def continues(self) -> bool:
@@ -178,14 +179,14 @@ def _guide(ensemble: Ensemble, style: ChatStyle, talk: Talk) -> Values:
     """What holds the answer to its form."""
     tools = talk.tools
     is_plain = not tools.functions and (not style.reasoning or talk.continues)
-    if is_plain or (talk.schema is None and not tools.is_enforced):
+    if is_plain or (talk.schema is None and not talk.choices and not tools.is_enforced):
         return {} if talk.schema is None else guide_values("json_schema", json.dumps(talk.schema))
     if GUIDE not in ensemble.inputs:
         raise Refused(
             f"model '{ensemble.name}' cannot be restricted to tools or to a format: its ensemble has no input {GUIDE}",
             "tools" if tools.is_enforced else "response_format",
         )
-    wanted = Wanted(tools.tools(), tools.must_call, tools.several, talk.schema)
+    wanted = Wanted(tools.tools(), tools.must_call, tools.several, talk.schema, talk.choices)
     return guide_values("ebnf_grammar", answer_guide(style, wanted, continues=talk.continues))
 
 
