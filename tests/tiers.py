@@ -23,9 +23,10 @@ PLACES = {
     "engine": "builder/ engine/ parity/",
     "process": "cli/ clients/ e2e/ hostile/",
     "extended": (
-        "e2e/test_adapters.py e2e/test_embeddings.py e2e/test_engine_socket.py e2e/test_published_repository.py "
-        "e2e/test_rollout.py e2e/test_tensorrt_llm.py e2e/test_verify.py frontends/text/test_schema.py fuzz/ "
-        "stages/test_template_limits.py test_dependencies.py"
+        "builder/targets/tensorrt_llm/ cli/test_third_target.py e2e/test_adapters.py e2e/test_embeddings.py "
+        "e2e/test_engine_socket.py e2e/test_published_repository.py e2e/test_rollout.py e2e/test_tensorrt_llm.py "
+        "e2e/test_verify.py engine/tensorrt_llm/ frontends/text/test_schema.py fuzz/ stages/test_template_limits.py "
+        "test_dependencies.py"
     ),
     "docs": "test_docs.py tools/test_site.py",
     "gate": (

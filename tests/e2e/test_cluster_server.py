@@ -116,8 +116,12 @@ def test_what_is_wrong_is_said_as_by_the_engine(server: ServerProcess, own: Serv
 
 def test_prompts_go_where_their_beginning_is(own: Server) -> None:
     """An odd number of prompts: in turns, each would come to the other worker the second time. The router learns of a
-    block with a delay, so several sets are tried."""
-    sets = [PROMPTS[begin : begin + 7] for begin in (4, 11, 18, 25)]
+    block with a delay, a longer one on a busy machine, so many sets are tried."""
+    sets = [
+        [f"Summarize:\n{number} {text}" for text in DOCUMENTS[begin : begin + 7]]
+        for number in range(10)
+        for begin in (4, 11, 18)
+    ]
     assert any(are_cached(own, prompts) for prompts in sets)
 
 

@@ -184,7 +184,7 @@ def test_openais_api_asks_for_what_it_knows(published: ServerProcess, demo_engin
         assert choices[-1]["finish_reason"] == "stop"
         drawn = {**asked, "temperature": 1.0, "seed": 3, "stop": ["x"], "presence_penalty": 0.5, "min_tokens": 2}
         assert client.post("/v1/completions", json=drawn).status_code == 200
-        for more, words in (({"n": 2}, "cannot honour n"), ({"logprobs": 0}, "cannot honour logprobs")):
+        for more, words in (({"n": 2}, "does not support n:"), ({"logprobs": 0}, "does not support logprobs")):
             assert words in client.post("/v1/completions", json={**asked, **more}).json()["error"]["message"]
         chat = {"model": "ensemble", "messages": [{"role": "user", "content": "x"}]}
         assert "special tokens that have no text form" in client.post("/v1/chat/completions", json=chat).text

@@ -187,4 +187,4 @@ def test_an_engine_whose_bytes_changed_says_nothing(
         (other / file.name).write_bytes(content)
     code, told = verify(answers["greedy"], engine=other)
     assert code != 0
-    assert "rank0.engine has been changed" in told
+    assert "rank0.engine was changed" in told

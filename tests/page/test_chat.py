@@ -69,7 +69,8 @@ def test_an_answer_comes_and_is_measured(page: Page) -> None:
     answer = settled(ask(page))
     assert body_text(answer) == ANSWER
     numbers = answer.locator(".numbers").inner_text()
-    assert re.search(r"^\d tokens\s.*tokens/s\s*first after \d.*in the prompt.*complete$", numbers, re.DOTALL), numbers
+    wanted = r"^\d tokens\s.*tokens/s\s*first token after \d.*in the prompt.*complete$"
+    assert re.search(wanted, numbers, re.DOTALL), numbers
     expect(page.locator("#announcer")).to_have_text("The answer is complete.")
     expect(page.locator("#welcome")).to_be_hidden()
 
@@ -196,7 +197,7 @@ def test_a_server_that_goes_away_is_told_and_tried_again(browser: Browser, engin
         assert "word word" in body_text(answer)
         expect(page.locator("#health")).to_have_text("unreachable")
         notice.get_by_role("button", name="Try again").click()
-        expect(last_answer(page).get_by_role("alert")).to_contain_text("The server cannot be reached.")
+        expect(last_answer(page).get_by_role("alert")).to_contain_text("Cannot reach the server.")
         second = start_server(str(engine), *KV_TOKENS, "--http-port", port)
         expect(page.locator("#health")).to_have_text("ready")
         set_fields(page, format="text", temperature=GREEDY)
@@ -266,7 +267,7 @@ def test_a_refusal_is_in_the_servers_words(browser: Browser, server: ServerProce
     with opened(browser, server.http, expected=["400"]) as page:
         set_fields(page, format="regex", regex="(")
         notice = settled(ask(page)).get_by_role("alert")
-        expect(notice).to_contain_text("The server refused:")
+        expect(notice).to_contain_text("The server rejected the request:")
         expect(notice).to_contain_text("regex")
         set_fields(page, format="text", temperature=GREEDY)
         notice.get_by_role("button", name="Try again").click()

@@ -175,7 +175,7 @@ def test_conversations_are_found_renamed_and_deleted(page: Page) -> None:
     expect(page.locator("#chat-list li")).to_have_count(1)
     page.get_by_role("button", name="Delete all").click()
     page.get_by_role("button", name="OK").click()
-    expect(page.locator("#chat-list")).to_contain_text("in this browser only")
+    expect(page.locator("#chat-list")).to_contain_text("only in this browser")
     assert [key for key in page.evaluate("Object.keys(localStorage)") if "chat." in key] == []
 
 
@@ -258,7 +258,7 @@ def test_a_browser_without_room_says_so(page: Page) -> None:
     )
     answer_with(page, contents(["one"]))
     settled(ask(page, "Which?"))
-    expect(page.locator("#unkept")).to_contain_text("this conversation is not kept")
+    expect(page.locator("#unkept")).to_contain_text("this conversation will not be saved")
     open_list(page)
     read_file(page, json.dumps(KEPT))
     expect(page.locator("#chat-notice")).to_contain_text("0 of 1 were imported")

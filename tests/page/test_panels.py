@@ -125,7 +125,7 @@ def test_the_server_panel_tells_engine_and_load(page: Page, engine: Path) -> Non
     page.get_by_role("button", name="Server", exact=True).click()
     settled(ask(page))
     expect(charts["first token"]).to_contain_text(re.compile(r"mean [\d.]+ m?s"))
-    expect(charts["Tokens per second"]).to_contain_text(re.compile(r"written [1-9][\d.,]*"))
+    expect(charts["Tokens per second"]).to_contain_text(re.compile(r"generated [1-9][\d.,]*"))
     for chart in charts.values():
         label = chart.locator("svg").get_attribute("aria-label") or ""
         assert re.search(r": \w+ [\d.]", label), label
