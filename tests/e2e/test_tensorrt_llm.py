@@ -25,6 +25,7 @@ from tests.e2e.test_streaming import (
     wait_for_idle,
 )
 from tests.fakes.gpu_machine import environment
+from tests.frontends.server import wait_until
 
 
 @pytest.fixture(scope="module", params=["1.2", "1.3"])
@@ -75,7 +76,8 @@ def test_a_client_that_goes_away_frees_its_request(gpu_server: ServerProcess) ->
 
 
 def test_the_metrics_are_the_librarys(gpu_server: ServerProcess) -> None:
-    assert metric(gpu_server, "nv_trt_llm_runtime_memory_metrics", 'memory_type="gpu"') == 12345678
+    streamed_text(gpu_server.grpc, "The library counts from its first steps on.")
+    wait_until(lambda: metric(gpu_server, "nv_trt_llm_runtime_memory_metrics", 'memory_type="gpu"') == 12345678)
     assert metric(gpu_server, "nv_trt_llm_kv_cache_block_metrics", 'kv_cache_block_type="tokens_per"') == 32
     assert urllib.request.urlopen(f"{gpu_server.http}/v2/health/ready", timeout=10).status == 200
 
