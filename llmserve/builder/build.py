@@ -193,9 +193,7 @@ def _copy_pipeline_files(checkpoint: Checkpoint, directory: Path, code: Sequence
     kept = (*TOKENIZER_FILES, GENERATION_CONFIG_FILE, *code)
     names = {name: name for name in kept} | {"config.json": HF_CONFIG_FILE}
     for name, copied_name in names.items():
-        if (content := checkpoint.text_file(name)) is not None:
-            (directory / copied_name).parent.mkdir(exist_ok=True)
-            (directory / copied_name).write_bytes(content)
+        checkpoint.copy_text_file(name, directory / copied_name)
 
 
 def _files(directory: Path) -> list[Path]:

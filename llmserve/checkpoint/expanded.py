@@ -42,9 +42,7 @@ def write_text_files(checkpoint: Checkpoint, folder: Path) -> None:
     config = {**checkpoint.config, "torch_dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for name in TEXT_FILES:
-        if (content := checkpoint.text_file(name)) is not None:
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes(content)
+        checkpoint.copy_text_file(name, folder / name)
 
 
 def expanded_bytes(checkpoint: Checkpoint) -> int:

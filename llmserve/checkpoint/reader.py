@@ -147,6 +147,12 @@ class Checkpoint:
         _check_downloaded(path)
         return path.read_bytes()
 
+    def copy_text_file(self, name: str, place: Path) -> None:
+        """Where the checkpoint has it. The folder is made, such as that of further chat templates."""
+        if (content := self.text_file(name)) is not None:
+            place.parent.mkdir(exist_ok=True)
+            place.write_bytes(content)
+
     def read(self, name: str) -> Tensor:
         """The tensor in its own dtype (bfloat16 is ml_dtypes.bfloat16), lazily where the format allows it."""
         return whole(self.rows(name))

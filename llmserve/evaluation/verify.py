@@ -188,7 +188,7 @@ def _difference(receipt: Receipt, ids: Sequence[int], last: GeneratedEvent | Non
         return ""
     reason = last.tokens.finish_reason
     if reason is not receipt.finish_reason:
-        return f"it ended with {receipt.finish_reason.value} there, and by {reason.value if reason else '?'} here"
+        return f"it ended with {receipt.finish_reason.value} there, and with {reason.value if reason else '?'} here"
     return "" if last.tail_text == receipt.tail_text else "the text before its stop string differs"
 
 

@@ -85,9 +85,7 @@ def _open_preprocessor(checkpoint: Checkpoint) -> Preprocessor:
         folder = parent / checkpoint.path.resolve().name
         folder.mkdir()
         for name in (*TOKENIZER_FILES, GENERATION_CONFIG_NAME, CONFIG_NAME):
-            if (content := checkpoint.text_file(name)) is not None:
-                (folder / name).parent.mkdir(exist_ok=True)
-                (folder / name).write_bytes(content)
+            checkpoint.copy_text_file(name, folder / name)
         try:
             return Preprocessor.open(folder)
         except CheckpointError as error:  # of a file that is gone when this is read
