@@ -42,7 +42,10 @@ class Talk:
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Ctrl-C cancels it, and raises `KeyboardInterrupt`."""
-        return self.runner.run(work)
+        try:
+            return self.runner.run(work)
+        except asyncio.CancelledError:  # a runner that is interrupted before its first step forgets what cancelled it
+            raise KeyboardInterrupt from None
 
     def loop(self) -> None:
         """Until there are no more questions."""
