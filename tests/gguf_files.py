@@ -109,18 +109,19 @@ def make_gguf(
     metadata: Mapping[str, Any] | None = None,
     architecture: gguf.MODEL_ARCH | None = None,
     changes: Changes | None = None,
+    split: Mapping[str, Any] | None = None,
     **config_overrides: Any,
 ) -> Path:
     """Write the checkpoint `kind` (one of GGUF_KINDS or HYBRID_KINDS) into the file `path`, and return it.
 
     `stored`: ggml's type of the matrices, or several in turn; norms and biases are F32. `tokenizer`: "bpe", "pieces" or
     none. `metadata` is added as it is, whole numbers as uint32; a value None leaves a key out. `architecture`: another
-    than that of the kind.
+    than that of the kind. `split`: how the writer makes parts of it, which are named after `path`.
     """
     config = KINDS[kind] | config_overrides
     path.parent.mkdir(parents=True, exist_ok=True)
     architecture = architecture or ARCHITECTURES.get(config["model_type"]) or hybrid_architecture(config)
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture], **dict(split or {}))
     entries = model_metadata(config, gguf.MODEL_ARCH_NAMES[architecture]) | tokenizer_metadata(tokenizer, config, path)
     add_metadata(writer, entries | dict(metadata or {}))
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])

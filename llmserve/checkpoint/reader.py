@@ -15,7 +15,8 @@ from typing import Any
 
 from llmserve.checkpoint.formats.config import CONFIG_KEYS, Quantization, read_quantization
 from llmserve.checkpoint.formats.tensors import ExpandedTensors
-from llmserve.checkpoint.gguf.file import SUFFIX, GgufFile
+from llmserve.checkpoint.gguf.file import GgufFile
+from llmserve.checkpoint.gguf.parts import SUFFIX, part_paths
 from llmserve.checkpoint.json_file import read_json_object
 from llmserve.checkpoint.safetensors_file import SafetensorsFile
 from llmserve.checkpoint.stored_tensor import DTYPES, Rows, Tensor, TensorFile, TensorInfo, whole
@@ -260,7 +261,9 @@ class GgufCheckpoint(Checkpoint):
     """
 
     def __init__(self, path: Path, file: Path) -> None:
-        _check_downloaded(file)
+        for part in part_paths(file):
+            if part.is_file():
+                _check_downloaded(part)
         has_tokenizer = path.is_dir() and any((path / name).is_file() for name in TOKENIZER_NAMES)
         self._gguf = GgufFile(file, with_tokenizer=not has_tokenizer)
         self._file = file
@@ -268,7 +271,7 @@ class GgufCheckpoint(Checkpoint):
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        return (self._file.name,)
+        return tuple(path.name for path in self._gguf.paths)
 
     def file(self, name: str) -> Path:
         return self._file.parent / name
@@ -294,11 +297,12 @@ class GgufCheckpoint(Checkpoint):
 
 
 def _only_gguf(folder: Path) -> Path | None:
-    """The one GGUF file of a folder without other weights. Raises CheckpointError when there are several."""
+    """The one GGUF file of a folder without other weights, or one of its parts. Raises CheckpointError when there are
+    several."""
     if any((folder / name).exists() for name in (*SINGLE_NAMES, *INDEX_NAMES)):
         return None
     found = sorted(path for path in folder.glob(f"*{SUFFIX}") if path.is_file())
-    if len(found) > 1:
+    if len({part_paths(path) for path in found}) > 1:
         names = ", ".join(path.name for path in found)
         raise CheckpointError(f"checkpoint {folder} has several {SUFFIX} files ({names}); give the one to build from")
     return found[0] if found else None

@@ -16,6 +16,7 @@ from llmserve.builder.plan import plan_build
 from llmserve.builder.prefix import Prefix, check_prefixes
 from llmserve.builder.recipe import CONVERTED_FILE, Recipe, load_recipe
 from llmserve.builder.resolve import longest_sequence
+from llmserve.checkpoint.gguf.parts import model_name
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.cli.build_progress import shown_progress
 from llmserve.cli.dataclass_command import DataclassCommand, argument, option
@@ -140,15 +141,14 @@ command = DataclassCommand(  # the last base's flags come first
 def default_output_dir(checkpoint: Path, options: BuildOptions) -> Path:
     """engines/<checkpoint>-<dtype>[-<quantization>][-drafting][-calibrated][-kvint8][-<what the target adds>]"""
     short = options.floats.short if options.dtype in FLOATS else options.dtype
-    cache = "" if options.kv_cache_dtype == AUTO else f"kv{options.kv_cache_dtype}"
     parts = (
-        checkpoint.resolve().name.removesuffix(".gguf"),
+        model_name(checkpoint.resolve().name),
         short,
         options.quantization,
         "drafting" if options.drafting_layer else "",
         options.adapter.resolve().name if options.adapter else "",
         "calibrated" if options.calibration_data else "",
-        cache,
+        "" if options.kv_cache_dtype == AUTO else f"kv{options.kv_cache_dtype}",
         *options.own.words_of_the_name(),
     )
     return Path("engines", "-".join(filter(None, parts)))

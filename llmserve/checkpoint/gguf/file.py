@@ -1,10 +1,9 @@
-"""A GGUF file as a checkpoint: config, tokenizer and tensors under the names that Hugging Face has for them."""
+"""A GGUF file or its parts as a checkpoint: config, tokenizer and tensors under the names of Hugging Face."""
 
 from __future__ import annotations
 
 import json
 import math
-import mmap
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +15,9 @@ from llmserve.checkpoint.gguf.architectures import gguf_architecture
 from llmserve.checkpoint.gguf.config import config_of
 from llmserve.checkpoint.gguf.described import Described
 from llmserve.checkpoint.gguf.encoders import pooling_files
-from llmserve.checkpoint.gguf.header import Header, StoredBlocks, read_header
+from llmserve.checkpoint.gguf.header import StoredBlocks
 from llmserve.checkpoint.gguf.metadata import MetadataReader
+from llmserve.checkpoint.gguf.parts import open_parts
 from llmserve.checkpoint.gguf.rows import ExpandedRows, JoinedMatrices, JoinedRows
 from llmserve.checkpoint.gguf.states import CONVOLUTIONS, DECAY, FLAT, restored
 from llmserve.checkpoint.gguf.tensor_names import BLOCK_TENSOR, BOTH_GATES, EXPERT, LAYERS, MTP, MTP_LAYER, SHARED_GATE
@@ -27,7 +27,6 @@ from llmserve.checkpoint.rearranged import ReorderedRows, RowDifference, pair_or
 from llmserve.checkpoint.stored_tensor import DTYPES, Rows, Tensor, TensorInfo
 from llmserve.errors import CheckpointError, Unsupported, raise_problems
 
-SUFFIX = ".gguf"
 MAX_FACTORS = 1 << 16
 MAX_EXPERTS = 10_000
 SCORE, YES_AND_NO = "score.weight", (0, 1)  # of two answers
@@ -36,27 +35,24 @@ ID_KEYS = {f"{name}_id": SPECIAL_KEYS[name] for name in ("bos_token", "eos_token
 
 
 class GgufFile:
-    """Opening reads and checks the whole header; the data is mapped into memory.
+    """Opening reads and checks the whole header, of every part; the data is mapped into memory.
 
     `with_tokenizer` False: the tokenizer comes from elsewhere, and that of the file may be of any kind.
     """
 
     def __init__(self, path: Path, *, with_tokenizer: bool = True) -> None:
-        self._path = path
-        header = self._open()
-        self._stored = header.tensors
+        stored = open_parts(path)
+        self.paths, self._contents, self._stored = stored.paths, stored.contents, stored.tensors
         try:
-            reader = MetadataReader(header.metadata, str(header.metadata.get("general.architecture", "")))
-            num_experts = header.metadata.get(reader.key("{}.expert_count"), 0)
-            name = header.metadata.get("general.architecture")
+            reader = MetadataReader(stored.metadata, str(stored.metadata.get("general.architecture", "")))
+            num_experts = stored.metadata.get(reader.key("{}.expert_count"), 0)
+            name = stored.metadata.get("general.architecture")
             self._architecture = gguf_architecture(name, num_experts, self._stored)
             self.config: dict[str, Any] = self._read_config(reader)
             self._drafting = self._drafting_names(reader)
             self._tensors = {hf: self._info(name) for name in self._wanted() for hf in self._hf_names(name)}
             texts = text_files(reader, self.config["vocab_size"]) if with_tokenizer else {}
             texts |= pooling_files(reader, self._stored)
-            if header.metadata.get("split.count", 1) != 1:
-                reader.problems.append("it is one part of several; join them with `llama-gguf-split --merge`")
             raise_problems(CheckpointError, path.name, reader.problems)
         except Unsupported as error:
             raise Unsupported(f"{path.name}: {error}") from error
@@ -110,22 +106,7 @@ class GgufFile:
         return self._architecture.to_gguf(self._in_blocks(name))
 
     def close(self) -> None:
-        self._bytes = np.empty(0, np.uint8)
-
-    def _open(self) -> Header:
-        name = self._path.name
-        try:
-            with self._path.open("rb") as stream:
-                data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:
-            raise CheckpointError(f"{name} is empty; download it again") from None
-        except OSError as error:
-            raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
-        self._bytes = np.frombuffer(data, np.uint8)
-        try:
-            return read_header(data)
-        except CheckpointError as error:
-            raise CheckpointError(f"{name} cannot be used: {error}") from error
+        self._contents = [np.empty(0, np.uint8)] * len(self._contents)
 
     def _read_config(self, reader: MetadataReader) -> dict[str, Any]:
         shapes = {name: stored.shape for name, stored in self._stored.items()}
@@ -202,7 +183,7 @@ class GgufFile:
         return (1, *shape) if is_row and len(shape) == 1 else shape
 
     def _packed(self, stored: StoredBlocks) -> Any:
-        return self._bytes[stored.offset : stored.offset + stored.num_bytes]
+        return self._contents[stored.part][stored.offset : stored.offset + stored.num_bytes]
 
     def _shift(self, stored_name: str) -> float:
         is_shifted = stored_name.endswith("norm.weight") and not stored_name.endswith(FLAT)

@@ -58,6 +58,7 @@ class StoredBlocks:
     shape: tuple[int, ...]  # rows first, as everywhere but in the file
     offset: int  # from the start of the file
     num_bytes: int
+    part: int = 0  # which of the checkpoint's files has it
 
 
 @dataclass(frozen=True, slots=True)
