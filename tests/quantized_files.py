@@ -96,6 +96,19 @@ def awq(group: int = GROUP, *, symmetric: bool = False) -> Method:
     )
 
 
+def auto_round(method: Method, packing: str) -> Method:
+    """AutoRound's config for a method's packing; g_idx is not written."""
+
+    def encode(rng: Rng, outputs: int, inputs: int) -> Encoded:
+        encoded = method.encode(rng, outputs, inputs)
+        return Encoded({name: part for name, part in encoded.parts.items() if name != "g_idx"}, encoded.weight)
+
+    said = method.config
+    config = {"quant_method": "auto-round", "packing_format": packing, "data_type": "int", "bits": said["bits"]}
+    symmetric = said["sym"] if "sym" in said else not said["zero_point"]
+    return Method(config | {"group_size": said["group_size"], "sym": symmetric}, encode)
+
+
 def fp8(block: tuple[int, int] | None, config: Mapping[str, Any], scale: str, dtype: Any = np.float32) -> Method:
     """`block`: what shares a scale; (0, 0): the whole tensor, as one number; a 0 beside another: all there are."""
 
@@ -216,6 +229,9 @@ METHODS: dict[str, Method] = {
     "gptq-ordered": gptq(ordered=True),
     "gptq-int8-sym": gptq(8, symmetric=True),
     "gptq-v2": gptq(version=2),
+    "auto-round": auto_round(gptq(symmetric=True), "auto_round:auto_gptq"),
+    "auto-round-int8": auto_round(gptq(8, version=2), "auto_round"),
+    "auto-round-awq": auto_round(awq(symmetric=True), "auto_round:auto_awq"),
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmserve.checkpoint.formats.auto_round import auto_round
 from llmserve.checkpoint.formats.awq import awq
 from llmserve.checkpoint.formats.base import Format
 from llmserve.checkpoint.formats.compressed_tensors import compressed_tensors
@@ -30,6 +31,7 @@ COMPARED = ("quant_method", "bits", "group_size", "sym", "desc_act", "zero_point
 METHODS: Mapping[str, Callable[[ConfigReader], Format]] = {
     "gptq": gptq,
     "awq": awq,
+    "auto-round": auto_round,
     "fp8": fp8,
     "fbgemm_fp8": fbgemm,
     "modelopt": modelopt,

@@ -99,7 +99,7 @@ class Gptq:
         elif settings.symmetric and (stored != (largest + 1) // 2 - self.shift).any():
             check.wrong(
                 f"the config says that it is symmetric (sym), but not all of its zero points are {(largest + 1) // 2}: "
-                "sym or checkpoint_format is wrong"
+                "sym, checkpoint_format or packing_format is wrong"
             )
 
     def _expand(self, module: Module, settings: Settings, shape: tuple[int, int]) -> ScaledRows:
@@ -159,13 +159,13 @@ def _special(reader: ConfigReader, settings: Settings) -> list[tuple[Pattern, Se
         if text.startswith("-:"):
             found.append((pattern, None))
         elif isinstance(own, Mapping):
-            found.append((pattern, _overridden(own, settings, f"dynamic {text!r}", reader.problems)))
+            found.append((pattern, overridden(own, settings, f"dynamic {text!r}", reader.problems)))
         else:
             reader.problems.append(f"dynamic {text!r} must be an object, got {own!r}")
     return found
 
 
-def _overridden(own: Mapping[str, Any], settings: Settings, key: str, problems: list[str]) -> Settings:
+def overridden(own: Mapping[str, Any], settings: Settings, key: str, problems: list[str]) -> Settings:
     changed = replace(settings, group_size=read_group_size(own.get("group_size", settings.group_size), key, problems))
     if (bits := own.get("bits", settings.bits)) not in (4, 8) or not isinstance(bits, int):
         problems.append(f"{key}: bits {bits!r} is not supported; supported: 4, 8")

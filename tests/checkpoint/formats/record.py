@@ -4,9 +4,10 @@
 
 writes `recorded/NAME.safetensors`: the module's tensors as they are in a checkpoint, `expected`, the weight in float32
 as the program itself has it, and the checkpoint's quantization config as metadata. SCRATCH has, unpacked and not
-installed, `autogptq` (auto_gptq 0.7.1's wheel), `autoawq` (autoawq 0.2.9's source) and `compressed` (`pip install
---target` of compressed-tensors 0.20.0 and loguru). FP8 and the experts' MXFP4 are transformers' 5.23.0. What is run of
-AutoGPTQ and AutoAWQ is their plain torch code, with their scales widened to float32, so that nothing is rounded.
+installed, `autogptq` (auto_gptq 0.7.1's wheel), `autoawq` (autoawq 0.2.9's source), `autoround` (auto-round 0.16.1's
+wheel) and `compressed` (`pip install --target` of compressed-tensors 0.20.0 and loguru). FP8 and the experts' MXFP4 are
+transformers' 5.23.0. What is run of AutoGPTQ, AutoAWQ and AutoRound is their plain torch code, their scales widened
+to float32, so that nothing is rounded.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def main() -> None:
         record_compressed(name, weights)
     record_fp8()
     record_experts()
+    record_auto_round(scratch)
 
 
 def record(name: str, tensors: Tensors, expected: torch.Tensor, config: Mapping[str, Any]) -> None:
@@ -98,6 +100,36 @@ def record_awq(scratch: Path, group_size: int) -> None:
     config = {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": True, "version": "gemm"}
     parts = {name: getattr(packed, name) for name in ("qweight", "qzeros", "scales")}
     record(f"awq-{'channel' if group_size < 0 else 'group'}", parts, expected, config)
+
+
+def record_auto_round(scratch: Path) -> None:
+    """Its own packing and that of GPTQ, which differ in zero points; its AWQ is AutoAWQ's."""
+    folder = scratch / "autoround"
+    for name in ("auto_round", "auto_round.utils", "auto_round_extension", "auto_round_extension.torch"):
+        package = types.ModuleType(name)
+        package.__path__ = [str(folder / name.replace(".", "/"))]
+        sys.modules[name] = package
+    sys.modules["auto_round.utils"].get_packing_device = lambda device: "cpu"  # type: ignore[attr-defined]
+    group_size = 16
+    for packing, module in (("auto_round:auto_gptq", "qlinear_torch_zp"), ("auto_round", "qlinear_torch")):
+        for bits in (4, 8):
+            scales = (torch.rand(OUTPUTS, INPUTS // group_size) * 0.02 + 0.005).half().float()
+            zeros = torch.randint(1, 2**bits, scales.shape)
+            levels = torch.randint(0, 2**bits, (OUTPUTS, INPUTS))
+            each = torch.arange(INPUTS) // group_size
+            linear = torch.nn.Linear(INPUTS, OUTPUTS, bias=False)
+            linear.weight.data = (levels - zeros[:, each]) * scales[:, each]
+            kind: Any = importlib.import_module(f"auto_round_extension.torch.{module}")
+            packed = kind.QuantLinear(bits, group_size, INPUTS, OUTPUTS, bias=False)
+            packed.device = "cpu"
+            packed.pack(linear, scales, zeros)
+            parts = {name: getattr(packed, name) for name in ("qweight", "qzeros", "scales")}
+            packed.scales = packed.scales.float()
+            config = {"quant_method": "auto-round", "packing_format": packing, "bits": bits, "data_type": "int"}
+            config |= {"group_size": group_size, "sym": False}
+            record(
+                f"{packing.replace('_', '-').replace(':', '-')}-int{bits}", parts, packed(torch.eye(INPUTS)).T, config
+            )
 
 
 INT4: dict[str, Any] = {"num_bits": 4, "type": "int"}

@@ -280,7 +280,7 @@ def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
     assert all(part in message for part in ("bits 3", "sym must be", "no weights"))
 
 
-@pytest.mark.parametrize("method", ["aqlm", "hqq", "bitsandbytes", "auto-round"])
+@pytest.mark.parametrize("method", ["aqlm", "hqq", "bitsandbytes"])
 def test_methods_that_are_refused(method: str, tmp_path: Path) -> None:
     make_quantized(tmp_path, gptq(), config={"quant_method": method})
     message = problems_of(tmp_path, Unsupported)
