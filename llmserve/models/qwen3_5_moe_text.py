@@ -8,7 +8,6 @@ from llmserve.models import qwen3_next
 from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, family
 from llmserve.models.mtp import with_drafter
-from llmserve.models.qwen3_5_text import text_config
 from llmserve.models.spec import HfConfig
 
 DEFAULTS = {  # transformers'
@@ -17,7 +16,8 @@ DEFAULTS = {  # transformers'
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
-    reader = ConfigReader(DEFAULTS | {"intermediate_size": 1} | dict(text_config(config)))  # no layer has a plain MLP
+    given = qwen3_next.with_defaults(config)
+    reader = ConfigReader(DEFAULTS | {"intermediate_size": 1} | given)  # no layer has a plain MLP
     spec = qwen3_next.read(reader, "Qwen3_5MoeForCausalLM", joined=False)
     stacked = "experts.gate_up_proj", "experts.down_proj"
     mixture = qwen3_next.read_experts(reader, renormalize=True, stacked=stacked, may_be_stacked=True)

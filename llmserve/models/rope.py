@@ -19,7 +19,14 @@ from llmserve.models.windows import FULL, SLIDING
 DEFAULT_THETA = 10000.0
 # tensors that old checkpoints store and that follow from the config
 STORED_FREQUENCIES = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
-UNREAD = "attn_factor"  # of YaRN in vLLM, where it multiplies cos and sin; transformers knows attention_factor only
+UNREAD = frozenset(
+    (
+        "attn_factor",  # of YaRN in vLLM, where it multiplies cos and sin; transformers knows attention_factor only
+        "finetuned",  # whether the network was trained with its scaling (NousResearch's YaRN models)
+        "mrope_section",  # how positions in images turn; a text's are all the same
+        "mrope_interleaved",
+    )
+)
 Frequencies: TypeAlias = tuple[float, ...]
 
 
@@ -147,7 +154,7 @@ def _scaling_problems(values: Mapping[str, Any]) -> list[str]:
     variant = VARIANTS.get(kind) if isinstance(kind, str) else None
     if variant is None:
         return [f"rope type {kind!r} is not supported; supported: {', '.join(VARIANTS)}"]
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", UNREAD}
+    known = UNREAD | {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
     known |= {key for each in VARIANTS.values() for key in (*each.required, *each.optional, *each.flags, *each.lists)}
     problems = [f"rope parameter {key!r} is unknown" for key in sorted(values.keys() - known)]
     if values["partial_rotary_factor"] != 1.0:

@@ -37,6 +37,8 @@ SCALINGS: list[dict[str, Any]] = [
     {"rope_type": "llama3", **LLAMA3},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096},
     {"rope_type": "yarn", "factor": 4.0, "attn_factor": 0.8782488562869419},  # of DeepSeek-R1-0528-Qwen3-8B
+    {"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096, "finetuned": True},  # of Yarn-Llama-2
+    {"rope_type": "default", "mrope_section": [16, 24, 24], "mrope_interleaved": True},  # of Qwen3-VL's language model
     {"rope_type": "yarn", "factor": 8.0, "beta_fast": 20, "beta_slow": 3, "truncate": False},
     longrope(FACTORS) | {"original_max_position_embeddings": 4096},
 ]
@@ -50,7 +52,7 @@ def test_frequencies_equal_transformers(scaling: dict[str, Any]) -> None:
 
     sizes: dict[str, Any] = {"hidden_size": 512, "num_attention_heads": 4, "max_position_embeddings": 4096}
     old = {"rope_theta": 500000.0, "rope_scaling": scaling}
-    new = {"rope_parameters": {"rope_type": scaling.get("rope_type", "linear"), "rope_theta": 500000.0} | scaling}
+    new = {"rope_parameters": {"rope_type": scaling.get("type"), "rope_theta": 500000.0} | scaling}
     oracle = LlamaRotaryEmbedding(LlamaConfig(**sizes, rope_parameters=dict(new["rope_parameters"])))
     for style in (old, new):
         rope = rope_of(**style)
@@ -135,7 +137,7 @@ def test_defaults() -> None:
         ({"rope_scaling": "linear"}, "must be an object, got 'linear'"),
         ({"rope_scaling": {"type": "linear"}}, "rope type 'linear' needs a positive factor, got None"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "needs a positive factor, got '2'"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1]}}, "'mrope_section' is unknown"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta": [1]}}, "'beta' is unknown"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs a positive low_freq_factor, got None"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": -1}}, "needs a positive beta_fast, got -1"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": 1}}, "truncate must be true or false"),
