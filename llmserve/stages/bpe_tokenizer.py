@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Library
 from llmserve.errors import CheckpointError
 from llmserve.stages.files import TextFiles
 from llmserve.stages.text import without_incomplete_character
-from llmserve.stages.token_bytes import byte_level_bytes, piece_bytes
+from llmserve.stages.token_bytes import MAX_TOKENS, byte_level_bytes, piece_bytes
 from llmserve.stages.token_lengths import longest_json_token
 
 MOST_HELD = 16 * 1024  # characters that are encoded holding the interpreter lock: `encode_batch_fast` does not
@@ -26,7 +26,11 @@ class JsonTokenizer:
         library.no_padding()
         library.no_truncation()
         self._library = library
-        self.vocab_size: int = library.get_vocab_size(with_added_tokens=True)
+        # ids may have gaps, so there are more of them than tokens
+        self.vocab_size: int = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
+        if self.vocab_size > MAX_TOKENS:
+            found = f"{files.path / 'tokenizer.json'} has the token id {self.vocab_size - 1}"
+            raise CheckpointError(f"{found}; ids below {MAX_TOKENS} are supported")
         special = files.special_tokens
         self.bos_id = self._id_of(special.get("bos_token"))
         self.eos_id = self._id_of(special.get("eos_token"))

@@ -3,7 +3,7 @@
 sentencepiece encodes control symbols (`<s>`, role tokens) as ordinary characters. Chat templates spell special tokens,
 and so do clients that write the markup of a chat themselves, so they are looked for first, as transformers does. Tokens
 that were added to the vocabulary after training (`added_tokens_decoder`, added_tokens.json) are known, too, and decode
-to nothing.
+to their text.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import sentencepiece
@@ -18,12 +19,13 @@ import sentencepiece
 from llmserve.errors import CheckpointError
 from llmserve.stages.files import TextFiles, read_json
 from llmserve.stages.text import without_incomplete_character
-from llmserve.stages.token_bytes import piece_bytes
+from llmserve.stages.token_bytes import MAX_TOKENS, piece_bytes
 from llmserve.stages.token_lengths import longest_piece
 
 # A serialized `normalizer_spec { add_dummy_prefix: false }`. Appended to a model it overrides that one field, because
 # protobuf merges a message that occurs twice.
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
+KEEPS_SPACES = b"\x1a\x04\x18\x00\x20\x00"  # and `remove_extra_whitespaces: false`
 
 
 class PieceTokenizer:
@@ -31,17 +33,18 @@ class PieceTokenizer:
 
     def __init__(self, model: sentencepiece.SentencePieceProcessor, files: TextFiles) -> None:
         self._model = model
-        self.vocab_size: int = model.vocab_size()
+        self._num_pieces: int = model.vocab_size()
         special = files.special_tokens
-        self._added = _added_tokens(files)
+        self._added, are_special = _added_tokens(files)
+        self.vocab_size = max(self._num_pieces, *(token + 1 for token in self._added.values()), 0)
         self.bos_id = self._id_of(special.get("bos_token"), model.bos_id())
         self.eos_id = self._id_of(special.get("eos_token"), model.eos_id())
         self.pad_id = self._id_of(special.get("pad_token"), model.pad_id())
         self._add_bos = bool(files.tokenizer_config.get("add_bos_token", True))
         self._add_eos = bool(files.tokenizer_config.get("add_eos_token", False))
         named = [self._id_of(text, -1) for text in (*special.values(), *files.additional_special_tokens)]
-        controls = (token for token in range(self.vocab_size) if model.is_control(token))
-        self._special_ids = frozenset(token for token in (*named, *controls) if token is not None)
+        controls = (token for token in range(self._num_pieces) if model.is_control(token))
+        self._special_ids = frozenset(token for token in (*named, *controls, *are_special) if token is not None)
         texts = [*special.values(), *files.additional_special_tokens, *self._added]
         known = {text: token for text in texts if (token := self._id_of(text, -1)) is not None}
         own = (token for token in (model.unk_id(), model.bos_id(), model.eos_id()) if token >= 0)
@@ -96,28 +99,44 @@ class PieceTokenizer:
         proto = self._model.serialized_model_proto() + NO_DUMMY_PREFIX
         return sentencepiece.SentencePieceProcessor(model_proto=proto)
 
+    @cached_property
+    def _inner_model(self) -> sentencepiece.SentencePieceProcessor:
+        """A twin that decodes what stands behind an added token: the space in front of it is kept."""
+        proto = self._model.serialized_model_proto() + KEEPS_SPACES
+        return sentencepiece.SentencePieceProcessor(model_proto=proto)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         hidden = self._special_ids if skip_special_tokens else frozenset()
-        text: str = self._model.decode([i for i in ids if 0 <= i < self.vocab_size and i not in hidden])
-        return text
+        added = self._added_texts
+        known = [i for i in ids if (0 <= i < self._num_pieces or i in added) and i not in hidden]
+        parts: list[str] = []
+        for text, run in groupby(known, added.get):
+            if text is not None:
+                parts.append(text * len(list(run)))
+            else:
+                parts.append((self._inner_model if parts else self._model).decode(list(run)))
+        return "".join(parts)
 
     def decode_stable(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return without_incomplete_character(self.decode(ids, skip_special_tokens))
 
     def token_bytes(self, token: int) -> bytes:
-        if not 0 <= token < self.vocab_size:
-            return self._added_texts.get(token, "").encode()
-        return piece_bytes(self._model.id_to_piece(token))
+        if (text := self._added_texts.get(token)) is not None:
+            return text.encode()
+        return piece_bytes(self._model.id_to_piece(token)) if 0 <= token < self._num_pieces else b""
 
     def written_bytes(self) -> Sequence[bytes | None]:
         model = self._model
-        silent = {token for token in range(self.vocab_size) if model.is_unknown(token) or model.is_unused(token)}
-        silent |= self._special_ids
-        return [None if token in silent else self.token_bytes(token) for token in range(self.vocab_size)]
+        silent = {token for token in range(self._num_pieces) if model.is_unknown(token) or model.is_unused(token)}
+        silent = (silent - self._added_texts.keys()) | self._special_ids
+        return [None if token in silent else self.token_bytes(token) or None for token in range(self.vocab_size)]
 
     @cached_property
     def _added_texts(self) -> dict[int, str]:
-        return {token: text for text, token in self._added.items()}
+        """Of those that are no pieces, or whose piece was another one."""
+        own = range(self._num_pieces)
+        changed = self._model.id_to_piece
+        return {token: text for text, token in self._added.items() if token not in own or changed(token) != text}
 
     def _id_of(self, text: str | None, default: int) -> int | None:
         """The id of a special token's text; -1 in a sentencepiece model means that it has none."""
@@ -148,15 +167,18 @@ def _right_stripping(files: TextFiles) -> frozenset[str]:
     return frozenset(str(entry["content"]) for entry in listed.values() if entry.get("rstrip"))
 
 
-def _added_tokens(files: TextFiles) -> dict[str, int]:
-    """Text -> id of the tokens that a checkpoint lists beside its vocabulary."""
+def _added_tokens(files: TextFiles) -> tuple[dict[str, int], list[int]]:
+    """Text -> id of the tokens that a checkpoint lists beside its vocabulary; and which of them are special."""
     listed = files.tokenizer_config.get("added_tokens_decoder") or {}
     try:
-        return {str(text): int(token) for text, token in read_json(files.path / "added_tokens.json").items()} | {
-            str(entry["content"]): int(token) for token, entry in listed.items()
-        }
+        added = {str(text): int(token) for text, token in read_json(files.path / "added_tokens.json").items()}
+        added |= {str(entry["content"]): int(token) for token, entry in listed.items()}
+        special = [int(token) for token, entry in listed.items() if entry.get("special")]
+        if wrong := [token for token in added.values() if not 0 <= token < MAX_TOKENS]:
+            raise ValueError(f"id {wrong[0]}")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{files.path}: the added tokens (added_tokens_decoder in tokenizer_config.json, added_tokens.json) cannot "
             f"be read: {error!r}; copy the files again from the checkpoint"
         ) from error
+    return added, special

@@ -6,6 +6,7 @@ import re
 from functools import cache
 
 SPACE = "\u2581"  # how sentencepiece spells a space
+MAX_TOKENS = 1 << 24  # of a vocabulary; the largest have a quarter of a million
 BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 

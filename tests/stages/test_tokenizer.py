@@ -4,6 +4,7 @@ import base64
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,3 +159,65 @@ def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer: Tokenizer) -> None
 def test_special_tokens_are_spelled_in_bytes(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
     assert tokenizers_by_kind["qwen"].token_bytes(1) == b"<|im_start|>"
     assert tokenizers_by_kind["llama-slow"].token_bytes(1) == b"<s>"
+
+
+TOOL, END = {"content": "<tool>", "special": False}, {"content": "<end>", "special": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "added"),
+    [
+        ({"eos_token": "<end>"}, {"<end>": 400, "<tool>": 401}),
+        ({"added_tokens_decoder": {"400": TOOL, "401": END}}, {}),
+        ({"additional_special_tokens": ["<end>"]}, {"<end>": 400, "<tool>": 401}),
+    ],
+    ids=["added_tokens.json", "tokenizer_config.json", "additional_special_tokens"],
+)
+def test_tokens_added_to_a_model_are_those_of_transformers(
+    config: dict[str, Any], added: dict[str, int], tokenizer_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    shutil.copy(tokenizer_dirs["llama-slow"] / "tokenizer.model", tmp_path)
+    names = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "legacy": False}
+    write_json(tmp_path, "tokenizer_config.json", **names | config)
+    write_json(tmp_path, "added_tokens.json", **added)
+    write_json(tmp_path, "config.json", model_type="llama")
+    own, theirs = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert (own.vocab_size, own.eos_id) == (len(theirs), theirs.eos_token_id)
+    for text in ("the fox <tool> runs<end> over", "<tool>the fox", "the<tool><tool> the<end>"):
+        ids = theirs(text, add_special_tokens=False).input_ids
+        assert own.encode(text) == ids
+        for skips in (True, False):
+            assert own.decode(ids, skips) == theirs.decode(ids, skip_special_tokens=skips)
+    written = {own.token_bytes(token): written for token, written in enumerate(own.written_bytes())}
+    assert (written[b"<tool>"], written[b"<end>"]) == (b"<tool>", None)
+
+
+def test_a_models_pieces_and_added_tokens_may_have_a_gap_between_them(
+    tokenizer_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copy(tokenizer_dirs["llama-slow"] / "tokenizer.model", tmp_path)
+    write_json(tmp_path, "tokenizer_config.json", added_tokens_decoder={"405": TOOL})
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.vocab_size, tokenizer.encode("<tool>"), tokenizer.decode([404, 405])) == (406, [405], "<tool>")
+    assert tokenizer.written_bytes()[399:] == [tokenizer.token_bytes(399), *[None] * 5, b"<tool>"]
+    write_json(tmp_path, "tokenizer_config.json", added_tokens_decoder={str(2**31): TOOL})
+    with pytest.raises(CheckpointError, match="id 2147483648"):
+        load_tokenizer(tmp_path)
+
+
+def test_ids_of_a_json_vocabulary_may_have_gaps(tokenizer_dirs: dict[str, Path], tmp_path: Path) -> None:
+    content = json.loads((tokenizer_dirs["qwen"] / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    last = max(vocabulary, key=vocabulary.__getitem__)
+    vocabulary[last] += 7
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.vocab_size == vocabulary[last] + 1
+    written = tokenizer.written_bytes()
+    assert written[-8:] == [*[None] * 7, tokenizer.decode([vocabulary[last]]).encode()]
+    vocabulary[last] = 2**31
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="has the token id 2147483648"):
+        load_tokenizer(tmp_path)
