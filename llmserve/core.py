@@ -34,6 +34,19 @@ SAMPLING_DEFAULTS = "sampling"  # of a checkpoint, among the facts that clients 
 MAX_MODEL_LEN = "max_model_len"  # there, too: the most tokens of prompt and answer together
 POOLING = "pooling"  # there, too: what an engine makes that makes no tokens
 EMBEDDINGS, SCORES = "embeddings", "scores"  # which are these
+TOKENIZER_FILES = (  # that go with a network, where its checkpoint has them
+    "tokenizer.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
+    "pair_template.txt",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from llmserve.builder.selftest import make_selftest
 from llmserve.builder.targets.base import COMPUTES, CompileJob, Target
 from llmserve.checkpoint.adapters.adapted import open_checkpoint
 from llmserve.checkpoint.reader import Checkpoint, read_config
+from llmserve.core import TOKENIZER_FILES
 from llmserve.engine.directory.artifact import (
     CACHE_FILE,
     CONFIG_FILE,
@@ -40,7 +41,6 @@ from llmserve.engine.directory.artifact import (
     MANIFEST_FILE,
     PROGRAM_FILE,
     SELFTEST_FILE,
-    TOKENIZER_FILES,
     hash_file,
 )
 from llmserve.engine.directory.build_time import BuildTime

@@ -21,11 +21,11 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from llmserve.builder.output import staged_directory
 from llmserve.builder.triton_contract import ENGINE_MODEL, TENSORRT_LLM_RELEASE, compiled_model, ensemble_of_contract
+from llmserve.core import TOKENIZER_FILES
 from llmserve.engine.directory.artifact import (
     CONFIG_FILE,
     GENERATION_CONFIG_FILE,
     HF_CONFIG_FILE,
-    TOKENIZER_FILES,
     EngineDirectory,
 )
 from llmserve.engine.registry import runtime_for

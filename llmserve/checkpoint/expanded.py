@@ -6,22 +6,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from llmserve.checkpoint.reader import Checkpoint
+from llmserve.checkpoint.reader import GENERATION_CONFIG_NAME, Checkpoint
 from llmserve.checkpoint.safetensors_writer import Planned, SafetensorsWriter
-
-TEXT_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/tool_use.jinja",
-    "generation_config.json",
-)
+from llmserve.core import TOKENIZER_FILES
 
 
 def write_expanded(
@@ -41,7 +28,7 @@ def write_text_files(checkpoint: Checkpoint, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = {**checkpoint.config, "torch_dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    for name in TEXT_FILES:
+    for name in (*TOKENIZER_FILES, GENERATION_CONFIG_NAME):
         checkpoint.copy_text_file(name, folder / name)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmserve.engine.directory.artifact import GENERATION_CONFIG_FILE, TOKENIZER_FILES, hash_file
+from llmserve.core import TOKENIZER_FILES
+from llmserve.engine.directory.artifact import GENERATION_CONFIG_FILE, hash_file
 from llmserve.errors import InvalidArgument, PromptTooLong, raise_problems
 from llmserve.evaluation.answers import Sample
 from llmserve.stages.chat import Message

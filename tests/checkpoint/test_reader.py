@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from llmserve.checkpoint.expanded import write_text_files
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.checkpoint.stored_tensor import TensorInfo
+from llmserve.core import TOKENIZER_FILES
 from llmserve.errors import CheckpointError
 from tests.checkpoints import DTYPES, FORMATS, KINDS, make_checkpoint, random_tensors, write_json
 
@@ -225,3 +227,14 @@ def test_remote_code_is_never_run(tmp_path: Path) -> None:
     with Checkpoint.open(tmp_path / "c") as found:
         assert found.tensors
     assert not (tmp_path / "ran").exists()
+
+
+def test_an_expanded_checkpoint_has_all_text_files_of_an_engine(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "given", "llama", with_tokenizer=False)
+    names = (*TOKENIZER_FILES, "generation_config.json")
+    for name in names:
+        (tmp_path / "given" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "given" / name).write_text("{}")
+    with Checkpoint.open(tmp_path / "given") as checkpoint:
+        write_text_files(checkpoint, tmp_path / "written")
+    assert all((tmp_path / "written" / name).read_text() == "{}" for name in names)

@@ -6,7 +6,7 @@ import json
 from typing import Any, TypeAlias
 
 from llmserve.checkpoint.reader import CONFIG_NAME, GENERATION_CONFIG_NAME, TOKENIZER_NAMES, Checkpoint
-from llmserve.engine.directory.artifact import TOKENIZER_FILES
+from llmserve.core import TOKENIZER_FILES
 from llmserve.errors import CheckpointError, InvalidArgument
 from llmserve.owned_directory import temporary_directory
 from llmserve.stages.chat import parse_messages

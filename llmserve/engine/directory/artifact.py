@@ -28,19 +28,6 @@ CACHE_FILE = "model.cache"  # timings of tactics; not in the manifest, for no re
 PROGRAM_FILE = "program.txt"  # the traced network, for people
 HF_CONFIG_FILE = "hf_config.json"  # the checkpoint's config.json: role tokens, end tokens
 GENERATION_CONFIG_FILE = "generation_config.json"
-TOKENIZER_FILES = (  # copied from the checkpoint, where it has them
-    "tokenizer.model",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/tool_use.jinja",
-    "pair_template.txt",
-)
 LIMITS = ("max_seq_len", "max_batch_size", "max_num_tokens")  # in config.json's build_config
 HASHED_AT_OPEN_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**20
