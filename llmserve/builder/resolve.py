@@ -26,7 +26,7 @@ from llmserve.builder.targets.base import Network, Target
 from llmserve.builder.targets.registry import TARGETS
 from llmserve.checkpoint.plan import WeightPlan, named_as_stored, plan_weights
 from llmserve.checkpoint.reader import Checkpoint, read_config
-from llmserve.checkpoint.sentence_transformers import read_pooling
+from llmserve.checkpoint.sentence_transformers import prompt_notes, read_pooling
 from llmserve.errors import CheckpointError, RecipeError, Unsupported, raise_problems
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.number_formats import FLOAT32, ROUNDED
@@ -49,6 +49,7 @@ class ResolvedBuild:
     encoder: Encoder
     calibration: CalibrationText | None = None
     checkpoint_notes: Sequence[str] = ()
+    prompt_notes: Sequence[str] = ()
 
     @property
     def engine_bytes(self) -> int:
@@ -104,6 +105,7 @@ class ResolvedBuild:
             *(self.calibration.notes if self.calibration else ()),
             *self.spec.notes(options.max_seq_len),
             *self.encoder.notes(),
+            *self.prompt_notes,
             *code,
         ]
 
@@ -156,9 +158,11 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
         )
     if options.calibration_data:
         calibration = read_calibration(Path(options.calibration_data), encoder, max_seq_len=options.max_seq_len)
+    prompts = prompt_notes(checkpoint) if spec.pooling and not spec.pooling.scores else ()
     return ResolvedBuild(
-        spec, params, program, options, target, weights, code, quantized, kept, encoder, calibration, checkpoint.notes
-    )
+        spec, params, program, options, target, weights, code, quantized, kept, encoder, calibration, checkpoint.notes,
+        prompts,
+    )  # fmt: skip
 
 
 def resolve_network(config: HfConfig, options: BuildOptions, *, target: Target | None = None) -> tuple[Network, Target]:

@@ -50,6 +50,20 @@ def read_pooling(checkpoint: Checkpoint, usual: Pooling | None) -> Pooling | Non
     return Pooling(MODES[mode], normalize=NORMALIZE in places)
 
 
+def prompt_notes(checkpoint: Checkpoint) -> list[str]:
+    """Of a default prompt. An engine does not add it: a request cannot say which prompt its texts need, if any."""
+    found = _read(checkpoint, SETTINGS_FILE)
+    settings = found if isinstance(found, dict) else {}
+    name, prompts = settings.get("default_prompt_name"), settings.get("prompts")
+    prompt = prompts.get(name) if isinstance(name, str) and isinstance(prompts, dict) else None
+    if not prompt:
+        return []
+    return [
+        f"sentence-transformers adds the prompt {prompt!r} to each text by default (default_prompt_name in "
+        f"{SETTINGS_FILE}); the engine embeds texts unchanged, so add it in the client"
+    ]
+
+
 def _read_scores(checkpoint: Checkpoint, usual: Pooling) -> Pooling:
     """A cross-encoder's network pools by itself; newer versions say in a file of their own what becomes of scores."""
     settings, problems = _read(checkpoint, SETTINGS_FILE), list[str]()

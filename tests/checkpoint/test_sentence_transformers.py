@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmserve.checkpoint.reader import Checkpoint
-from llmserve.checkpoint.sentence_transformers import read_pooling
+from llmserve.checkpoint.sentence_transformers import prompt_notes, read_pooling
 from llmserve.errors import CheckpointError
 from llmserve.models.spec import Pooling
 from tests.checkpoints import make_checkpoint, write_json
@@ -53,6 +53,28 @@ def test_newer_versions_name_the_activation_of_scores_in_a_file(folder: Path) ->
     write_json(folder / "config_sentence_transformers.json", {"activation_fn": "torch.nn.modules.activation.ReLU"})
     with pytest.raises(CheckpointError, match="ReLU of scores is not supported; supported: Sigmoid, Identity"):
         pooling_of(folder, usual)
+
+
+@pytest.mark.parametrize(
+    ("settings", "noted"),
+    [
+        ({"default_prompt_name": "query"}, ["query: "]),
+        ({"default_prompt_name": "document"}, []),
+        ({"default_prompt_name": "other"}, []),
+        ({"default_prompt_name": None}, []),
+        ({"default_prompt_name": "query", "prompts": None}, []),
+        ([], []),
+    ],
+)
+def test_a_default_prompt_is_noted(settings: Any, noted: list[str], folder: Path) -> None:
+    """With sentence-transformers 6.2: `encode(text)` has it, and `encode(text, prompt="")` is what an engine makes."""
+    if isinstance(settings, dict):
+        settings = {"prompts": {"query": "query: ", "document": ""}} | settings
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with Checkpoint.open(folder) as checkpoint:
+        found = prompt_notes(checkpoint)
+    assert len(found) == len(noted)
+    assert all(repr(prompt) in note for prompt, note in zip(noted, found, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
+from llmserve.builder.plan import plan_build
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.registry import runtime_for
 from llmserve.scheduler.plan import Chunk, StepPlan
 from llmserve.stages.files import TextFiles
-from tests.checkpoints import KINDS, make_checkpoint, random_tensors
+from tests.checkpoints import KINDS, make_checkpoint, random_tensors, write_json
 from tests.embedders import (
     EMBEDDERS,
     POOLINGS,
@@ -118,6 +119,14 @@ def test_two_answers_of_a_gguf_file(tmp_path: Path) -> None:
     for ids, score in zip(PROMPTS, pooled(engine, *PROMPTS), strict=True):
         row = logits(ids)[-1]
         assert score == pytest.approx([row[41] - row[300]], rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize(("make", "noted"), [(make_embedder, True), (make_reranker, False)])
+def test_a_build_notes_the_default_prompt_of_an_embedder(make: Any, noted: bool, tmp_path: Path) -> None:
+    make(tmp_path, "bert")
+    settings = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    write_json(tmp_path / "config_sentence_transformers.json", settings)
+    assert any("'query: '" in note for note in plan_build(tmp_path, BuildOptions()).notes) is noted
 
 
 def test_scores_of_a_gguf_file_are_those_of_transformers(tmp_path: Path) -> None:
