@@ -9,7 +9,7 @@ holds one becomes replacement characters altogether in a tokenizer.json.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from llmserve.errors import CheckpointError, Unsupported
 from llmserve.stages.files import TextFiles
-from llmserve.stages.piece_tokenizer import PieceTokenizer
+from llmserve.stages.piece_tokenizer import PieceTokenizer, added_tokens
 
 FORMAT: Any = sentencepiece_format  # classes that are made when it is imported
 Model: TypeAlias = Any  # a ModelProto of it
@@ -43,7 +43,7 @@ def converted(path: Path) -> Tokenizer:
             f"{path / 'tokenizer.model'} is not a BPE model; put the checkpoint's tokenizer.json beside it for Dynamo"
         )
     made = _converted(model, files)
-    if differences := list(_differences(own, made, model)):
+    if differences := list(_differences(own, made, model, added_tokens(files)[0])):
         shown = "; ".join(differences[:MOST_SHOWN])
         raise CheckpointError(
             f"tokenizer.json made of {path / 'tokenizer.model'} differs from it in {len(differences)} texts ({shown}); "
@@ -80,6 +80,11 @@ def _converted(model: Model, files: TextFiles) -> Tokenizer:
     made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     plain = [each.piece for each in pieces if each.type == kinds.USER_DEFINED]
     made.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
+    added, are_special = added_tokens(files)
+    named = {*files.special_tokens.values(), *files.additional_special_tokens}
+    for text in sorted(added.keys() - vocabulary.keys(), key=added.__getitem__):
+        is_special = text in named or added[text] in are_special
+        made.add_tokens([AddedToken(text, special=is_special, normalized=False)])
     if files.tokenizer_config.get("add_bos_token", True) and (begin := files.special_tokens.get("bos_token")):
         made.post_processor = processors.TemplateProcessing(
             single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, vocabulary[begin])]
@@ -101,8 +106,8 @@ def _merges(model: Model, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     return [pair for _, pair in sorted(found, key=lambda each: each[0])]
 
 
-def _differences(own: PieceTokenizer, made: Tokenizer, model: Model) -> Iterator[str]:
-    for text in _texts(model):
+def _differences(own: PieceTokenizer, made: Tokenizer, model: Model, added: Collection[str]) -> Iterator[str]:
+    for text in (*_texts(model), *(f"a{text}" for text in added)):
         wanted, found = own.encode(text), made.encode(text, add_special_tokens=False).ids
         if wanted != found:
             yield f"{text!r} is {wanted} and becomes {found}"

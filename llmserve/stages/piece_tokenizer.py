@@ -35,7 +35,7 @@ class PieceTokenizer:
         self._model = model
         self._num_pieces: int = model.vocab_size()
         special = files.special_tokens
-        self._added, are_special = _added_tokens(files)
+        self._added, are_special = added_tokens(files)
         self.vocab_size = max(self._num_pieces, *(token + 1 for token in self._added.values()), 0)
         self.bos_id = self._id_of(special.get("bos_token"), model.bos_id())
         self.eos_id = self._id_of(special.get("eos_token"), model.eos_id())
@@ -167,7 +167,7 @@ def _right_stripping(files: TextFiles) -> frozenset[str]:
     return frozenset(str(entry["content"]) for entry in listed.values() if entry.get("rstrip"))
 
 
-def _added_tokens(files: TextFiles) -> tuple[dict[str, int], list[int]]:
+def added_tokens(files: TextFiles) -> tuple[dict[str, int], list[int]]:
     """Text -> id of the tokens that a checkpoint lists beside its vocabulary; and which of them are special."""
     listed = files.tokenizer_config.get("added_tokens_decoder") or {}
     try:

@@ -32,6 +32,29 @@ def test_a_tokenizer_json_is_the_models_equal(kind: str, tmp_path: Path) -> None
         assert made.decode(own.encode(text)) == own.decode(own.encode(text))
 
 
+def test_a_tokenizer_json_has_the_tokens_added_to_the_model(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "c", "llama")
+    size = load_tokenizer(checkpoint).vocab_size
+    config = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    listed = {"<tool>": False, "<end>": True}
+
+    def write(first: int) -> None:
+        tokens = {
+            str(first + place): {"content": text, "special": special}
+            for place, (text, special) in enumerate(listed.items())
+        }
+        (checkpoint / "tokenizer_config.json").write_text(json.dumps(config | {"added_tokens_decoder": tokens}))
+
+    write(size)
+    made, own = converted(checkpoint), load_tokenizer(checkpoint)
+    ids = own.encode("red<tool>fox<end>")
+    assert made.encode("red<tool>fox<end>", add_special_tokens=False).ids == ids
+    assert made.decode(ids) == own.decode(ids) == "red<tool> fox"
+    write(size + 3)
+    with pytest.raises(CheckpointError, match="'a<tool>' is"):
+        converted(checkpoint)
+
+
 def test_one_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     merges = tokenizer_json._merges
     monkeypatch.setattr(tokenizer_json, "_merges", lambda *given: merges(*given)[::-1])
