@@ -2,7 +2,8 @@
 
 `packing_format` names the packing, and `extra_config` has what differs for single modules. Its keys are names of
 modules, or regular expressions that are searched in them. From auto-round 0.16.1: inference/convert_model.py, and
-auto_round_extension/torch.
+auto_round_extension/torch. Before version 0.5, the method was called intel/auto-round, and `backend` named the packing
+and a kernel (0.4.7's backend.py).
 """
 
 from __future__ import annotations
@@ -27,16 +28,21 @@ PACKINGS: Mapping[str, str] = {  # to GPTQ's version, or AWQ
     "auto_round:awq": AWQ,
 }
 NAME = re.compile(r"[\w.-]+")  # a key that is no regular expression
+OLD_METHOD = "intel/auto-round"
+KERNEL = re.compile(r":(exllamav2|triton|tritonv2|cuda|gemm)\Z")
 WHOLE = 16  # bits of a module that is not quantized
 
 
 def auto_round(reader: ConfigReader) -> Gptq | Awq:
     """From the config that AutoRound has written, whose problems are added to the reader's."""
-    packing = reader.get("packing_format", DEFAULT)
+    is_old = str(reader.get("quant_method")).lower() == OLD_METHOD
+    packing = reader.get("backend" if is_old else "packing_format", DEFAULT)
+    if is_old and isinstance(packing, str):
+        packing = KERNEL.sub("", packing)
     kind = PACKINGS.get(str(packing), "")
     if not kind:
         reader.problems.append(
-            f"packing_format {packing!r} is not supported; supported: {', '.join(PACKINGS)}. Export the model again "
+            f"packing {packing!r} is not supported; supported: {', '.join(PACKINGS)}. Export the model again "
             "with --format auto_round, or use the original checkpoint"
         )
     reader.expect("data_type", "int")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmserve.checkpoint.formats.auto_round import auto_round
+from llmserve.checkpoint.formats.auto_round import OLD_METHOD, auto_round
 from llmserve.checkpoint.formats.awq import awq
 from llmserve.checkpoint.formats.base import Format
 from llmserve.checkpoint.formats.compressed_tensors import compressed_tensors
@@ -32,6 +32,7 @@ METHODS: Mapping[str, Callable[[ConfigReader], Format]] = {
     "gptq": gptq,
     "awq": awq,
     "auto-round": auto_round,
+    OLD_METHOD: auto_round,
     "fp8": fp8,
     "fbgemm_fp8": fbgemm,
     "modelopt": modelopt,

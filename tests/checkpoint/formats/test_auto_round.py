@@ -63,10 +63,28 @@ def test_the_packing_of_a_config_that_names_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "backend"),
+    [
+        ("auto-round", "auto_round:gptq:exllamav2"),
+        ("auto-round", "auto_round:auto_gptq:cuda"),
+        ("auto-round-int8", "auto_round:tritonv2"),
+        ("auto-round-awq", "auto_round:awq:gemm"),
+    ],
+)
+def test_what_versions_before_0_5_wrote(method: str, backend: str, tmp_path: Path) -> None:
+    config = {"quant_method": "intel/auto-round", "packing_format": None, "backend": backend}
+    wanted = make_quantized(tmp_path, METHODS[method], config=config)
+    with Checkpoint.open(tmp_path) as found:
+        assert np.array_equal(found.read(f"{MODULE}.weight"), wanted[f"{MODULE}.weight"])
+    message = problems_of(tmp_path / "marlin", method, config | {"backend": "auto_round:gptq:marlin"})
+    assert "packing 'auto_round:gptq:marlin' is not supported; supported: auto_round:auto_gptq" in message
+
+
+@pytest.mark.parametrize(
     ("method", "config", "problem"),
     [
         ("auto-round", {"packing_format": "auto_round:llm_compressor"}, "'auto_round:llm_compressor' is not supported"),
-        ("auto-round", {"packing_format": ["auto_round"]}, "packing_format ['auto_round'] is not supported"),
+        ("auto-round", {"packing_format": ["auto_round"]}, "packing ['auto_round'] is not supported"),
         ("auto-round", {"bits": 2}, "bits 2 is not supported; supported: 4, 8"),
         ("auto-round-awq", {"bits": 8}, "bits 8 is not supported; supported: 4"),
         ("auto-round", {"data_type": "mx_fp"}, "data_type 'mx_fp' is not supported; supported: 'int'"),
