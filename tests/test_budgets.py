@@ -21,7 +21,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cli": 7_150,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 14_136,
-    "llmserve/evaluation": 6_740,
+    "llmserve/evaluation": 6_747,
     "llmserve/frontends": 16_785,
     "llmserve/models": 5_756,
     "llmserve/scheduler": 3_185,

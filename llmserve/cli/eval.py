@@ -122,7 +122,7 @@ class EvalFlags(SummarizeFlags):
 def evaluate(flags: EvalFlags) -> None:
     """Compare an engine with the Hugging Face baseline: metrics, evidence from its answers, latency, and a verdict.
 
-    `llmserve eval bless SUITE` makes the margins of a suite count."""
+    `llmserve eval bless SUITE` makes the margins, prompt and data of a suite count."""
     raise_problems(InvalidArgument, "eval", flags.problems())
     if flags.plan:
         _print_plan(flags)

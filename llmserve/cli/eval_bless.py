@@ -1,4 +1,4 @@
-"""`llmserve eval bless`: the only way to move a suite's margins, and it leaves a trace."""
+"""`llmserve eval bless`: the only way to change what a suite asks and allows, and it leaves a trace."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ BLESS = "bless"
 
 
 def command(
-    suite: Annotated[Path, typer.Argument(help="Suite file whose margins to approve.")],
+    suite: Annotated[Path, typer.Argument(help="Suite file whose margins, prompt and data to approve.")],
     by: Annotated[str, typer.Option(help="Who says so.")],
     why: Annotated[str, typer.Option(help="For what reason.")],
     sign_key: Annotated[
         Path | None, typer.Option(help="Private key (PEM, Ed25519) that signs the line.", show_default=False)
     ] = None,
 ) -> None:
-    """Write down beside SUITE that its margins count from now on: who says so, why, and what it changes."""
+    """Write down beside SUITE that its margins, prompt and data count from now on: who says so, why, what changes."""
     from llmserve.evaluation.judging.blessing import bless, trace_of
     from llmserve.evaluation.suite import load_suite
     from llmserve.sealed_log import Signer

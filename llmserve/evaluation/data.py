@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from llmserve.errors import InvalidArgument, NotFound, Unavailable, Unsupported, raise_problems
+from llmserve.errors import InvalidArgument, Unavailable, Unsupported, raise_problems
 from llmserve.evaluation.answers import Sample
-from llmserve.evaluation.suite import DataSource, Suite
+from llmserve.evaluation.suite import DataSource, Suite, require_file
 from llmserve.stages.chat import Message
 
 Row = Mapping[str, Any]
@@ -32,18 +32,9 @@ def load_samples(suite: Suite, num_samples: int, count_ids: CountIds) -> list[Sa
 
 def suite_digest(suite: Suite) -> str:
     """SHA-256 (hex) of what an answer depends on: data, prompt and lengths; not margins, not the number of samples."""
-    prompt = suite.prompt if isinstance(suite.prompt, str) else [[m.role, m.content] for m in suite.prompt]
-    parts = [_data_identity(suite.data), prompt, suite.max_tokens, suite.max_input_tokens]
+    parts = [suite.data.identity(), suite.prompt_parts, suite.max_tokens, suite.max_input_tokens]
     parts += [suite.choices_column] if suite.choices_column else []
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _data_identity(source: DataSource) -> list[str | None]:
-    """The SHA-256 of a local file, or a hub dataset's name, config, split and revision."""
-    if source.path is None:
-        return [source.hub, source.config, source.split, source.revision]
-    _require_file(source.path)
-    return [hashlib.sha256(source.path.read_bytes()).hexdigest()]
 
 
 def _load_rows(source: DataSource) -> Iterable[Row]:
@@ -68,7 +59,7 @@ def _load_rows(source: DataSource) -> Iterable[Row]:
 
 def _load_file(path: Path) -> list[Row]:
     """Every row has every column; None where the file has no value."""
-    _require_file(path)
+    require_file(path)
     try:
         rows = READERS[path.suffix](path)
     except (ValueError, RecursionError, OSError, csv.Error) as error:
@@ -130,11 +121,6 @@ READERS: Mapping[str, Callable[[Path], list[Row]]] = {
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
-
-
-def _require_file(path: Path) -> None:
-    if not path.is_file():
-        raise NotFound(f"no data file {path}; the suite's data.path is relative to the suite file")
 
 
 def _row_problems(suite: Suite, rows: list[Row]) -> list[str]:

@@ -26,6 +26,7 @@ baselines: ../baselines                     # folder of stored Hugging Face outp
 
 from __future__ import annotations
 
+import hashlib
 import json
 import string
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,18 @@ class DataSource:
     split: str = "test"
     revision: str | None = None
 
+    def identity(self) -> list[str | None]:
+        """The SHA-256 of a local file, or a hub dataset's name, config, split and revision."""
+        if self.path is None:
+            return [self.hub, self.config, self.split, self.revision]
+        require_file(self.path)
+        return [hashlib.sha256(self.path.read_bytes()).hexdigest()]
+
+
+def require_file(path: Path) -> None:
+    if not path.is_file():
+        raise NotFound(f"no data file {path}; the suite's data.path is relative to the suite file")
+
 
 @dataclass(frozen=True, slots=True)
 class Suite:
@@ -93,8 +106,13 @@ class Suite:
     inconclusive_passes: bool = False
 
     def rules(self) -> dict[str, Any]:
-        """What decides the verdict, as JSON holds it."""
+        """What decides the verdict, as JSON holds it. `NotFound` without the data file."""
         return {
+            "data": self.data.identity(),
+            "columns": {"reference": self.reference_column, "choices": self.choices_column},
+            "prompt": self.prompt_parts,
+            "max_tokens": self.max_tokens,
+            "max_input_tokens": self.max_input_tokens,
             "margins": dict(self.margins),
             "loss_margins": {precision: dict(margins) for precision, margins in self.loss_margins.items()},
             "evidence": "required" if self.needs_evidence else "optional",
@@ -106,12 +124,16 @@ class Suite:
 
     def _rules_of_few(self) -> dict[str, Any]:
         """Only where they are set: what a suite without them was blessed with has no such lines."""
-        found: dict[str, Any] = {"choices": True} if self.choices_column else {}
-        found |= {"json_schema": dict(self.json_schema)} if self.json_schema is not None else {}
+        found: dict[str, Any] = {"json_schema": dict(self.json_schema)} if self.json_schema is not None else {}
         found |= {"structured_output": True} if self.structured_output else {}
         found |= {"rounding_margins": dict(self.rounding_margins)} if self.rounding_margins else {}
         found |= {"as_served": "required"} if self.needs_served else {}
         return found | ({"speed_margins": dict(self.speed_margins)} if self.speed_margins else {})
+
+    @property
+    def prompt_parts(self) -> str | list[list[str]]:
+        """The prompt as JSON holds it."""
+        return self.prompt if isinstance(self.prompt, str) else [[m.role, m.content] for m in self.prompt]
 
     @property
     def is_plain(self) -> bool:

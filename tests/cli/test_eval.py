@@ -254,12 +254,12 @@ def test_a_run_leaves_a_record_that_counts_once_the_margins_are_blessed(
     run(*arguments, "--no-record")
     assert records_of(directory) == []
     done = run(*arguments)
-    assert "record: tiny: passed, with unblessed margins" in done.output
-    assert "have not been blessed" in gate_problems(GateSubject.engine(directory), GateRule(("tiny",)))[0]
+    assert "record: tiny: passed, of a suite that is not blessed" in done.output
+    assert "nobody has blessed it" in gate_problems(GateSubject.engine(directory), GateRule(("tiny",)))[0]
 
     bless(suite, load_suite(suite), by="ann", why="first release")
     assert run(*arguments, "--num-samples", "3").exit_code == 1
-    assert "have not been blessed" in gate_problems(GateSubject.engine(directory), GateRule(("tiny",)))[0]
+    assert "nobody has blessed it" in gate_problems(GateSubject.engine(directory), GateRule(("tiny",)))[0]
     assert run(*arguments).exit_code == 0
     assert gate_problems(GateSubject.engine(directory), GateRule(("tiny",))) == []
     *_, last = records_of(directory)

@@ -98,7 +98,7 @@ def test_part_of_a_suite_says_nothing(directory: EngineDirectory) -> None:
 
 def test_margins_that_nobody_blessed_do_not_count(directory: EngineDirectory) -> None:
     add(directory, blessed_by="")
-    assert "margins that have not been blessed" in problems(directory, "docs")
+    assert "nobody has blessed it" in problems(directory, "docs")
 
 
 def test_records_of_another_engine_do_not_count(directory: EngineDirectory) -> None:

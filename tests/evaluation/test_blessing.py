@@ -28,9 +28,14 @@ def test_margins_count_from_their_blessing_on(tmp_path: Path) -> None:
 def test_an_edit_moves_nothing_until_somebody_blesses_it(tmp_path: Path) -> None:
     path = write_suite(tmp_path)
     bless(path, load_suite(path), by="ann", why="first release")
-    for change in ({"margins": {"rougeL": 12.0}}, {"inconclusive": "pass"}, {"num_samples": 30}):
+    (tmp_path / "others.jsonl").write_text((tmp_path / "rows.jsonl").read_text().replace("file", "folder"))
+    for change in (
+        {"margins": {"rougeL": 12.0}}, {"inconclusive": "pass"}, {"num_samples": 30}, {"max_tokens": 1},
+        {"max_input_tokens": 9}, {"messages": [{"role": "user", "content": "Say no word on {document}"}]},
+        {"data": {"path": "others.jsonl"}}, {"columns": {"reference": "document"}},
+    ):  # fmt: skip
         write_suite(tmp_path, **change)
-        assert blessed(path) == ""
+        assert blessed(path) == "", change
     write_suite(tmp_path, margins={"rougeL": 12.0})
     assert bless(path, load_suite(path), by="bob", why="int4 is new") == ["margins.rougeL: 10 -> 12"]
     assert blessed(path) == "bob"

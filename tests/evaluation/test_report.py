@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -102,9 +103,10 @@ def test_a_report_is_one_json_document(tmp_path: Path) -> None:
     assert content["suite"] == {
         "name": "tiny", "digest": "d" * 64, "num_samples": 32, "complete": True,
         "rules": {
-            "margins": {"rougeL": 10.0}, "loss_margins": {}, "evidence": "required", "floors": {},
-            "num_samples": 32, "stemming": True,
-            "inconclusive": "fail",
+            "data": [hashlib.sha256((tmp_path / "rows.jsonl").read_bytes()).hexdigest()],
+            "columns": {"reference": "summary", "choices": None}, "prompt": [["user", "Summarize:\n{document}"]],
+            "max_tokens": 8, "max_input_tokens": None, "margins": {"rougeL": 10.0}, "loss_margins": {},
+            "evidence": "required", "floors": {}, "num_samples": 32, "stemming": True, "inconclusive": "fail",
         },
     }  # fmt: skip
     assert content["metrics"].keys() == {"rouge1", "rouge2", "rougeL", "rougeLsum"}

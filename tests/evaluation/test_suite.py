@@ -50,7 +50,8 @@ def test_structured_output_is_held_to_the_schema(tmp_path: Path) -> None:
     plain = load_suite(write_suite(tmp_path))
     assert plain.guide is None
     assert plain.rules().keys() == {
-        "margins", "loss_margins", "evidence", "floors", "num_samples", "stemming", "inconclusive"
+        "data", "columns", "prompt", "max_tokens", "max_input_tokens", "margins", "loss_margins", "evidence", "floors",
+        "num_samples", "stemming", "inconclusive",
     }  # fmt: skip
     schema = {"type": "object", "required": ["n"]}
     suite = load_suite(write_suite(tmp_path, json_schema=schema, structured_output=True))
@@ -67,7 +68,7 @@ def test_a_suite_of_choices_has_metrics_of_its_own(tmp_path: Path) -> None:
     suite = load_suite(write_choice_suite(tmp_path))
     assert suite.choices_column == "choices"
     assert suite.metrics == ("acc", "acc_norm", "acc_bytes")
-    assert suite.rules()["choices"] is True
+    assert suite.rules()["columns"]["choices"] == "choices"
     with pytest.raises(InvalidArgument) as caught:
         load_suite(
             write_choice_suite(tmp_path, max_tokens=8, stemming=False, margins={"rougeL": 1}, evidence="optional")

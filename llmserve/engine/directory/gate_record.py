@@ -76,7 +76,7 @@ class GateRecord:
 
     def __str__(self) -> str:
         part = "" if self.is_complete else f", {self.line.content['suite']['num_samples']} samples only"
-        blessed = "" if self.blessed_by else ", with unblessed margins"
+        blessed = "" if self.blessed_by else ", of a suite that is not blessed"
         signed = f", signed with {self.line.key}" if self.line.key else ""
         kernels = f", {self.kernels}" if self.kernels else ""
         return (
@@ -191,7 +191,7 @@ def _problem(subject: GateSubject, rule: GateRule, suite: str, record: GateRecor
     if not record.passed:
         return f"suite {suite} says {record.verdict} ({record.time})"
     if not record.blessed_by:
-        return f"suite {suite} was passed with margins that have not been blessed; bless them, and run it again"
+        return f"suite {suite} was passed, but nobody has blessed it; run llmserve eval bless, and then the suite again"
     if rule.verifier and (problem := rule.verifier.problem(record.line)):
         return f"suite {suite}: {problem}"
     return ""

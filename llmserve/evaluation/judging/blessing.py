@@ -1,7 +1,7 @@
 """Margins are moved on purpose, by somebody, for a reason: `llmserve eval bless` writes all three beside the suite.
 
-`SUITE.blessings.jsonl` is a `sealed_log`. The margins of a suite count in a release gate while they are those of its
-last line; so an edit of the suite alone moves nothing.
+`SUITE.blessings.jsonl` is a `sealed_log`. A suite counts in a release gate while its margins, prompt and data are those
+of its last line; so an edit of the suite alone moves nothing.
 """
 
 from __future__ import annotations
