@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -211,8 +212,18 @@ def edit_manifest(path: Path) -> None:
     file.write_text(file.read_text().replace('"rank": 4', '"rank": 2'))
 
 
+def seal_again(path: Path) -> None:
+    """Other weights under the digest that a gate has passed."""
+    weights = b"\0" * (path / "weights.bin").stat().st_size
+    (path / "weights.bin").write_bytes(weights)
+    manifest = SealedAdapter.open(path).manifest
+    text = replace(manifest, weights_sha256=hashlib.sha256(weights).hexdigest()).to_json()
+    (path / "adapter.json").write_text(text)
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "edited": (edit_manifest, "was changed after the build"),
+    "sealed again": (seal_again, "names a digest that is not its matrices'"),
     "no JSON": (lambda path: (path / "adapter.json").write_text("{"), "is damaged"),
     "of tomorrow": (lambda path: (path / "adapter.json").write_text('{"format_version": 9}'), "format version 9"),
     "PEFT's folder": (lambda path: (path / "adapter.json").unlink(), "is not an adapter directory"),

@@ -98,6 +98,8 @@ class AdapterManifest:
             numbers = [value for part in parts for value in (part.begin, part.rows, part.columns, part.rank - 1)]
             if found.dtype not in FLOATS or not parts or not all(type(n) is int and n >= 0 for n in numbers):
                 raise TypeError("the matrices are not valid")
+            if found.adapter_digest != _digest(found.base_digest, found.dtype, parts, found.weights_sha256):
+                raise EngineFileError(f"{ADAPTER_FILE} names a digest that is not its matrices'")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise EngineFileError(f"{ADAPTER_FILE} is damaged ({error!r})") from error
         return found
