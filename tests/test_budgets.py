@@ -22,7 +22,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cluster": 1_506,
     "llmserve/engine": 14_136,
     "llmserve/evaluation": 6_747,
-    "llmserve/frontends": 16_785,
+    "llmserve/frontends": 16_789,
     "llmserve/models": 5_756,
     "llmserve/scheduler": 3_185,
     "llmserve/serving": 9_571,

@@ -19,7 +19,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from llmserve.errors import DeadlineExceeded, InternalError, LlmserveError
+from llmserve.errors import DeadlineExceeded, InternalError, InvalidArgument, LlmserveError
 from llmserve.frontends.grpc.admission import header_of
 from llmserve.frontends.grpc.error_status import status_of
 from llmserve.frontends.grpc.infer_messages import (
@@ -40,6 +40,7 @@ from llmserve.frontends.shared.extension_state import Extensions
 from llmserve.frontends.shared.forwarded_headers import accompanied
 from llmserve.frontends.shared.raw_tensors import num_bytes
 from llmserve.frontends.shared.request_context import enter_part
+from llmserve.frontends.shared.restrictions import Api
 from llmserve.frontends.shared.server_core import Core, is_decoupled
 from llmserve.serving.instruments.trace import Trace
 from llmserve.serving.types import InferResponse
@@ -69,7 +70,7 @@ class InferStream:
         self._extensions = extensions
         self._context = context
         self._headers = extensions.grpc_headers.chosen(context.invocation_metadata)
-        self._tenant = extensions.tenant(header_of(context.invocation_metadata()))
+        self._header = header_of(context.invocation_metadata())
         self._deadline = deadline_after(context.time_remaining())
         self._errors_end_it = ERROR_STATUS in context.invocation_metadata()
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -131,6 +132,9 @@ class InferStream:
 
     async def _respond(self, received: Received, trace: Trace | None) -> None:
         message, share = received.message, received.share
+        keys = self._extensions.api_keys
+        if keys is not None and (lack := keys.lack(Api.INFERENCE, self._header)):  # withdrawn since the call began
+            raise InvalidArgument(lack.value)
         config = self._core.model_config(message.model_name, message.model_version)
         decoupled = is_decoupled(config)
         wants_empty_final = wants_empty_final_response(message)
@@ -140,7 +144,7 @@ class InferStream:
             share,
             size=share.num_bytes,
         )
-        request = accompanied(request, trace, self._headers, self._tenant)
+        request = accompanied(request, trace, self._headers, self._extensions.tenant(self._header))
         async with aclosing(self._core.infer_stream(request)) as responses:
             async for response in responses:
                 if self._errors_end_it and response.error is not None:

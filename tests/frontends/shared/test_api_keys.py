@@ -7,6 +7,7 @@ import http.client
 import json
 import logging
 import os
+import queue
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -285,3 +286,32 @@ def test_a_request_under_way_stays_with_its_key(tmp_path: Path, monkeypatch: pyt
     assert keys.lack(Api.INFERENCE, header) is Lack.WRONG_KEY
     assert keys.tenant(header) == before != EVERYBODY
     assert keys.owner_of({"authorization": f"Bearer {ADMIN_KEY[::-1]}"}.get) is None
+
+
+def test_an_open_stream_takes_no_request_of_a_key_that_was_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers that have begun go on."""
+    monkeypatch.setattr(api_keys, "CHECK_INTERVAL_S", 0.0)
+    file = tmp_path / "keys.yaml"
+    file.write_text(ENTRIES)
+    requests: queue.Queue[service_pb2.ModelInferRequest | None] = queue.Queue()
+
+    def send(request_id: str, count: int) -> None:
+        request = service_pb2.ModelInferRequest(model_name="count", id=request_id)
+        request.inputs.add(name="N", datatype="INT32", shape=[1, 1]).contents.int_contents.append(count)
+        requests.put(request)
+
+    with running_server(StubCore, api_keys=ApiKeys(file)) as server, grpc.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        metadata = (("authorization", f"Bearer {KEY}"),)
+        answers = stub.ModelStreamInfer(iter(requests.get, None), metadata=metadata, timeout=60)
+        send("endless", -1)
+        assert next(answers).infer_response.id == "endless"
+        file.write_text(f"keys: [{{name: other, key: {WRONG}}}]")
+        send("late", 1)
+        refused = next(answer for answer in answers if answer.infer_response.id == "late")
+        assert refused.error_message == Lack.WRONG_KEY.value
+        assert next(answers).infer_response.id == "endless"
+        requests.put(None)
+        answers.cancel()
