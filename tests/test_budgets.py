@@ -22,7 +22,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/cluster": 1_506,
     "llmserve/engine": 14_136,
     "llmserve/evaluation": 6_747,
-    "llmserve/frontends": 16_789,
+    "llmserve/frontends": 16_793,
     "llmserve/models": 5_756,
     "llmserve/scheduler": 3_185,
     "llmserve/serving": 9_571,
@@ -34,7 +34,7 @@ LEAVES: Mapping[str, int] = {
     "llmserve/cli/chat": 1_151,
     "llmserve/cli/rollout*.py": 307,
     "llmserve/frontends/text/ollama": 441,
-    "llmserve/frontends/page": 3_368,
+    "llmserve/frontends/page": 3_372,
     "llmserve/serving/rollout": 1_657,
 }
 SUFFIXES = (".py", ".js", ".css", ".html")

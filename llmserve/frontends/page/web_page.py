@@ -51,16 +51,20 @@ class PageFile:
 
 
 def web_page(core: Core, extensions: Extensions, max_input_bytes: int) -> Mount:
-    return Mount(PATHS, WebPage().answer, is_public=True)
+    root = extensions.root_path
+    return Mount((*PATHS, ("GET", root)) if root else PATHS, WebPage(root).answer, is_public=True)
 
 
 class WebPage:
     """Of one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, root_path: str) -> None:
+        self._root_path = root_path
         self._files: Mapping[str, PageFile] | None = None  # nobody has asked yet
 
     async def answer(self, request: Request) -> WholeAnswer:
+        if request.path == self._root_path:  # the page's files are relative to it
+            return WholeAnswer(status=307, headers={"Location": f"{self._root_path}/"})
         if self._files is None:
             self._files = await asyncio.to_thread(read_files)
         file = self._files.get(request.path_params.get("file", INDEX))

@@ -63,6 +63,15 @@ def test_the_root_is_the_page(locked: RunningServer) -> None:
     assert get(locked, "/?x=y")[0].status == 200
 
 
+def test_the_page_is_below_a_root_path() -> None:
+    """`/llm` leads to `/llm/`: the page names its files relative to its own path."""
+    with running_server(StubCore, root_path="/llm") as running:
+        answer, _ = get(running, "/llm")
+        assert (answer.status, answer.headers["Location"]) == (307, "/llm/")
+        assert get(running, "/llm/")[1] == SERVED["index.html"].encode()
+        assert get(running, "/llm/page/icon.svg")[0].status == 200
+
+
 @pytest.mark.parametrize(
     "path", ["/page/", "/page/none.js", "/page/..%2fweb_page.py", "/page/../web_page.py", "/page/%00"]
 )
