@@ -10,6 +10,7 @@ llguidance is imported when the first guide arrives.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 import sys
@@ -28,6 +29,7 @@ import numpy as np
 from llmserve.core import Guide, GuideState
 from llmserve.errors import InvalidArgument, ResourceExhausted
 from llmserve.stages import token_set
+from llmserve.stages.endless_schemas import endless_part
 from llmserve.stages.guide_vocabulary import Vocabulary, unpacked
 from llmserve.stages.likely_text import ByteVocabulary, LikelyTexts
 from llmserve.stages.token_guide import TokenGuide
@@ -219,7 +221,10 @@ def _grammar(text: GuideText) -> str:
     if text.kind is GuideKind.EBNF_GRAMMAR:
         return LLMatcher.grammar_from_lark(_lark(text.text) if _is_gbnf(text) else text.text)
     schema = ANY_OBJECT if text.kind is GuideKind.JSON else text.text
-    return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITE_SPACE})
+    grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITE_SPACE})
+    if part := endless_part(json.loads(schema)):
+        raise ValueError(f"every value would be endless, because {part} requires itself; make it optional")
+    return grammar
 
 
 def _is_gbnf(text: GuideText) -> bool:

@@ -34,6 +34,7 @@ PERSON: dict[str, Any] = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+ENDLESS = '{"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}'
 DATE = r"[12]\d{3}-(0[1-9]|1[0-2]) (Mo|Di)"
 SPACED = r" ?(fox|hill) "
 ESCAPES = r"""root ::= "\u0041" [\u0041-\u0043] "\u00e9\U0001F600" [^\u0000-\u0040\u005d]* "\u0022\u005c\x41\\u0041" """
@@ -192,7 +193,8 @@ WRONG: dict[str, tuple[GuideText, str]] = {
     "lengths": (GuideText(GuideKind.JSON_SCHEMA, '{"type": "string", "minLength": 5, "maxLength": 2}'), "minLength"),
     "no type": (GuideText(GuideKind.JSON_SCHEMA, '{"type": "strng"}'), "strng"),
     "nothing": (GuideText(GuideKind.JSON_SCHEMA, "false"), "cannot be followed"),
-    "itself": (GuideText(GuideKind.JSON_SCHEMA, '{"$ref": "#"}'), "no answer of this model can follow it"),
+    "itself": (GuideText(GuideKind.JSON_SCHEMA, '{"$ref": "#"}'), "because # requires itself"),
+    "endless": (GuideText(GuideKind.JSON_SCHEMA, ENDLESS), "#/properties/n requires itself"),
     "elsewhere": (GuideText(GuideKind.JSON_SCHEMA, '{"$ref": "http://example.com/x"}'), "example.com"),
     "keyword": (GuideText(GuideKind.JSON_SCHEMA, '{"if": {}, "then": {}}'), "Unimplemented"),
     "deep": (GuideText(GuideKind.JSON_SCHEMA, '{"items":' * 500 + "{}" + "}" * 500), "recursion"),
