@@ -17,7 +17,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/backends": 7_363,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 9_377,
-    "llmserve/checkpoint": 6_980,
+    "llmserve/checkpoint": 6_983,
     "llmserve/cli": 7_150,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 14_136,

@@ -54,7 +54,7 @@ class Format(Protocol):
 
     @property
     def main(self) -> str:
-        """Which tensor a module of this format has, in words: `qweight`."""
+        """Which tensor a module of this format has, in words: `qweight`. Empty: there may be no such module."""
         ...
 
     @property

@@ -59,9 +59,13 @@ class CompressedTensors:
     kept: ListedModules  # modules that are not quantized
 
     name = "compressed-tensors"
-    main = "weight_packed or weight_scale"
     unused = OF_ACTIVATIONS
     separator, weight_suffix = DOTTED
+
+    @property
+    def main(self) -> str:
+        """Empty: no weight is quantized, only the KV cache or activations."""
+        return "weight_packed or weight_scale" if self.groups else ""
 
     def weight(self, module: Module, problems: list[str]) -> StoredWeight | None:
         info = module.tensors.get("weight")
@@ -173,7 +177,7 @@ def compressed_tensors(reader: ConfigReader) -> CompressedTensors:
     if not isinstance(transforms, Mapping) or transforms.get("config_groups"):
         reader.problems.append("transform_config is not supported: activations would have to be transformed, too")
     groups = reader.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups:
+    if not isinstance(groups, Mapping) or not (groups or reader.get("kv_cache_scheme")):
         reader.problems.append(f"config_groups must be an object with the groups of modules, got {groups!r}")
         groups = {}
     made = [_group(reader, name, group) for name, group in groups.items()]

@@ -27,7 +27,7 @@ class ExpandedTensors:
             weight = format.weight(module, problems)
             if weight is not None:
                 self._take(module, weight, problems)
-        if not self._weights and not problems:
+        if format.main and not self._weights and not problems:
             problems.append(f"the config says {format.name}, but no module has {format.main}")
 
     @property

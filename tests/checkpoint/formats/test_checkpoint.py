@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from llmserve.checkpoint.expanded import write_expanded
 from llmserve.checkpoint.plan import WeightPlan, plan_weights
@@ -115,6 +116,25 @@ def test_groups_with_schemes_of_their_own(tmp_path: Path) -> None:
             "compressed-tensors int4 (groups of 16)",
             "compressed-tensors int8 (per channel)",
         }
+
+
+@pytest.mark.parametrize("groups", [{}, {"group_0": {"targets": [], "weights": None}}])
+def test_a_folder_that_quantizes_only_the_kv_cache(groups: dict[str, Any], tmp_path: Path) -> None:
+    """Its weights are as they were, and the cache's scales are not used."""
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    description = {
+        "quant_method": "compressed-tensors", "format": "dense", "quantization_status": "compressed",
+        "config_groups": groups, "kv_cache_scheme": scheme,
+    }  # fmt: skip
+    make_checkpoint(tmp_path, "llama", quantization_config=description)
+    weights = load_file(tmp_path / "model.safetensors")
+    scales = {f"model.layers.0.self_attn.{part}_scale": np.ones(1, np.float16) for part in "kv"}
+    write_tensors(tmp_path, weights | scales, "safetensors")
+    with Checkpoint.open(tmp_path) as found:
+        plan_of(found)
+        assert found.tensors.keys() == weights.keys()
+        assert np.array_equal(found.read(f"{Q_PROJ}.weight"), weights[f"{Q_PROJ}.weight"])
+        assert not found.notes
 
 
 def test_what_early_versions_of_compressed_tensors_wrote(tmp_path: Path) -> None:
