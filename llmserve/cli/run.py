@@ -18,6 +18,7 @@ import numpy as np
 from llmserve.cli.dataclass_command import DataclassCommand, argument, option
 from llmserve.cli.engine_flags import DRAFT_HELP, SPECULATION_HELP, draft_settings, speculation_flag
 from llmserve.cli.run_files import NO_PROMPT, RunPrompt, check_id_files, prompts_of, write_ids
+from llmserve.cli.token_numbers import tokenizer_or_numbers
 from llmserve.core import GenerateRequest, SamplingParams
 from llmserve.engine.base import Engine
 from llmserve.engine.open import open_engine
@@ -26,6 +27,7 @@ from llmserve.errors import InvalidArgument, raise_problems
 from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.settings import SchedulerSettings
 from llmserve.stages.chat import Message
+from llmserve.stages.files import TextFiles
 from llmserve.stages.generate import generate
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import PreparedPrompt, Preprocessor, TextPrompt
@@ -143,7 +145,7 @@ class OneShot:
         has_end = prepared.end_id >= 0 and self.options.benchmark is None
         request = GenerateRequest(
             f"run-{index}",
-            prepared.input_ids if isinstance(prompt, str) else prompt,
+            prepared.input_ids,
             self.options.sampling(),
             end_id=prepared.end_id if has_end else None,
             stop_ids=prepared.stop_words,
@@ -180,14 +182,13 @@ class OneShot:
         return prompt if isinstance(prompt, str) else self.preprocessor.tokenizer.decode(prompt)
 
     def _prepared(self, prompt: RunPrompt) -> PreparedPrompt:
-        """Of token ids, everything but the ids."""
         options = self.options
-        text = prompt if isinstance(prompt, str) else ""
-        is_chat = options.chat and isinstance(prompt, str)
+        text, ids = (prompt, ()) if isinstance(prompt, str) else (None, prompt)
         return self.preprocessor.prepare(
             TextPrompt(
-                None if is_chat else text,
-                messages=[Message("user", text)] if is_chat else (),
+                None if options.chat else text,
+                messages=[Message("user", text)] if options.chat and text is not None else (),
+                ids=ids,
                 max_tokens=options.max_output_len,
                 stop_words=tuple(options.stop_words or ()),
                 bad_words=tuple(options.bad_words or ()),
@@ -265,9 +266,10 @@ def run(options: RunOptions) -> None:
     gpu = GpuSettings(draft_engine=draft_settings(options.draft_engine))
     opened = open_engine(directory, EngineSettings(threads=options.threads, scheduler=every_prompt_waits, gpu=gpu))
     try:
-        preprocessor = Preprocessor.open(text_files)
+        files = TextFiles.read(text_files)
+        preprocessor = Preprocessor(tokenizer_or_numbers(files), files)
         preprocessor.max_seq_len = opened.info.max_seq_len
-        shot = OneShot(opened, preprocessor, Postprocessor.open(text_files), options)
+        shot = OneShot(opened, preprocessor, Postprocessor(preprocessor.tokenizer), options)
         prompts: Sequence[RunPrompt]
         if options.benchmark is None:
             prompts = prompts_of(options.texts, options.input_file, pad_id=preprocessor.pad_id)

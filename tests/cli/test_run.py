@@ -147,6 +147,21 @@ def test_token_ids_in_files_and_out(
     assert Path(f"{out}.csv").read_text().split() == [",".join(map(str, row)) for row in padded]
 
 
+def test_an_engine_without_a_tokenizer_takes_ids_and_no_text(
+    tmp_path: Path, text_dir: Path, tell: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("tokenizer.json", "tokenizer.model"):
+        (text_dir / name).unlink(missing_ok=True)
+    given = tmp_path / "in.csv"
+    given.write_text("300,301,302\n")
+    assert llmserve_run(tell, str(text_dir), "--input_file", str(given), "--max_output_len", "4") == 0
+    answer = " ".join(map(str, fake_answer([300, 301, 302], 4, VOCAB_SIZE)))
+    assert f"[0]  300 301 302\n-->  {answer}  (length)" in capsys.readouterr().out
+    for flags in (["hello"], ["--input_file", str(given), "--stop_words", "end"]):
+        assert llmserve_run(tell, str(text_dir), *flags) == 2
+        assert "has no tokenizer" in capsys.readouterr().err
+
+
 def test_a_file_that_cannot_be_written_is_said_before_the_work(
     tmp_path: Path, text_dir: Path, tell: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
