@@ -18,7 +18,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 9_377,
     "llmserve/checkpoint": 6_983,
-    "llmserve/cli": 7_195,
+    "llmserve/cli": 7_209,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 14_136,
     "llmserve/evaluation": 6_747,

@@ -21,7 +21,7 @@ from llmserve.engine.directory.selftest import SelfTestResult
 from llmserve.engine.directory.verify import verify_engine
 from llmserve.engine.directory.vocabulary import tokenizer_digests
 from llmserve.engine.registry import runtime_for
-from llmserve.errors import InvalidArgument
+from llmserve.errors import EngineFileError, InvalidArgument, LlmserveError
 
 
 def command(
@@ -33,30 +33,44 @@ def command(
     tactics: Annotated[bool, typer.Option("--tactics", help="Print the tactic of each linear layer, and why.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
-    """Print what an engine directory holds; exit code 1 when its self-test fails."""
+    """Print what an engine directory holds; exit code 1 when its self-test fails, or cannot run here."""
     directory = EngineDirectory.open(engine)
-    result = verify_engine(directory) if verify else None
+    result, hindrance = _verified(directory) if verify else (None, "")
     if as_json:
-        typer.echo(json.dumps(_as_json(directory, result, is_verified=verify), indent=2))
+        typer.echo(json.dumps(_as_json(directory, result, hindrance, is_verified=verify), indent=2))
     else:
-        rows = _rows(directory, _verdict(directory, result) if verify else "")
+        rows = _rows(directory, _verdict(directory, result, hindrance) if verify else "")
         Console(highlight=False).print(facts_table(rows))
     if tactics and not as_json:
         print_tactics(directory)
     if program:
         typer.echo("\n" + (directory.path / PROGRAM_FILE).read_text().rstrip())
-    if result is not None and not result.passed:
+    if hindrance or (result is not None and not result.passed):
         raise typer.Exit(1)
 
 
-def _verdict(directory: EngineDirectory, result: SelfTestResult | None) -> str:
+def _verified(directory: EngineDirectory) -> tuple[SelfTestResult | None, str]:
+    """And why the self-test of files that are unchanged cannot run here."""
+    try:
+        return verify_engine(directory), ""
+    except EngineFileError:
+        raise
+    except LlmserveError as error:
+        return None, str(error)
+
+
+def _verdict(directory: EngineDirectory, result: SelfTestResult | None, hindrance: str) -> str:
     """In words, once every file was hashed without an error."""
+    if hindrance:
+        return f"every file is unchanged; the self-test cannot run here: {hindrance}"
     if result is None:
         return f"every file is unchanged; engines for {directory.manifest.target} have no self-test"
     return f"every file is unchanged; {result}"
 
 
-def _as_json(directory: EngineDirectory, result: SelfTestResult | None, *, is_verified: bool) -> dict[str, Any]:
+def _as_json(
+    directory: EngineDirectory, result: SelfTestResult | None, hindrance: str, *, is_verified: bool
+) -> dict[str, Any]:
     selftest = None if result is None else {**dataclasses.asdict(result), "passed": result.passed}
     manifest, runtime = json.loads(directory.manifest.to_json()), runtime_for(directory.manifest.target)
     layers = runtime.tactics(directory).layers
@@ -64,7 +78,7 @@ def _as_json(directory: EngineDirectory, result: SelfTestResult | None, *, is_ve
     build_time = BuildTime.load(directory.path)
     return {
         "manifest": manifest, "config": directory.config, "problems_here": runtime.problems_here(directory),
-        "files_verified": is_verified, "selftest": selftest, "tactics": tactics,
+        "files_verified": is_verified, "selftest": selftest, "selftest_problem": hindrance or None, "tactics": tactics,
         "build_time": dataclasses.asdict(build_time) if build_time else None,
     }  # fmt: skip
 

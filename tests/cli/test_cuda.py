@@ -80,6 +80,8 @@ def test_integers_are_built_with_the_real_compiler(checkpoint: Path, tmp_path: P
 
 def test_what_keeps_it_from_running_is_said_before_anything_is_opened(engine: Path) -> None:
     assert "an NVIDIA GPU is required, but this machine has no NVIDIA driver" in llmserve("inspect", engine)
+    shown = llmserve("inspect", engine, "--verify", code=1)
+    assert "every file is unchanged; the self-test cannot run here: an NVIDIA GPU is required" in shown
     shown = llmserve("run", engine, "--input-text", "a b", code=2)
     assert "an NVIDIA GPU is required, but this machine has no NVIDIA driver" in shown
 
