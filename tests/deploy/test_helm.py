@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import ssl
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trustme
 import yaml
 
 from tests.e2e.conftest import ROOT, llmserve, start_server
@@ -24,7 +26,7 @@ EVERYTHING = (
     "networkPolicy.from[0].namespaceSelector.matchLabels.team=chat", "serviceMonitor.labels.release=prometheus",
     "inferencePool.enabled=true", "inferencePool.endpointPicker=picker", "server.extraArgs={--threads=2}",
     "server.env[0].name=LANG", "server.env[0].value=C.UTF-8", "imagePullSecrets[0].name=registry",
-    "nodeSelector.disk=fast", "podAnnotations.engine=v2", "service.annotations.cost=chat",
+    "nodeSelector.disk=fast", "podAnnotations.engine=v2", "service.annotations.cost=chat", "tls.secret=certificate",
 )  # fmt: skip
 CUSTOM = {"ServiceMonitor": "monitoring.coreos.com/v1", "InferencePool": "inference.networking.k8s.io/v1"}
 
@@ -137,25 +139,33 @@ def test_values_that_cannot_be_are_refused_all_at_once(values: tuple[str, ...], 
     assert all(problem in done.stderr for problem in problems), done.stderr
 
 
-def test_what_a_pod_runs_serves_answers_its_probes_and_ends_in_time(engine: Path, tmp_path: Path) -> None:
-    resources = rendered(*EVERYTHING, "server.shutdownDelaySeconds=1", "server.exitTimeoutSeconds=4")
+@pytest.mark.parametrize("scheme", ["HTTPS", "HTTP"])
+def test_what_a_pod_runs_serves_answers_its_probes_and_ends_in_time(scheme: str, engine: Path, tmp_path: Path) -> None:
+    plain = () if scheme == "HTTPS" else ("tls.secret=",)
+    resources = rendered(*EVERYTHING, *plain, "server.shutdownDelaySeconds=1", "server.exitTimeoutSeconds=4")
     container = container_of(resources)
     command, *arguments = container["args"]
     assert command == "serve"
-    here = [
-        argument.replace("/engines/chat", str(engine)).replace("/secrets", str(tmp_path))
-        for argument in arguments
-        if not argument.startswith("--host=")
-    ]
+    places = {"/engines/chat": str(engine), "/secrets": str(tmp_path), "/tls/": f"{tmp_path}/"}
+    here = [argument for argument in arguments if not argument.startswith("--host=")]
+    for place, found in places.items():
+        here = [argument.replace(place, found) for argument in here]
     made = llmserve("api-key", "team")
     assert made.returncode == 0
     (tmp_path / "api-keys.yaml").write_text("keys:\n" + made.stdout.partition("\n")[2])
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "tls.key")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
     server = start_server(*here)
     try:
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             get = container[probe]["httpGet"]
-            assert get["port"] == "http"
-            assert httpx.get(server.http + get["path"]).status_code == 200
+            assert (get["port"], get.get("scheme", "HTTP")) == ("http", scheme)
+            url = server.http.replace("http", scheme.lower()) + get["path"]
+            assert httpx.get(url, verify=trusting).status_code == 200
         metrics = httpx.get(server.metrics).text
         for each in only(resources, "HorizontalPodAutoscaler")["spec"]["metrics"]:
             metric = each["pods"]["metric"]
