@@ -10,15 +10,16 @@ from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
-MAX_STEPS = 5_000
+MAX_STEPS = 2_000
 
 
-def endless_part(schema: Any) -> str:
-    """The path of a part that comes back to itself, and that every value needs. Empty: there may be a finite one."""
+def endless_problem(schema: Any) -> str:
+    """Names a part that comes back to itself, and that every value needs. Empty: there may be a finite one."""
     try:
-        return _Search(schema).part(schema, "#", ())
+        part = _Search(schema).part(schema, "#", ())
     except RecursionError:
         return ""
+    return part and f"every value would be endless, because {part} requires itself; make it optional"
 
 
 class _Search:

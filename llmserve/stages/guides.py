@@ -29,7 +29,7 @@ import numpy as np
 from llmserve.core import Guide, GuideState
 from llmserve.errors import InvalidArgument, ResourceExhausted
 from llmserve.stages import token_set
-from llmserve.stages.endless_schemas import endless_part
+from llmserve.stages.endless_schemas import endless_problem
 from llmserve.stages.guide_vocabulary import Vocabulary, unpacked
 from llmserve.stages.likely_text import ByteVocabulary, LikelyTexts
 from llmserve.stages.token_guide import TokenGuide
@@ -222,8 +222,8 @@ def _grammar(text: GuideText) -> str:
         return LLMatcher.grammar_from_lark(_lark(text.text) if _is_gbnf(text) else text.text)
     schema = ANY_OBJECT if text.kind is GuideKind.JSON else text.text
     grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITE_SPACE})
-    if part := endless_part(json.loads(schema)):
-        raise ValueError(f"every value would be endless, because {part} requires itself; make it optional")
+    if problem := endless_problem(json.loads(schema)):
+        raise ValueError(problem)
     return grammar
 
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from llmserve.errors import InvalidArgument
+from llmserve.stages.endless_schemas import endless_problem
 from llmserve.stages.tool_formats.tool_format import Tool
 
 FREE_TEXT = r"/(.|\n)*/"
@@ -28,7 +30,9 @@ def marked(marker: str, special: Collection[str]) -> str:
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """A value that follows the schema."""
+    """A value that follows the schema. Raises `InvalidArgument` where none has an end."""
+    if problem := endless_problem(schema):
+        raise InvalidArgument(f"a JSON schema cannot be followed: {problem}")
     options = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
     return f"%json {json.dumps({**schema, **options}, ensure_ascii=False)}"
 

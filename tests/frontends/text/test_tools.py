@@ -238,6 +238,14 @@ def function(**more: Any) -> dict[str, Any]:
             None,
             "what tools, response_format or a grammar require cannot be followed: ",
         ),
+        (
+            {
+                "tools": [function(parameters={"properties": {"n": {"$ref": "#"}}, "required": ["n"]})],
+                "tool_choice": "required",
+            },
+            None,
+            "every value would be endless, because #/properties/n requires itself",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools", "tools.0.type"),
         ({"tools": [function(name="a b")]}, "tools", "tools.0.function.name"),
         ({"tools": [function()], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "'g'"),
