@@ -17,7 +17,7 @@ def gated_activation(op: Op, gate_up: Matrix) -> Matrix:
         gate, up = np.minimum(gate, np.float32(7)), np.clip(up, -7, 7)
         bounded: Matrix = gate / (1 + np.exp(np.float32(-1.702) * gate)) * (up + 1)
         return bounded
-    with np.errstate(over="ignore"):  # exp(-gate) of a very negative gate is infinite, and gate / inf is right
+    with np.errstate(over="ignore"):  # exp(-gate) may be infinite for a very negative gate; gate / inf is then correct
         activated: Matrix = ACTIVATIONS[str(op.attrs["activation"])](gate) * up
     return activated
 
@@ -54,7 +54,7 @@ def _relu2(x: Matrix) -> Matrix:
     return y
 
 
-ERF = np.vectorize(math.erf, otypes=[np.float64])  # slow; few networks have it
+ERF = np.vectorize(math.erf, otypes=[np.float64])  # slow, but only a few networks have it
 ACTIVATIONS: Mapping[str, Callable[[Matrix], Matrix]] = {
     "silu": _silu,
     "gelu_tanh": _gelu_tanh,

@@ -1,7 +1,7 @@
 """PEFT's folder to an adapter directory for one engine: `llmserve adapter build`.
 
-Names of matrices are those of the checkpoint; an engine has them as rows of its Program's parameters, perhaps in
-another order (`Param.sources` and `Param.orders`). All that does not fit is found before anything is written.
+Matrices have the checkpoint's names. An engine has them as rows of its Program's parameters, possibly in another
+order (`Param.sources` and `Param.orders`). Everything that does not fit is found before anything is written.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ IS_NOT_ADAPTED = {
 
 
 class Place(NamedTuple):
-    """Of a matrix of the checkpoint among the parameters of a Program."""
+    """Where a matrix of the checkpoint is among the parameters of a Program."""
 
     param: str
     begin: int
     shape: tuple[int, ...]
     order: RowOrder | None
     multipliers: NDArray[np.float32] | None  # of its rows in the parameter
-    kinds: frozenset[OpKind]  # of the ops that read the parameter
+    kinds: frozenset[OpKind]  # kinds of the ops that read the parameter
 
 
 def build_adapter(folder: Path, engine: Path, output: Path) -> AdapterManifest:
     """Write the adapter directory `output`, which appears complete or not at all.
 
     Raises `CheckpointError` listing everything that is wrong with the adapter or does not fit the engine, and
-    `Unsupported` for an engine that takes none.
+    `Unsupported` for an engine that does not support adapters.
     """
     directory = EngineDirectory.open(engine)
     factors = _factors(directory)
@@ -84,7 +84,7 @@ def build_adapter(folder: Path, engine: Path, output: Path) -> AdapterManifest:
 
 
 def _with_selftest(adapter: SealedAdapter, directory: EngineDirectory) -> AdapterManifest:
-    """Add the self-test, and run it, where the engine's target takes adapters."""
+    """Add the self-test and run it, if the engine's target supports adapters."""
     test = runtime_for(directory.manifest.target).adapter_selftest(directory, adapter)
     if test is None:
         return adapter.manifest
@@ -94,33 +94,33 @@ def _with_selftest(adapter: SealedAdapter, directory: EngineDirectory) -> Adapte
     result = verify_adapter(SealedAdapter(adapter.path, manifest), directory)
     if result is None or not result.passed:
         raise EngineFileError(
-            f"the kernels of this machine compute something else with the adapter than the portable ones: {result}; "
-            f"check the engine with llmserve inspect {directory.path}, and report it if that passes"
+            f"with the adapter, this machine's kernels compute different results than the portable ones: {result}; "
+            f"check the engine with: llmserve inspect {directory.path}; if it passes, report a bug"
         )
     return manifest
 
 
 def source_digest(folder: Path) -> str:
-    """Of PEFT's files."""
+    """The digest of PEFT's files."""
     return hashlib.sha256("".join(hash_file(folder / name) for name in ADAPTER_FILES).encode()).hexdigest()
 
 
 def _factors(directory: EngineDirectory) -> Factors:
-    """What the engine's matrices were multiplied with; nothing where none is rounded."""
+    """The factors that the engine's matrices were multiplied with; empty if no matrix is rounded."""
     options = directory.manifest.options
     if FACTORS_FILE in directory.manifest.files:
         return Factors.load(directory.path / FACTORS_FILE)
     cache = str(options.get("kv_cache_dtype", AUTO))
     if options["quantization"] or (cache != AUTO and CACHES[cache].is_rounded):
         raise Unsupported(
-            f"engine {directory.path} is rounded, and has no {FACTORS_FILE}: an older llmserve built it; build it "
-            f"again with: {rebuild_command(directory.path)}"
+            f"engine {directory.path} is quantized but has no {FACTORS_FILE}: an older llmserve built it; "
+            f"rebuild it with: {rebuild_command(directory.path)}"
         )
     return Factors()
 
 
 def _dtype(manifest: Manifest) -> str:
-    """Of the adapter's numbers: the engine's, or with a wider range where factors multiply them."""
+    """The dtype of the adapter's numbers: the engine's, or one with a wider range if factors multiply them."""
     dtype = FLOATS[str(manifest.options["dtype"])]
     return BFLOAT16.name if FACTORS_FILE in manifest.files and dtype.bits < FLOAT32.bits else dtype.name
 
@@ -153,7 +153,7 @@ def _kinds(program: Program) -> Mapping[str, set[OpKind]]:
 
 
 def _sources(param: Param) -> Iterator[tuple[str, int, tuple[int, ...], RowOrder | None]]:
-    """Each with the row of the parameter where it begins."""
+    """Each source, with the row of the parameter where it begins."""
     begin = 0
     orders = param.orders or (None,) * len(param.sources)
     for source, shape, order in zip(param.sources, param.source_shapes, orders, strict=True):
@@ -163,23 +163,23 @@ def _sources(param: Param) -> Iterator[tuple[str, int, tuple[int, ...], RowOrder
 
 def _problems(adapter: Adapter, places: Mapping[str, Place]) -> Iterator[str]:
     for name in sorted(adapter.replaced):
-        yield f"it replaces {name} whole, which no engine does at run time; {MERGE}"
+        yield f"it replaces all of {name}, which engines do not support at run time; {MERGE}"
     for name, change in sorted(adapter.changes.items()):
         place = places.get(name)
         if place is None:
-            yield f"it changes {name}, and the engine has no such matrix"
+            yield f"it changes {name}, but the engine has no such matrix"
         elif others := [word for kind, word in IS_NOT_ADAPTED.items() if kind in place.kinds]:
-            yield f"it changes {name}, {others[0]}, which no engine does at run time; {MERGE}"
+            yield f"it changes {name}, {others[0]}, which engines do not support at run time; {MERGE}"
         elif place.shape != change.shape:
-            yield f"{name} has the shape {list(place.shape)} in the engine, and {list(change.shape)} in the adapter"
+            yield f"{name} has the shape {list(place.shape)} in the engine, but {list(change.shape)} in the adapter"
         elif change.magnitude is not None:
-            yield f"{name} is changed by DoRA, which no engine does at run time; {MERGE}"
+            yield f"{name} is changed by DoRA, which engines do not support at run time; {MERGE}"
         elif len(change.down) > MAX_RANK:
-            yield f"{name} has the rank {len(change.down)}; at run time it may be {MAX_RANK} at most; {MERGE}"
+            yield f"{name} has rank {len(change.down)}; at run time, at most {MAX_RANK} is supported; {MERGE}"
 
 
 def _part(change: LowRank, place: Place, dtype: str, factors: Factors, name: str) -> AdapterPart:
-    """In the engine's order of rows; the scale and the factors of its matrices are multiplied in."""
+    """Its rows are in the engine's order, and include the scale and the factors of its matrices."""
     values = np.dtype(FLOATS[dtype].values)
     up = change.up.astype(np.float32) * np.float32(change.scale)
     up = up if place.order is None else up[row_order(len(up), place.order)]

@@ -1,4 +1,4 @@
-"""Attention in numpy, for the reference: over floats, and over a cache of integers.
+"""Attention in numpy, for the reference, with a cache of floats or of integers.
 
 Shapes in names: T tokens, N query heads, G key/value heads, D head size.
 """
@@ -17,7 +17,7 @@ from llmserve.models.graph import Op
 from llmserve.models.number_formats import NumberFormat
 
 SHARE_STEPS = 16383  # of what a query takes of the values in a cache of integers
-SHARE_CHUNK = 256  # positions whose shares have one scale
+SHARE_CHUNK = 256  # positions whose shares have a common scale
 
 
 def attention(op: Op, q: Matrix, k: Matrix, v: Matrix, sinks: Matrix | None = None) -> Matrix:
@@ -28,8 +28,8 @@ def attention(op: Op, q: Matrix, k: Matrix, v: Matrix, sinks: Matrix | None = No
 def attention_in_integers(
     op: Op, cache: NumberFormat, q: Matrix, k: Matrix, v: Matrix, sinks: Matrix | None = None
 ) -> Matrix:
-    """Queries and keys have a scale for each group of dimensions of a head, values one for each head. What a query
-    takes of the values, its weights times their scales, is rounded too, with one for every SHARE_CHUNK positions."""
+    """Queries and keys have a scale for each group of dimensions of a head, values one per head. A query's
+    shares of the values (its weights times their scales) are rounded too, with one scale per SHARE_CHUNK positions."""
     head_dim, most = int(op.number("head_dim")), np.float32(cache.most)
     v_GTD = _heads(v, int(op.number("num_kv_heads")))
     peak_GT1 = np.abs(v_GTD).max(axis=2, keepdims=True)
@@ -54,7 +54,7 @@ def attention_in_integers(
 
 
 def _attend(op: Op, q: Matrix, k: Matrix, sinks: Matrix | None, weigh: Callable[[Matrix, int], Matrix]) -> Matrix:
-    """`weigh` multiplies the weights of one head [T, T] with the values of a KV head."""
+    """`weigh` multiplies the weights of one head [T, T] by the values of a KV head."""
     num_heads, num_kv_heads = int(op.number("num_heads")), int(op.number("num_kv_heads"))
     q_NTD, k_GTD = _heads(q, num_heads), _heads(k, num_kv_heads)
     mask, distance = _causal(len(q), window=int(op.number("window")), chunked=bool(op.number("chunked")))
@@ -68,7 +68,7 @@ def _attend(op: Op, q: Matrix, k: Matrix, sinks: Matrix | None, weigh: Callable[
         if isinstance(slopes, tuple) and slopes:
             scores = scores + np.float32(slopes[head]) * distance
         scores = np.where(mask, scores, -np.inf)
-        if sinks is not None:  # as a column more, whose weight is nobody's
+        if sinks is not None:  # an additional column, whose weight belongs to no key
             scores = np.concatenate((scores, np.full((len(scores), 1), sinks[head], np.float32)), axis=1)
         y_NTD[head] = weigh(softmax(scores)[:, : len(scores)], kv_head)
     return y_NTD.transpose(1, 0, 2).reshape(len(q), -1)
@@ -82,7 +82,7 @@ def soft_capped(x: Matrix, cap: float) -> Matrix:
 
 
 def _heads(x: Matrix, count: int) -> Matrix:
-    """[T, count * D] to [count, T, D]."""
+    """Reshape [T, count * D] to [count, T, D]."""
     return x.reshape(len(x), count, -1).transpose(1, 0, 2)
 
 

@@ -1,4 +1,4 @@
-"""A thread beside a build, for what has to be read from begin to end: digests."""
+"""A thread that runs during a build, for data that must be read from beginning to end: digests."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Advance: TypeAlias = Callable[[str, int], None]
 
 
 class Stopped(Exception):
-    """The build has ended before the work."""
+    """The build ended before the work was done."""
 
 
 class Pending(Generic[T]):
-    """Work that has been started, and how far it is."""
+    """Work that was started, and its progress."""
 
     def __init__(self, stopped: Event) -> None:
         self._stopped = stopped
@@ -29,13 +29,13 @@ class Pending(Generic[T]):
         self.future: Future[T]
 
     def advance(self, what: str, num_bytes: int) -> None:
-        """For the work, in its own thread. Raises `Stopped`."""
+        """Report progress; called by the work in its own thread. Raises `Stopped`."""
         if self._stopped.is_set():
             raise Stopped
         self._done = what, self._done[1] + num_bytes
 
     def result(self, progress: Progress) -> T:
-        """What the work returns, or its error; `progress` is told what is done of it until then."""
+        """Return the work's result or raise its error; until then, report to `progress` what is done."""
         told, finished = 0, False
         while not finished:
             finished = bool(wait([self.future], POLL_S).done)
@@ -46,7 +46,7 @@ class Pending(Generic[T]):
 
 
 class Background:
-    """Works are done one after the other. Leaving it stops them."""
+    """Runs work in order, one after the other. Leaving the context stops it."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "background")

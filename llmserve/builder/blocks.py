@@ -1,4 +1,4 @@
-"""Matrices that stay the blocks that a GGUF file has them in, each in its own format."""
+"""Matrices that keep the blocks of a GGUF file, each in its own format."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from llmserve.models.spec import Param
 
 @dataclass(frozen=True, slots=True)
 class AsStored:
-    """Rounds nothing: rows are blocks of this format."""
+    """Rounds nothing: rows already are blocks of this format."""
 
     format: WeightFormat
     pieces: int = 1
     is_stored: bool = True
 
     def quantize(self, rows: Matrix, begin: int = 0) -> Quantized:
-        raise AssertionError(f"{self.format.name} is kept, and nothing is rounded to it")
+        raise AssertionError(f"{self.format.name} blocks can only be kept; nothing is rounded to this format")
 
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
         return None
@@ -34,7 +34,7 @@ class AsStored:
 def stored_parts(
     program: Program, params: Sequence[Param], weights: WeightPlan, *, with_tables: bool
 ) -> Mapping[str, Sequence[WeightPart]]:
-    """Matrices that have blocks, and how their rows are stored. Rows without blocks beside such rows get eight bits."""
+    """Matrices that have blocks, and how their rows are stored. Rows without blocks in such a matrix get eight bits."""
     matrices = {name for op in program.ops for name in op.weights[: MATRICES.get(op.kind, 0)]}
     others = {op.weights[0] for op in program.ops if op.kind is OpKind.EMBED} if with_tables else set()
     known = {param.name: param for param in params}

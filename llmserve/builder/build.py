@@ -52,7 +52,7 @@ from llmserve.errors import InvalidArgument, ResourceExhausted, Unsupported, rai
 from llmserve.progress import Progress, SilentProgress
 
 logger = logging.getLogger(__name__)
-SPARE_DISK_BYTES = 32 * 2**20  # beside the engine file: self-test, tokenizer
+SPARE_DISK_BYTES = 32 * 2**20  # next to the engine file: self-test, tokenizer
 
 
 def build_engine(
@@ -66,10 +66,10 @@ def build_engine(
 ) -> Manifest:
     """Compile `checkpoint_dir` into `output_dir`, which appears complete or not at all.
 
-    An engine that is already there is replaced; anything else there is refused (`AlreadyExists`). What can be wrong
-    with checkpoint and options is found before a weight is read (`CheckpointError`, `RecipeError`, `Unsupported`).
-    Holds a few pieces of tensors in memory. `target` overrides the one that `options` names. `threads` may be 0: one
-    for each core; no byte depends on it.
+    An existing engine there is replaced; anything else is refused (`AlreadyExists`). Problems with the checkpoint and
+    the options are found before a weight is read (`CheckpointError`, `RecipeError`, `Unsupported`). Only a few pieces
+    of tensors are in memory at a time. `target` overrides the one in `options`. `threads` 0 means one per core; the
+    number changes no byte.
     """
     began = time.perf_counter()
     check_replaceable(output_dir)
@@ -83,7 +83,7 @@ def build_engine(
             with staged_directory(output_dir) as directory, Background() as background, Cores(threads) as cores:
                 _check_disk_space(directory, build)
                 work = _Work(progress or SilentProgress(), cores.each, background, threads)
-                with threadpool_limits(1, "blas"):  # the pieces have the cores; and no sum depends on how many
+                with threadpool_limits(1, "blas"):  # the pieces use the cores, and no sum depends on their number
                     manifest = _write(checkpoint, build, directory, work, output_dir)
                 BuildTime(round(time.perf_counter() - began, 3), machine_name()).save(directory)
                 return manifest
@@ -96,10 +96,10 @@ def build_kernels(
     checkpoint_dir: Path, output: Path, options: BuildOptions, *, progress: Progress | None = None,
     target: Target | None = None, threads: int = 0,
 ) -> str:  # fmt: skip
-    """Compile what an engine of `checkpoint_dir` carries beside its weights into the file `output`, which `--kernels`
-    takes where no compiler is. Of the checkpoint only the configuration is read. Returns what there is, in a few words.
+    """Compile the kernels of an engine of `checkpoint_dir` into the file `output`, which `--kernels` uses where no
+    compiler is installed. Reads only the checkpoint's configuration. Returns a short description of the kernels.
 
-    Raises as `build_engine` does, and Unsupported for a target whose engines carry no kernels.
+    Raises as `build_engine` does, and `Unsupported` for a target whose engines contain no kernels.
     """
     config = read_config(checkpoint_dir)
     if options.adapter:
@@ -117,7 +117,7 @@ def _require_machine(target: Target, options: BuildOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """How a build works and says where it is."""
+    """How a build runs its work and reports progress."""
 
     progress: Progress
     each: Each
@@ -144,7 +144,7 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
     (directory / PROGRAM_FILE).write_text(f"{build.program}\n")
     _copy_pipeline_files(checkpoint, directory, build.tokenizer_code.files)
     progress.phase("hash the checkpoint", _checkpoint_bytes(checkpoint) + build.hashed_bytes)
-    source, tensors = hashed.result(progress)  # before the target times anything
+    source, tensors = hashed.result(progress)  # before the target measures times
     build.target.tune(directory, earlier, progress)
     written = _files(directory)
     records = work.background.start(partial(_file_records, directory, written))
@@ -177,7 +177,7 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
 
 
 def _digests(checkpoint: Checkpoint, build: ResolvedBuild, advance: Advance) -> tuple[Source, dict[str, str]]:
-    """Of the checkpoint's files, and of each parameter in the engine's dtype, or float32 where integers are kept."""
+    """Digests of the checkpoint's files, and of parameters in the engine's dtype, or float32 if integers are kept."""
     digest = checkpoint.digest(advance)
     source = Source(digest, build.spec.architecture, checkpoint.file_names, checkpoint.rounded)
     dtypes = {param.name: "float32" if param.name in build.kept else build.options.dtype for param in build.params}
@@ -186,9 +186,9 @@ def _digests(checkpoint: Checkpoint, build: ResolvedBuild, advance: Advance) -> 
 
 
 def _copy_pipeline_files(checkpoint: Checkpoint, directory: Path, code: Sequence[str]) -> None:
-    """What turns text into ids and back, so that the engine directory needs no checkpoint beside it.
+    """Copy what converts text to ids and back, so that the engine directory does not need the checkpoint.
 
-    `code` is data here, for Python models that have transformers run it.
+    `code` is only copied, for Python models that run it through transformers.
     """
     kept = (*TOKENIZER_FILES, GENERATION_CONFIG_FILE, *code)
     names = {name: name for name in kept} | {"config.json": HF_CONFIG_FILE}
@@ -197,7 +197,7 @@ def _copy_pipeline_files(checkpoint: Checkpoint, directory: Path, code: Sequence
 
 
 def _files(directory: Path) -> list[Path]:
-    """What the manifest names."""
+    """The files that the manifest lists."""
     return sorted(file for file in directory.rglob("*") if file.is_file() and file.name != CACHE_FILE)
 
 
@@ -222,7 +222,7 @@ def _check_disk_space(directory: Path, build: ResolvedBuild) -> None:
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise ResourceExhausted(
-            f"the engine needs {needed / 2**20:.0f} MiB, {directory.parent} has {free / 2**20:.0f} MiB free; "
+            f"the engine needs {needed / 2**20:.0f} MiB, but {directory.parent} has {free / 2**20:.0f} MiB free; "
             f"free some space or choose another --output-dir"
         )
 

@@ -1,4 +1,4 @@
-"""config.json of an engine directory, in TensorRT-LLM's shape and with its names where it has one."""
+"""config.json of an engine directory, in TensorRT-LLM's format and with its names where it has them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _hidden(program: Program) -> dict[str, Any]:
 
 
 def network_config(spec: DecoderSpec, options: BuildOptions, *, tp_size: int, pp_size: int) -> dict[str, Any]:
-    """Keys of PretrainedConfig that say the same on every target: sizes, positions, ranks."""
+    """Keys of PretrainedConfig that are the same on every target: sizes, positions, ranks."""
     return {
         "architecture": spec.architecture,
         "dtype": options.dtype,
@@ -80,7 +80,7 @@ def _positions(spec: DecoderSpec) -> str:
 
 
 def _pooled(spec: DecoderSpec, program: Program) -> dict[str, Any]:
-    """What comes out instead of tokens; our own key."""
+    """What an embedding or scoring engine returns instead of tokens; llmserve's own key."""
     if spec.pooling is None:
         return {}
     said = {key: value for key, value in asdict(spec.pooling).items() if key != "answers" or value}

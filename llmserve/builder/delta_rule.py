@@ -1,4 +1,4 @@
-"""Ops with a state as the numpy reference computes them: token by token, from the beginning of the sequence.
+"""Ops with a state, in numpy for the reference: token by token, from the beginning of the sequence.
 
 Shapes in names: T tokens, N heads, K key size, V value size.
 """
@@ -13,7 +13,7 @@ from llmserve.builder.activations import sigmoid
 from llmserve.builder.quantization import Matrix
 from llmserve.models.graph import Op
 
-LEAST_LENGTH = 1e-6  # squared, of queries and keys that are divided by their length
+LEAST_LENGTH = 1e-6  # squared; keeps the length of queries and keys above zero
 
 
 def convolution(op: Op, x: Matrix, weight: Matrix, bias: Matrix | None = None) -> Matrix:

@@ -1,4 +1,4 @@
-"""The engine digest: what an engine computes, whatever machine it was built on and however it is laid out there."""
+"""The engine digest identifies what an engine computes, regardless of the build machine and the file layout."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from llmserve.models.graph import Program
 
 
 class Tensor(Weight, Protocol):
-    """A weight that knows its dtype. An array is one."""
+    """A weight that knows its dtype. An array qualifies."""
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
 
 
 def tensor_digest(tensor: Tensor, advance: Callable[[int], None] = lambda num_bytes: None) -> str:
-    """SHA-256 over dtype, shape and little-endian row-major bytes. `advance` is told the bytes of each piece."""
+    """SHA-256 over dtype, shape and little-endian row-major bytes. `advance` receives the bytes of each piece."""
     digest = hashlib.sha256(f"{tensor.dtype.name} {tensor.shape} ".encode())
     for rows in row_pieces(tensor.shape):
         piece = np.ascontiguousarray(tensor[rows])
@@ -36,7 +36,7 @@ def tensor_digest(tensor: Tensor, advance: Callable[[int], None] = lambda num_by
 def engine_digest(program: Program, options: BuildOptions, tensors: Mapping[str, str]) -> str:
     """SHA-256 over format version, resolved options, the whole Program and the digest of each parameter.
 
-    `tensors` also has what parameters are multiplied with before they are rounded.
+    `tensors` also has the factors that multiply parameters before they are rounded.
     """
     content = {
         "format_version": FORMAT_VERSION,

@@ -1,10 +1,10 @@
-"""Moves powers of two between what makes an activation and what multiplies it, so that both round better.
+"""Moves powers of two between the producer of an activation and its readers, so that both round better.
 
-A channel that is large in an activation costs the others of its group their precision, and meets small weights. What
-makes it (a norm's weight, a row of the up-projection or of the values) is divided by a power of two, the columns that
-read it are multiplied by it: the network computes the same numbers, to the bit. This is SmoothQuant (arXiv 2211.10438)
-with its strength of 0.5. Without calibration data the sizes of activations are estimated from weights alone: embedding
-times norm for what is normalized, lengths of rows for what comes out of a linear layer.
+A channel that is large in an activation reduces the precision of the others in its group, and multiplies small weights.
+Its producer (a norm's weight, a row of the up-projection or of the values) is divided by a power of two, and the
+columns that read it are multiplied by it: the network computes the same numbers, bit for bit. This is SmoothQuant
+(arXiv 2211.10438) with its strength of 0.5. Without calibration data the sizes of activations are estimated from
+weights alone: embedding times norm for what is normalized, lengths of rows for the outputs of linear layers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from llmserve.models.graph import OpKind, Program
 Load: TypeAlias = Callable[[str], Weight]
 Vector: TypeAlias = NDArray[np.float64]
 Factors: TypeAlias = Mapping[str, NDArray[np.float32]]
-LEAST_EXPONENT = 2  # a smaller one is within what the estimate is wrong by, and did more harm than good
+LEAST_EXPONENT = 2  # smaller ones are within the error of the estimate, and did more harm than good
 LARGEST_EXPONENT = 20
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSizes:
-    """The largest of each input of a matrix, by the matrix, and the smallest power of two that is then worth moving."""
+    """The largest absolute value of each input, by matrix, and the smallest power of two that is then worth moving."""
 
     peaks: Mapping[str, Vector]
     least_exponent: int
@@ -42,34 +42,34 @@ class MeasuredSizes:
 
 @dataclass(frozen=True, slots=True)
 class Equalization:
-    """Powers of two that parameters are multiplied with: rows of matrices, elements of vectors; columns of matrices."""
+    """Powers of two that multiply parameters: rows of matrices or elements of vectors, and columns of matrices."""
 
     rows: Factors
     columns: Factors
 
     @property
     def num_channels(self) -> int:
-        """How many were changed."""
+        """The number of channels that were changed."""
         return sum(int((factors != 1).sum()) for factors in self.columns.values())
 
     @property
     def digests(self) -> Mapping[str, str]:
-        """Of every set of factors, by a name of its own."""
+        """The digest of each set of factors, under its own name."""
         sets = {"rows": self.rows, "columns": self.columns}
         return {f"{name}.{kind}": tensor_digest(made) for kind, all_of in sets.items() for name, made in all_of.items()}
 
     @property
     def facts(self) -> Mapping[str, int]:
-        """For the manifest; nothing where nothing was looked at."""
+        """Facts for the manifest; empty if nothing was examined."""
         return {"equalized_channels": self.num_channels} if self.columns else {}
 
     def with_rows(self, rows: Factors) -> Equalization:
-        """These moved, too."""
+        """A copy that also multiplies these rows."""
         both = {name: self.rows[name] * rows[name] for name in self.rows.keys() & rows.keys()}
         return Equalization({**self.rows, **rows, **both}, self.columns)
 
     def apply(self, load: Load) -> Load:
-        """`load`, with the parameters multiplied; those are float32."""
+        """`load`, but parameters with factors are multiplied and are float32."""
 
         def load_equalized(name: str) -> Weight:
             weight, rows, columns = load(name), self.rows.get(name), self.columns.get(name)
@@ -91,14 +91,14 @@ class _Multiplied:
         return self.weight.shape
 
     def integers(self, rows: slice, /) -> Integers | None:
-        """Powers of two that rows are multiplied with leave them integers."""
+        """Rows stay integers if only powers of two multiply them."""
         found = None if self.columns is not None else integers(self.weight, rows)
         if found is None or self.rows is None:
             return found
         return Integers(found.values, found.steps * self.rows[rows, None])
 
     def blocks(self, rows: slice, /) -> BlockRows | None:
-        """They take factors of rows into the scales of these."""
+        """Rows of blocks multiply the scales of the blocks."""
         found = None if self.columns is not None else blocks(self.weight, rows)
         if found is None or self.rows is None:
             return found
@@ -115,7 +115,7 @@ class _Multiplied:
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """Channels of a value between what makes them and the matrices that read them.
+    """Channels of a value, between their producer and the matrices that read them.
 
     The maker is a norm's weight, or rows [start, start + width) of a matrix, whose bias goes along.
     """
@@ -124,10 +124,10 @@ class Joint:
     start: int
     width: int
     readers: tuple[str, ...]
-    heads: tuple[int, int] = (1, 1)  # of values: KV heads, and how many query heads read each
+    heads: tuple[int, int] = (1, 1)  # of values: the number of KV heads, and of query heads that read each
 
     def per_channel(self, columns: Vector) -> Vector:
-        """The largest for each channel, of what is known for the columns of a reader."""
+        """The largest value of each channel, over the columns of all readers."""
         kv_heads, queries = self.heads
         found: Vector = columns.reshape(kv_heads, queries, -1).max(axis=1).reshape(-1)
         return found
@@ -145,9 +145,9 @@ def equalize(
     each: Each = one_by_one,
     measured: MeasuredSizes | None = None,
 ) -> Equalization:
-    """Reads the matrices among `quantized`, and the embedding; `advance` is told their names and bytes.
+    """Reads the matrices in `quantized` and the embedding; `advance` receives their names and bytes.
 
-    With `measured`, sizes are not estimated.
+    If `measured` is given, sizes are not estimated.
     """
     norms, others = _joints(program, quantized)
     embedding = next(op.weights[0] for op in program.ops if op.kind is OpKind.EMBED)
@@ -161,7 +161,7 @@ def equalize(
     columns: dict[str, NDArray[np.float32]] = {}
 
     def share(joint: Joint, made: Vector, peaks: Mapping[str, Vector]) -> None:
-        """`made`: sizes of what the maker makes. `peaks`: the largest of each column of the readers."""
+        """`made`: sizes of the producer's outputs. `peaks`: the largest weight of each column of the readers."""
         peak = np.max([joint.per_channel(peaks[name]) for name in joint.readers], axis=0)
         if measured:
             made = np.max([joint.per_channel(measured.peaks[name]) for name in joint.readers], axis=0)
@@ -180,7 +180,7 @@ def equalize(
                 inputs = of_inputs.get(name, np.ones(weight.shape[1]))
                 made = slice(joint.start, joint.start + joint.width)
                 share(joint, row_lengths(weight, made, inputs, each), peaks)
-        # a large row that is divided is large no more
+        # a large row is no longer large after the division
         peaks[name] = _column_peaks(weight, rows.get(name), partial(advance, name), each)
     for joint in norms:
         share(joint, sizes[joint.maker[0]], peaks)
@@ -188,20 +188,20 @@ def equalize(
 
 
 def names_read(program: Program, quantized: Collection[str]) -> list[str]:
-    """The matrices of which `equalize` tells, as often as it reads them."""
+    """The matrices that `equalize` reports to `advance`, once for each time that it reads them."""
     behind, before = _matrices(*_joints(program, quantized))
     return [*behind, *before]
 
 
 def _matrices(norms: Sequence[Joint], others: Sequence[Joint]) -> tuple[list[str], list[str]]:
-    """Those that read what matrices make, and those that make it or read what a norm makes."""
+    """Matrices that read the output of matrices, and matrices that produce it or read the output of a norm."""
     behind = [name for joint in others for name in joint.readers]
     before = [*(joint.maker[0] for joint in others), *(name for joint in norms for name in joint.readers)]
     return list(dict.fromkeys(behind)), list(dict.fromkeys(before))
 
 
 def powers_of_two(size: Vector, peak: Vector, least_exponent: int = LEAST_EXPONENT) -> NDArray[np.float32]:
-    """What channels of these sizes are divided by, and the columns that read them multiplied with."""
+    """The powers of two that divide channels of these sizes and multiply the columns that read them."""
     known = (size > 0) & (peak > 0)
     if not known.any():
         return np.ones(len(size), np.float32)
@@ -215,7 +215,7 @@ def powers_of_two(size: Vector, peak: Vector, least_exponent: int = LEAST_EXPONE
 def _column_peaks(
     weight: Weight, factors: NDArray[np.float32] | None, advance: Callable[[int], None], each: Each
 ) -> Vector:
-    """The largest of each column, once the rows are multiplied with `factors`. `advance` is told the bytes read."""
+    """The largest of each column, after `factors` multiply the rows. `advance` receives the bytes read."""
 
     def of_piece(rows: slice) -> tuple[int, NDArray[np.float32]]:
         piece = weight[rows]
@@ -232,7 +232,7 @@ def _column_peaks(
 
 
 def row_lengths(weight: Weight, rows: slice, sizes: Vector | np.float64, each: Each) -> Vector:
-    """Of rows times the sizes of their inputs. In float64, so that no power of two depends on the order of sums."""
+    """Lengths of rows times the sizes of their inputs, in float64: the order of sums changes no power of two."""
 
     def of_piece(piece: slice) -> Vector:
         values = to_float32(weight[rows.start + piece.start : rows.start + piece.stop]) * sizes
@@ -243,7 +243,7 @@ def row_lengths(weight: Weight, rows: slice, sizes: Vector | np.float64, each: E
 
 
 def _mean_squares(weight: Weight, each: Each) -> Vector:
-    """Of each column."""
+    """The mean square of each column."""
 
     def of_piece(rows: slice) -> Vector:
         values = weight[rows].astype(np.float64)
@@ -257,7 +257,7 @@ def _mean_squares(weight: Weight, each: Each) -> Vector:
 
 
 def _joints(program: Program, quantized: Collection[str]) -> tuple[list[Joint], list[Joint]]:
-    """Of norms, and of linear layers; only where every reader is quantized and everything is used for this alone."""
+    """Joints after norms and linear layers, if every reader is quantized and the parameters have no other use."""
     graph = Uses(program)
     norms, others = [], []
     for op in program.ops:
@@ -267,7 +267,7 @@ def _joints(program: Program, quantized: Collection[str]) -> tuple[list[Joint], 
         if op.kind in NORMS and op.number("groups") == 1 and not op.number("offset") and graph.is_own(op):
             norms.append(Joint(op.weights, 0, op.width, readers))
         elif op.kind is OpKind.GATED_ACTIVATION and op.attrs["activation"] == "clamped":
-            continue  # which is not linear in what it gates
+            continue  # the activation is not linear in its gate
         elif op.kind is OpKind.GATED_ACTIVATION and (maker := graph.maker(op.inputs[0])) is not None:
             others.append(Joint(maker.weights, op.width, op.width, readers))
         elif op.kind is OpKind.ATTENTION and (part := graph.part(op.inputs[2])) is not None:

@@ -1,4 +1,4 @@
-"""How an option of a build is declared: a field of a frozen dataclass, with what its flag and its recipe key need.
+"""Declares a build option: a field of a frozen dataclass, with the data for its flag and its recipe key.
 
 `llmserve build`'s flags, a recipe's keys and the checks of their values all derive from these declarations.
 """
@@ -11,15 +11,15 @@ from enum import Enum
 from typing import Any, TypeVar, cast
 
 Value = TypeVar("Value")
-KEY = "flag"  # of a field's metadata
+KEY = "flag"  # key in a field's metadata
 
 
 class Elsewhere(Enum):
-    """What an option of one target is to a target that has no such option."""
+    """What an option of one target means for targets that do not have it."""
 
-    REFUSED = "refused"  # it would have made another engine
+    REFUSED = "refused"  # it would have changed the engine
     WITHOUT_EFFECT = "without effect"  # it only tunes how its own target builds or computes: reported
-    ANOTHER_NAME = "another name"  # it says in other words what every target has an option for
+    ANOTHER_NAME = "another name"  # an alias of an option that every target has
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ def flag_of(declaration: Field[Any]) -> Flag:
 
 
 def value_problems(options: Any, advice: Callable[[str, str], str] = lambda name, value: "") -> list[str]:
-    """Values that are none of the choices, with what `advice` says of (name, value); and those that are too small."""
+    """Values that are not among the choices, with `advice(name, value)` on each, and values that are too small."""
     found = []
     for name, declaration in declared(type(options)).items():
         flag, value = flag_of(declaration), getattr(options, name)
         if flag.choices and value not in (*flag.choices, declaration.default):
-            or_none = "" if declaration.default else ", or left out"
+            or_none = "" if declaration.default else ", or omitted"
             problem = f"{name} must be one of {', '.join(flag.choices)}{or_none}, got {value!r}"
             found.append("; ".join(filter(None, (problem, advice(name, value)))))
         if flag.least is not None and value < flag.least:

@@ -1,10 +1,10 @@
 """Moves powers of two between queries and keys, so that both round better where attention multiplies integers.
 
 A score is the sum of products of the dimensions of a query and a key. Dimensions that are large in keys and small in
-queries cost the others of their group their precision: Qwen2's biases make some of its keys a hundred times as large
-as the rest. What makes such a dimension of keys is divided by a power of two, what makes it in the queries that meet
-them is multiplied by it: all scores stay the same, bit for bit, where floats are long enough. A pair that the rotary
-embedding turns has one power. Sizes are estimated from weights and biases alone.
+queries reduce the precision of the others in their group: Qwen2's biases make some dimensions of keys a hundred times
+as large as the rest. The parameters of such a dimension are divided by a power of two for keys, and multiplied by it
+for queries: all scores stay the same, bit for bit, if floats have enough range. The two dimensions of a pair in the
+rotary embedding share one power. Sizes are estimated from weights and biases alone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from llmserve.builder.pieces import Each, one_by_one
 from llmserve.builder.uses import Uses
 from llmserve.models.graph import Op, OpKind, Program
 
-LARGEST_SIZE = 2.0**10  # that a dimension may grow to: far below what float16 holds, for biases are stored in it
+LARGEST_SIZE = 2.0**10  # most that a dimension may grow to: far below float16's limit, as biases are stored in it
 
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """What makes the heads of queries or of keys: rows of a matrix from `start` on, whose bias goes along, or a norm's
+    """The parameters that produce query or key heads: rows of a matrix from `start` on, with their bias, or a norm's
     weight, which all heads share. The first 2 * `num_pairs` dimensions of a head are turned, (i, i + `num_pairs`)."""
 
     weights: Sequence[str]
@@ -51,7 +51,7 @@ class _Maker:
         return sizes
 
     def _input_sizes(self, load: Load) -> Vector | np.float64:
-        """What is normalized has the sizes of the norm's weight."""
+        """Sizes of the inputs: after a norm, those of the norm's weight."""
         if self.inputs is None:
             return np.float64(1)
         sizes: Vector = np.abs(load(self.inputs.weights[0])[:].astype(float) + self.inputs.number("offset"))
@@ -59,7 +59,7 @@ class _Maker:
 
 
 def equalize_heads(program: Program, load: Load, each: Each = one_by_one) -> Factors:
-    """What rows of matrices and elements of vectors are multiplied with; only of those that change."""
+    """The factors of rows of matrices and elements of vectors; only of those that change."""
     uses = Uses(program)
     found: dict[str, NDArray[np.float32]] = {}
 
@@ -76,7 +76,7 @@ def equalize_heads(program: Program, load: Load, each: Each = one_by_one) -> Fac
         queries, keys = (_maker(uses, value, head_dim) for value in op.inputs[:2])
         if queries is None or keys is None or queries.num_pairs != keys.num_pairs:
             continue
-        num_free = min(num_kv_heads, queries.num_heads, keys.num_heads)  # heads with a choice of their own
+        num_free = min(num_kv_heads, queries.num_heads, keys.num_heads)  # heads whose factors are chosen separately
         sizes = [
             np.sqrt(np.square(made.sizes(load, head_dim, each)).reshape(num_free, -1, head_dim).mean(axis=1))
             for made in (queries, keys)
@@ -89,7 +89,7 @@ def equalize_heads(program: Program, load: Load, each: Each = one_by_one) -> Fac
 
 
 def _factors(queries: Vector, keys: Vector) -> NDArray[np.float32]:
-    """Of queries, for dimensions of these sizes; keys are divided by them."""
+    """Factors for query dimensions of these sizes; keys are divided by them."""
     factors = powers_of_two(keys, queries, least_exponent=1)
     return np.clip(factors, np.minimum(1, 1 / _room(keys)), np.maximum(1, _room(queries)))
 
@@ -99,7 +99,7 @@ def _room(sizes: Vector) -> NDArray[np.float32]:
 
 
 def _maker(uses: Uses, value: str, head_dim: int) -> _Maker | None:
-    """None where something else is made of the same numbers, or a norm has an offset: it takes no factor exactly."""
+    """None if the parameters also make something else, or if a norm has an offset: no factor is exact then."""
     num_pairs, op = 0, uses.sole(value)
     if op is not None and op.kind is OpKind.ROPE:
         frequencies = op.attrs["inv_freq"]

@@ -1,4 +1,4 @@
-"""Scales and zero points of four bits: what is best for the numbers of a group, among those that can be stored."""
+"""Finds scales and zero points of four bits: those with the smallest error for a group, among the storable ones."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Vector: TypeAlias = NDArray[np.float32]
 
 
 class Int4Search:
-    """The best of what was looked at, for groups that are columns [32, M].
+    """The best candidates so far, for groups that are columns [32, M].
 
-    Everything is done element by element, and sums are taken in order: the result is the same on every machine.
+    All operations are elementwise and sums have a fixed order, so the result is the same on every machine.
     """
 
     def __init__(self, groups: Matrix, row_scales: Vector) -> None:
-        """`row_scales` of the rows that the groups belong to."""
+        """`row_scales`: scales of the rows that the groups belong to."""
         self._groups, self._row_scales = groups, row_scales
         self._errors = np.full(groups.shape[1], np.inf, np.float32)
         self.values = np.zeros(groups.shape, np.uint8)
@@ -29,7 +29,7 @@ class Int4Search:
         self.zeros = np.zeros(groups.shape[1], np.uint8)
 
     def refine(self) -> None:
-        """Begins with what cuts nothing off."""
+        """Start from a scale that clips nothing."""
         low, high = smallest_and_largest(self._groups, axis=0)
         scales = (high - low) / np.float32(MOST_INT4)
         values = self.look_at(scales, quotients(-low, scales))
@@ -37,7 +37,7 @@ class Int4Search:
             values = self.look_at(*_best_for(values, self._groups, scales))
 
     def look_at(self, scales: Vector, zeros: Vector) -> Matrix:
-        """The values that are best for the nearest scales and zero points that can be stored, as floats."""
+        """Try the nearest storable scales and zero points, given as floats, and find the best values for them."""
         codes = np.minimum(np.rint(np.sqrt(quotients(scales, self._row_scales))), LARGEST_CODE)
         zero_codes = np.clip(np.rint(zeros * ZERO_STEPS), 0, MOST_INT4 * ZERO_STEPS)
         scale, zero = codes * codes * self._row_scales, zero_codes / np.float32(ZERO_STEPS)
@@ -59,7 +59,7 @@ class Int4Search:
 
 
 def _best_for(values: Matrix, groups: Matrix, largest: Vector) -> tuple[Vector, Vector]:
-    """Scales, up to the largest, and zero points with the smallest squared error for values [32, M]."""
+    """Scales, up to the largest one, and zero points with the smallest squared error for values [32, M]."""
     mean_value, mean_weight = (_sum(matrix) / np.float32(len(values)) for matrix in (values, groups))
     deviations: Matrix = np.subtract(values, mean_value, dtype=np.float32)
     scales = quotients(_sum(deviations * groups), _sum(deviations * deviations))
@@ -68,12 +68,12 @@ def _best_for(values: Matrix, groups: Matrix, largest: Vector) -> tuple[Vector, 
 
 
 def smallest_and_largest(groups: NDArray[np.float32], axis: int) -> tuple[Matrix, Matrix]:
-    """The smallest and the largest along an axis, nothing among them."""
+    """The smallest and the largest value along an axis, zero included."""
     return np.minimum(groups.min(axis=axis), 0), np.maximum(groups.max(axis=axis), 0)
 
 
 def quotients(dividends: Vector, divisors: Vector) -> Vector:
-    """Nothing divided by nothing is nothing."""
+    """Divide; 0 / 0 is 0."""
     return np.divide(dividends, divisors, where=divisors > 0, out=np.zeros_like(dividends))
 
 

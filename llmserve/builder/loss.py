@@ -1,4 +1,4 @@
-"""What rounding costs a network on a passage that every build reads: a first look, and no evaluation."""
+"""The cost of rounding, measured on a passage that every build reads: a first impression, not an evaluation."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from llmserve.errors import LlmserveError
 
 Logits: TypeAlias = NDArray[np.float32]
 
-MOST_TOKENS = 96  # of the passage: as many as the prompts of the self-test, so it takes twice as long
+MOST_TOKENS = 96  # tokens of the passage: as many as the self-test's prompts, so the self-test takes twice as long
 LOOKED_AT = 16  # positions at a time, to keep temporaries small
-KEPT_DIGITS = 3  # of a divergence: more of them differ between machines
+KEPT_DIGITS = 3  # decimals of a divergence: further ones differ between machines
 PASSAGE = """\
 The harbour of a small town is a good place to see how work is divided. Before sunrise the boats come in, and each crew
 knows what has to be done first: the ice is checked, the boxes are counted, and somebody writes the weight of every
@@ -26,7 +26,7 @@ weather as if the price did not matter to them. By seven most of it has been sol
 
 
 def passage_ids(encoder: Encoder, max_seq_len: int) -> Ids:
-    """The passage, as far as it is read; nothing where the checkpoint has no tokenizer that could encode it."""
+    """Ids of the part of the passage that is read; empty if the checkpoint has no tokenizer that can encode it."""
     try:
         return encoder.text(PASSAGE)[: min(MOST_TOKENS, max_seq_len)]
     except LlmserveError:
@@ -34,7 +34,7 @@ def passage_ids(encoder: Encoder, max_seq_len: int) -> Ids:
 
 
 def measure_loss(*, wanted: Logits, found: Logits) -> Loss:
-    """Of logits [T, V] at the same positions, with and without rounding."""
+    """Compare logits [T, V] at the same positions, with and without rounding."""
     divergence = 0.0
     for begin in range(0, len(wanted), LOOKED_AT):
         exact, rounded = (_log_probabilities(logits[begin : begin + LOOKED_AT]) for logits in (wanted, found))

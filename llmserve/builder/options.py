@@ -1,4 +1,4 @@
-"""What the user asked a build for, resolved and frozen. Names follow trtllm-build where a name exists."""
+"""A build's options, resolved and frozen. Names follow trtllm-build where it has the option."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DeclaredOption:
 
     default: Any
     flag: Flag
-    targets: tuple[str, ...] = ()  # that have it; empty: every target
+    targets: tuple[str, ...] = ()  # targets that have it; empty: all
 
     @property
     def type(self) -> type:
@@ -34,7 +34,7 @@ class DeclaredOption:
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """Every target has the options up to `target`; `given` holds those of single targets, by name."""
+    """Every target has the options up to `target`; `given` has the options of single targets, by name."""
 
     dtype: str = option("float16", Flag("Weights and KV cache", tuple(FLOATS)))
     quantization: str = option(
@@ -50,7 +50,7 @@ class BuildOptions:
         Flag(
             "JSON lines with text, messages or prompt_ids that the network reads before its weights are rounded",
             default_text="none",
-            leaves_a_trace=False,  # where the file was; what it says does, in the manifest
+            leaves_a_trace=False,  # only the path; the manifest records the effect of the text
             is_path=True,
         ),
     )
@@ -59,7 +59,7 @@ class BuildOptions:
         Flag(
             "Folder of a LoRA adapter (PEFT) that is merged into the weights",
             default_text="none",
-            leaves_a_trace=False,  # the merged weights do, and the digest of the source
+            leaves_a_trace=False,  # the manifest records the merged weights and the source's digest
             is_path=True,
         ),
     )
@@ -67,7 +67,7 @@ class BuildOptions:
         False,
         Flag(
             "The checkpoint's layer for drafts (mtp.*) instead of its network: an engine for serve --draft-engine",
-            leaves_a_trace=False,  # the network does
+            leaves_a_trace=False,  # the manifest records the network
         ),
     )
     kv_cache_dtype: str = option(  # int8: with scales per token and head
@@ -84,9 +84,9 @@ class BuildOptions:
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> BuildOptions:
-        """From names and values without nesting, as flags and recipes have them.
+        """Make options from flat names and values, as in flags and recipes.
 
-        `RecipeError` when an option of a target says something else than the common option that it stands for.
+        Raises `RecipeError` if a target's option contradicts the common option that it is an alias of.
         """
         common = declared(cls)
         given = {name: value for name, value in values.items() if name not in common}
@@ -95,35 +95,35 @@ class BuildOptions:
             for name, value in options.of(room.options).in_other_words().items():
                 if getattr(options, name) not in (common[name].default, value):
                     raise RecipeError(
-                        f"{name} is {getattr(options, name)}, and the options of {target} say {value}: they differ; "
+                        f"{name} is {getattr(options, name)}, but the options of {target} say {value}: they differ; "
                         "give one of them"
                     )
                 options = replace(options, **{name: value})
         return options
 
     def of(self, options: type[Own]) -> Own:
-        """What was given of one target's own options, and its defaults."""
+        """One target's own options: the given values, and defaults for the rest."""
         return options(**{name: self.given[name] for name in declared(options) if name in self.given})
 
     @property
     def own(self) -> TargetOptions:
-        """The own options of the target that is built for; of one that is not there, none."""
+        """The own options of this build's target; the defaults if the target is unknown."""
         return self.of(TARGETS[self.target].options) if self.target in TARGETS else TargetOptions()
 
     def as_dict(self) -> dict[str, Any]:
-        """What decides what the engine is: without options of other targets, or of how it is built."""
+        """The options that determine the engine, without those of other targets or of the build process."""
         own = self.own.as_dict()
         kept = [name for name, declaration in declared(type(self)).items() if flag_of(declaration).leaves_a_trace]
         return {name: getattr(self, name) for name in kept} | ({self.target: own} if own else {})
 
     @property
     def floats(self) -> WeightFormat:
-        """Of weights that are not quantized."""
+        """The float format of weights that are not quantized."""
         return FLOATS[self.dtype]
 
     @property
     def adapter(self) -> Path | None:
-        """Folder of the LoRA adapter that is merged into the checkpoint."""
+        """The folder of the LoRA adapter that is merged into the checkpoint."""
         return Path(self.lora) if self.lora else None
 
     @property
@@ -131,15 +131,15 @@ class BuildOptions:
         return QUANTIZED[self.quantization] if self.quantization else self.floats
 
     def cache(self, auto: NumberFormat | None = None) -> NumberFormat:
-        """Of keys and values; `auto`: what a target takes if none was asked for, by default `floats`."""
+        """The format of keys and values; `auto` means the target's default, usually `floats`."""
         return (auto or self.floats) if self.kv_cache_dtype == AUTO else CACHES[self.kv_cache_dtype]
 
     def in_whole_blocks(self, num_tokens: int) -> int:
-        """As many tokens or a few more: all of their KV blocks are full."""
+        """Round a number of tokens up to whole KV blocks."""
         return -(-num_tokens // self.tokens_per_block) * self.tokens_per_block
 
     def problems(self) -> list[str]:
-        """Everything that is wrong with these values, in words; empty when they are valid."""
+        """Describe everything that is wrong with these values; empty if they are valid."""
         found = value_problems(self, advice)
         block = self.tokens_per_block
         rules = [
@@ -150,24 +150,24 @@ class BuildOptions:
             (block >= 1 and block & (block - 1) == 0, f"tokens_per_block must be a power of two, got {block}"),
             (
                 self.kv_cache_dtype not in FLOATS or self.kv_cache_dtype == self.dtype,
-                f"kv_cache_dtype is {self.kv_cache_dtype}, but a KV cache that is not rounded has the engine's dtype: "
+                f"kv_cache_dtype is {self.kv_cache_dtype}, but an unquantized KV cache must have the engine's dtype: "
                 f"write --kv-cache-dtype {self.dtype}, or change --dtype",
             ),
             (
                 not self.calibration_data or bool(self.quantization),
-                "calibration_data has no effect without quantization; leave it out, or give quantization "
+                "calibration_data has no effect without quantization; leave it out, or set quantization to "
                 f"{' or '.join(ROUNDED)}",
             ),
             (
                 not self.calibration_data or not self.drafting_layer,
-                "calibration_data is a text, and drafting_layer reads what another network makes of one; leave one out",
+                "calibration_data has no effect on a drafting_layer, which does not read text; leave one out",
             ),
         ]
         found += [text for holds, text in rules if not holds]
         return found + self.own.problems() + self._misplaced()
 
     def notes(self) -> list[str]:
-        """What was given and has no effect."""
+        """Notes about options that have no effect."""
         names = [
             f"{name} {value}"
             for name, value, known in self._foreign()
@@ -176,7 +176,7 @@ class BuildOptions:
         return [f"without effect on the {self.target} target: {', '.join(names)}"] if names else []
 
     def _misplaced(self) -> list[str]:
-        """What was given and belongs to another target, or to none, and what is wrong with it there."""
+        """Problems with options that belong to another target, or to none."""
         found = [f"no target has an option {name}" for name in self.given if name not in declared_options()]
         others = replace(self, given={name: value for name, value, _ in self._foreign()})
         for room in TARGETS.values():
@@ -189,7 +189,7 @@ class BuildOptions:
         ]
 
     def _foreign(self) -> Iterator[tuple[str, Any, DeclaredOption]]:
-        """(name, value, option) of those that only other targets have, where the value is not the default."""
+        """(name, value, option) of options that only other targets have and that are not the default."""
         for name, value in self.given.items():
             known = declared_options().get(name)
             if known is not None and self.target not in known.targets and value != known.default:
@@ -197,7 +197,7 @@ class BuildOptions:
 
 
 def declared_options() -> Mapping[str, DeclaredOption]:
-    """By name: the common ones, then those of each target."""
+    """All options by name: the common ones, then those of each target."""
     found = {name: DeclaredOption(each.default, flag_of(each)) for name, each in declared(BuildOptions).items()}
     for target, room in TARGETS.items():
         for name, each in declared(room.options).items():

@@ -1,7 +1,7 @@
 """The output directory exists completely or not at all.
 
 A build writes into a temporary sibling that it owns (`owned_directory.py`) and renames it at the end. An exception,
-Ctrl-C included, removes the sibling; of a build that was killed, the next build of the same output does.
+Ctrl-C included, removes the sibling. If a build was killed, the next build of the same output removes it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from llmserve.engine.directory.artifact import MANIFEST_FILE
 from llmserve.errors import AlreadyExists, InvalidArgument
 from llmserve.owned_directory import SHARED, OwnedDirectory, orphans
 
-OLD = "old"  # in a directory that holds what is replaced
+OLD = "old"  # inside the directory that holds the replaced engine
 
 
 class Kind(NamedTuple):
-    """Of a directory that is built, and what tells it from others."""
+    """A kind of directory that is built, and how to recognize it."""
 
     marker: str
-    refusal: str  # of another directory
+    refusal: str  # message about any other directory
 
 
-ENGINE = Kind(MANIFEST_FILE, "exists and is not an engine directory, so it is not replaced")
-ADAPTER = Kind(ADAPTER_FILE, "exists and is not an adapter directory, so it is not replaced")
+ENGINE = Kind(MANIFEST_FILE, "already exists and is not an engine directory, so it is not replaced")
+ADAPTER = Kind(ADAPTER_FILE, "already exists and is not an adapter directory, so it is not replaced")
 
 
 def check_replaceable(output: Path, kind: Kind = ENGINE) -> None:
-    """`AlreadyExists` unless `output` is free, empty or of this kind: nothing else is ever deleted."""
+    """`AlreadyExists` unless `output` does not exist, is empty or is of this kind: nothing else is ever deleted."""
     while True:
         try:
             descriptor = os.open(output, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -42,7 +42,7 @@ def check_replaceable(output: Path, kind: Kind = ENGINE) -> None:
             return
         except NotADirectoryError:
             if not os.path.lexists(output):
-                return  # a part of the path is a file: creating it says so
+                return  # a part of the path is a file: creating it will report that
             raise AlreadyExists(f"{output} is a file; choose another --output-dir") from None
         except OSError as error:
             raise InvalidArgument(
@@ -55,11 +55,11 @@ def check_replaceable(output: Path, kind: Kind = ENGINE) -> None:
             if _is_at(descriptor, output):
                 raise AlreadyExists(f"{output} {kind.refusal}; choose another --output-dir")
         finally:
-            os.close(descriptor)  # another build has moved it away, and was deleting it: look again
+            os.close(descriptor)  # another build moved it away and was deleting it: look again
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the path still names what was opened."""
+    """Whether the path still refers to the opened directory."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def staged_directory(output: Path, kind: Kind = ENGINE) -> Iterator[Path]:
-    """Yield an empty directory beside `output`; on a clean exit it becomes `output`, on any exception it is removed."""
+    """Yield an empty directory next to `output`; on success it becomes `output`, on any exception it is removed."""
     output = output.resolve()
     check_replaceable(output, kind)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def _prefix(output: Path) -> str:
 
 
 class _Aside(OwnedDirectory):
-    """Where an older engine is while the new one takes its place. Removing it puts that back first, if need be."""
+    """Holds the old engine while the new one takes its place. Removing it restores the old engine if necessary."""
 
     def __init__(self, output: Path) -> None:
         super().__init__(output.parent, _prefix(output))
@@ -103,7 +103,7 @@ class _Aside(OwnedDirectory):
 
 
 def _put_back(aside: Path, output: Path) -> None:
-    """The engine that was moved aside, unless another has taken its place."""
+    """Restore the engine that was moved aside, unless another has taken its place."""
     with suppress(OSError):
         if not output.exists():
             (aside / OLD).rename(output)
@@ -115,7 +115,7 @@ def _flush_to_disk(directory: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """To the disk."""
+    """Flush to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -124,7 +124,7 @@ def flush(path: Path) -> None:
 
 
 def _put_in_place(staging: Path, output: Path, kind: Kind) -> None:
-    """Rename over a free or empty place. What is replaced is moved aside first, and put back on an interruption."""
+    """Rename to a free or empty place. A replaced engine is moved aside first, and restored on an interruption."""
     aside = _Aside(output)
     try:
         aside.create()
@@ -141,7 +141,7 @@ def _put_in_place(staging: Path, output: Path, kind: Kind) -> None:
 
 
 def _renamed(staging: Path, output: Path) -> bool:
-    """False when something that is not empty is in the way."""
+    """False if a non-empty directory is in the way."""
     try:
         staging.rename(output)
     except OSError as error:

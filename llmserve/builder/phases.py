@@ -1,4 +1,4 @@
-"""The phases of a build, and how long each is likely to take beside the others: for `Progress.expect`."""
+"""The phases of a build, and the relative time of each, for `Progress.expect`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from llmserve.progress import Phase
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds on two cores of an AMD EPYC with AVX-512. On another machine all phases are slower, or all faster."""
+    """Seconds on two cores of an AMD EPYC with AVX-512. On other machines, all phases are slower or faster alike."""
 
-    compile: float  # a GB of weights in the engine's dtype
+    compile: float  # per GB of weights in the engine's dtype
     selftest: float  # likewise
-    tactics: float  # whatever the size
+    tactics: float  # independent of the size
 
 
 FLOATS, ROUNDED, MIXED = Cost(7.0, 4.5, 7.0), Cost(6.5, 12.5, 2.5), Cost(16.5, 24.0, 2.0)
 EQUALIZE, CALIBRATED_COMPILE = 5.0, 10.0  # a GB
-CALIBRATE = 0.01  # a GB and token of the text
+CALIBRATE = 0.01  # per GB and token of the text
 HASH, SEAL = 0.5, 0.2
 
 
 def expected_phases(build: ResolvedBuild) -> Sequence[Phase]:
-    """In their order."""
+    """Phases in order."""
     size, text, target, cost = build.weight_bytes / 1e9, build.calibration, build.target, _cost(build.options.weights)
     rounds = target.rounds_activations and bool(build.quantized.keys() - build.kept)
     phases = {

@@ -1,7 +1,7 @@
-"""Weights in pieces of rows, on several cores: a build works on some hundred thousand numbers at a time.
+"""Weights in pieces of rows, on several cores: a build processes a few hundred thousand numbers at a time.
 
-So memory stays far below the largest weight, and what a piece leaves behind stays in the cache. A piece depends on
-nothing but its place, so the number of threads changes no byte of what is made.
+So memory stays far below the largest weight, and a piece's temporaries stay in the cache. A piece depends only on its
+place, so the number of threads changes no byte of the result.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, Protocol, Self, TypeVar
 from numpy.typing import NDArray
 
 PIECE_ELEMENTS = 1 << 17
-PIECE_ROWS = 32  # of which a piece has a multiple: whole panels of every target
-PIECES_AHEAD = 2  # for each thread
+PIECE_ROWS = 32  # the rows of a piece are a multiple: whole panels of every target
+PIECES_AHEAD = 2  # per thread
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Weight(Protocol):
-    """A parameter whose rows are had in pieces, by several threads if need be. An array is one."""
+    """A parameter whose rows are read in pieces, possibly by several threads. An array qualifies."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -32,7 +32,7 @@ class Weight(Protocol):
 
 
 class Each(Protocol):
-    """What `function` returns for each of `items`, in their order; perhaps computed on several cores."""
+    """What `function` returns for each of `items`, in order; possibly computed on several cores."""
 
     def __call__(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]: ...
 
@@ -42,7 +42,7 @@ def one_by_one(function: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]
 
 
 def row_pieces(shape: Sequence[int], times: int = 1) -> list[slice]:
-    """Rows of a weight of this shape that are worked on together; so many times as many where work is coarser."""
+    """Rows of a weight of this shape that are processed together; `times` as many if the work is coarser."""
     num_rows, *others = shape
     row_elements = others[0] if others else 1
     step = max(1, times * PIECE_ELEMENTS // max(1, row_elements) // PIECE_ROWS) * PIECE_ROWS
@@ -50,7 +50,7 @@ def row_pieces(shape: Sequence[int], times: int = 1) -> list[slice]:
 
 
 class Cores:
-    """Threads for pieces: numpy and files let go of the interpreter's lock. Leaving waits for what has begun."""
+    """Threads for pieces: numpy and file access release the GIL. Leaving the context waits for work that has begun."""
 
     def __init__(self, num_threads: int) -> None:
         self._num_waiting = PIECES_AHEAD * num_threads

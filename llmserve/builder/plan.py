@@ -1,4 +1,4 @@
-"""What a build would make, and what it could do on this machine: `llmserve build --dry-run`."""
+"""What a build would produce, and what the engine could do on this machine: `llmserve build --dry-run`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmserve.checkpoint.adapters.adapted import open_checkpoint
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.number_formats import WeightFormat
 
-KV_MEMORY_FRACTION = 0.9  # of what the engine leaves free, as the server does by default
+KV_MEMORY_FRACTION = 0.9  # of the memory that the engine leaves free, the server's default
 SEQUENCE_LENGTHS = (512, 2048, 8192, 32768)
 
 
@@ -26,23 +26,23 @@ class BuildPlan:
     program: Program
     num_parameters: int
     engine_bytes: int
-    cache_dtype: str  # what keys and values are kept in
+    cache_dtype: str  # format of keys and values
     kv_bytes_per_token: int
     sequence_bytes: Mapping[int, int]  # length of a sequence -> its KV cache
-    weight_bytes: int  # of what a step multiplies with, whatever experts it chooses
-    idle_expert_bytes: int  # of that, experts that one token does not choose
-    available_bytes: int  # memory that an engine may take here now
-    read_bytes_per_s: float  # 0: not known, and then nothing is said of this machine
+    weight_bytes: int  # parameters that a step multiplies, whichever experts it chooses
+    idle_expert_bytes: int  # of these, in experts that a token does not choose
+    available_bytes: int  # memory that an engine may use here now
+    read_bytes_per_s: float  # 0: unknown; the plan then omits this machine
     notes: tuple[str, ...]
 
     @property
     def weight_bytes_per_step(self) -> int:
-        """What one decode step of one sequence reads."""
+        """Bytes that one decode step of one sequence reads."""
         return self.weight_bytes - self.idle_expert_bytes
 
     @property
     def kv_pool_tokens(self) -> int:
-        """Tokens of KV cache that fit beside the engine."""
+        """Tokens of KV cache that fit next to the engine."""
         return max(0, int(self._free_bytes / self.kv_bytes_per_token))
 
     @property
@@ -61,7 +61,7 @@ class BuildPlan:
         return self.read_bytes_per_s / (self.weight_bytes_per_step + context * self.kv_bytes_per_token + state_bytes)
 
     def rows(self) -> list[tuple[str, str]]:
-        """(what, how much) for people."""
+        """(label, value) rows for display."""
         options = self.options
         return [
             ("checkpoint", f"{self.checkpoint} ({self.architecture})"),
@@ -69,8 +69,8 @@ class BuildPlan:
                        f"KV cache in {self.cache_dtype}"),
             ("parameters", f"{self.num_parameters:,}"),
             ("engine file", f"{self.engine_bytes / 2**20:,.1f} MiB"),
-            ("limits", f"{options.max_batch_size} sequences and {options.max_num_tokens:,} tokens a step, "
-                       f"{options.max_seq_len:,} tokens a sequence, {options.tokens_per_block} tokens a KV block"),
+            ("limits", f"{options.max_batch_size} sequences and {options.max_num_tokens:,} tokens per step, "
+                       f"{options.max_seq_len:,} tokens per sequence, {options.tokens_per_block} tokens per KV block"),
             ("KV cache", f"{self.kv_bytes_per_token / 2**10:,.1f} KiB per token"),
             *self._state_rows(),
             *(self._machine_rows() if self.read_bytes_per_s else ()),
@@ -80,7 +80,7 @@ class BuildPlan:
     def _state_rows(self) -> list[tuple[str, str]]:
         if not self.program.state_bytes:
             return []
-        size = f"{self.program.state_bytes / 2**20:,.1f} MiB per sequence, and for each that prefix reuse keeps"
+        size = f"{self.program.state_bytes / 2**20:,.1f} MiB per sequence, and per prefix that is kept for reuse"
         return [("states", size)]
 
     def _machine_rows(self) -> list[tuple[str, str]]:
@@ -97,7 +97,7 @@ class BuildPlan:
 
 
 def _rate(per_s: float) -> str:
-    """With decimals where they matter: a large network makes two tokens per second, or three."""
+    """With decimals where they matter, such as 2.3 tokens per second for a large network."""
     return f"{per_s:,.{2 if per_s < 10 else 1 if per_s < 100 else 0}f}"
 
 
@@ -139,7 +139,7 @@ def _sequence_bytes(build: ResolvedBuild) -> Mapping[int, int]:
 
 
 def _looked_up_bytes(build: ResolvedBuild) -> int:
-    """Bytes of tables of which a step reads only a row per token."""
+    """Bytes of tables from which a step reads only one row per token."""
     stored = stored_names(build.params, build.quantized)
     tables = {stored[op.weights[0]] for op in build.program.ops if op.kind is OpKind.EMBED}
     read_whole = {stored[name] for op in build.program.ops if op.kind is not OpKind.EMBED for name in op.weights}

@@ -1,4 +1,4 @@
-"""What only encoders have, in numpy, for the reference: rows of tables by place, and one row of each sequence."""
+"""Ops that only encoders have, in numpy for the reference: position tables and pooling."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _segments(op: Op, count: int, second_segment: int, table: Matrix) -> NDArray
     return np.minimum(is_second, len(table) - 1).astype(np.int64)
 
 
-# Which rows of a table `count` tokens have.
+# The rows of a table for `count` tokens.
 POSITIONAL: Mapping[OpKind, Callable[[Op, int, int, Matrix], NDArray[np.int64]]] = {
     OpKind.EMBED_POSITION: _positions,
     OpKind.EMBED_SEGMENT: _segments,

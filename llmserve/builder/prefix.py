@@ -1,6 +1,6 @@
-"""Beginnings of prompts -> their KV blocks, sealed into an engine directory (`engine/kv_files/sealed_prefixes.py`).
+"""Computes KV blocks of prompt prefixes and seals them in an engine directory (`engine/kv_files/sealed_prefixes.py`).
 
-The engine itself computes them, as it computes any prompt; they come out of it as files of its KV cache.
+The engine computes them like any prompt, and writes them as files of its KV cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from llmserve.errors import InvalidArgument, Unsupported, raise_problems
 from llmserve.stages.chat import Message, parse_messages
 from llmserve.stages.preprocess import Preprocessor, TextPrompt
 
-GOES_ON = ("A", "7")  # two ways in which a prompt may go on: what both have in common is its beginning
+GOES_ON = ("A", "7")  # two possible continuations of a prompt: their common beginning is the prefix
 USER = "user"
 
 
@@ -46,14 +46,14 @@ class Prefix:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidArgument(f"the prefix {path} cannot be read: {error}") from error
+            raise InvalidArgument(f"prefix {path} cannot be read: {error}") from error
         try:
             return cls(path.name, messages=parse_messages(text)) if is_chat else cls(path.name, text)
         except InvalidArgument as error:
-            raise InvalidArgument(f"the prefix {path}: {error}") from error
+            raise InvalidArgument(f"prefix {path}: {error}") from error
 
     def token_ids(self, preprocessor: Preprocessor) -> tuple[int, ...]:
-        """That every prompt with this beginning has in common."""
+        """The ids that every prompt with this prefix begins with."""
         first, second = (preprocessor.prepare(self._prompt(more)) for more in GOES_ON)
         if first.warning:
             raise InvalidArgument(first.warning)
@@ -69,15 +69,15 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """What has been sealed: for people."""
+    """A summary of what was sealed, for display."""
 
     file: str
     num_bytes: int
-    num_tokens: Sequence[tuple[str, int, int]]  # of each prefix: its name, its tokens, and those that are found
+    num_tokens: Sequence[tuple[str, int, int]]  # (name, tokens, tokens that will be found)
 
 
 def check_prefixes(checkpoint_dir: Path, options: BuildOptions, prefixes: Sequence[Prefix]) -> None:
-    """Raises before a build what `seal_prefixes` would raise of the prefixes after it."""
+    """Raise, before a build, the errors that `seal_prefixes` would raise for these prefixes after it."""
     with open_checkpoint(checkpoint_dir, options.adapter) as checkpoint:
         build = resolve(checkpoint, options)
         if build.program.pools:
@@ -87,10 +87,10 @@ def check_prefixes(checkpoint_dir: Path, options: BuildOptions, prefixes: Sequen
 
 
 def seal_prefixes(path: Path, prefixes: Sequence[Prefix], *, threads: int = 0) -> Sealed:
-    """In place of those that the directory has for this machine's kernels.
+    """Replace the directory's prefixes for this machine's kernels.
 
-    Raises InvalidArgument, which lists all prefixes that the engine does not take; Unsupported for an engine that keeps
-    no KV blocks.
+    Raises InvalidArgument, which lists all prefixes that the engine does not accept, and Unsupported if the engine
+    keeps no KV blocks.
     """
     directory = EngineDirectory.open(path)
     info = directory.info()
@@ -98,7 +98,7 @@ def seal_prefixes(path: Path, prefixes: Sequence[Prefix], *, threads: int = 0) -
         raise _makes_no_tokens(path)
     all_ids = _all_ids(Preprocessor.open(path), prefixes, info.max_seq_len)
     with tempfile.TemporaryDirectory(prefix="llmserve-prefix-") as folder:
-        num_tokens = sum(map(len, all_ids)) + info.max_seq_len  # room for all, and for blocks that are not full
+        num_tokens = sum(map(len, all_ids)) + info.max_seq_len  # for all of them, and for partly filled blocks
         settings = EngineSettings(threads, max_kv_tokens=num_tokens, gpu=GpuSettings(kv_cache_dir=folder))
         engine = open_engine(path, settings)
         try:
@@ -109,7 +109,7 @@ def seal_prefixes(path: Path, prefixes: Sequence[Prefix], *, threads: int = 0) -
             engine.close()
         sealed = _written(Path(folder), Header(info.digest, kernels, block_size, 0, tuple(all_ids)))
     if sealed is None:
-        raise Unsupported(f"{path} has no KV blocks that can be kept: its target or its network does not allow it")
+        raise Unsupported(f"{path} does not support prefixes: its target or its network cannot keep KV blocks")
     data = sealed.to_bytes()
     _seal(directory, prefix_file(kernels), data)
     found = [
@@ -120,11 +120,11 @@ def seal_prefixes(path: Path, prefixes: Sequence[Prefix], *, threads: int = 0) -
 
 
 def _makes_no_tokens(path: Path) -> Unsupported:
-    return Unsupported(f"{path} makes no tokens, and keeps no KV blocks: there is nothing to compute ahead")
+    return Unsupported(f"{path} does not generate tokens and keeps no KV blocks, so it does not support prefixes")
 
 
 def _written(folder: Path, header: Header) -> SealedPrefixes | None:
-    """What an engine has kept there of the header's prefixes; None where something is missing."""
+    """The KV files of the header's prefixes; None if any is missing."""
     if (written := written_files(folder)) is None:
         return None
     files, layers = written
@@ -147,22 +147,22 @@ def _all_ids(preprocessor: Preprocessor, prefixes: Sequence[Prefix], max_seq_len
         except InvalidArgument as error:
             problems.append(f"{prefix.name}: {error}")
             continue
-        found.append(ids[: max_seq_len - 2])  # a prompt has one token more than what is found of it, and an answer
+        found.append(ids[: max_seq_len - 2])  # a prompt has at least one token more than its prefix, and an answer
         if len(ids) >= max_seq_len:
             problems.append(
-                f"{prefix.name} has {len(ids)} tokens, and a sequence of this engine at most {max_seq_len}, "
-                "the answer included"
+                f"{prefix.name} has {len(ids)} tokens, but this engine allows at most {max_seq_len} per sequence, "
+                "including the answer"
             )
-    raise_problems(InvalidArgument, "prefixes that the engine does not take", problems)
+    raise_problems(InvalidArgument, "the engine does not accept these prefixes", problems)
     return found
 
 
 def _check_lengths(prefixes: Sequence[Prefix], all_ids: Sequence[Sequence[int]], block_size: int) -> None:
     raise_problems(
         InvalidArgument,
-        "prefixes that are too short",
+        "these prefixes are too short",
         [
-            f"{prefix.name} has {len(ids)} tokens, and a KV block of this engine {block_size}: nothing would be found"
+            f"{prefix.name} has {len(ids)} tokens, but a KV block of this engine has {block_size}: none is reused"
             for prefix, ids in zip(prefixes, all_ids, strict=True)
             if len(ids) < block_size
         ],
@@ -170,7 +170,7 @@ def _check_lengths(prefixes: Sequence[Prefix], all_ids: Sequence[Sequence[int]],
 
 
 async def _compute(engine: Engine, all_ids: Sequence[tuple[int, ...]]) -> None:
-    """With a token behind each: a state is kept behind the last block before it."""
+    """Compute each prefix with one more token, since a state is kept after the last block before it."""
     for ids in all_ids:
         request = GenerateRequest("prefix", (*ids, ids[-1]), SamplingParams(max_tokens=1), speculation=False)
         async with aclosing(engine.submit(request)) as events:
@@ -179,7 +179,7 @@ async def _compute(engine: Engine, all_ids: Sequence[tuple[int, ...]]) -> None:
 
 
 def _seal(directory: EngineDirectory, name: str, data: bytes) -> None:
-    """The manifest last: until then what it says of an older file is a miss."""
+    """Write the manifest last: until then, its entry for an older file is a miss."""
     record = FileRecord(len(data), hashlib.sha256(data).hexdigest())
     manifest = replace(directory.manifest, prefixes={**directory.manifest.prefixes, name: record})
     try:

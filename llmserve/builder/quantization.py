@@ -1,7 +1,7 @@
-"""How weights and activations are rounded to few bits, and which parameters are. The same for every target.
+"""How weights and activations are rounded to few bits, and which parameters are; the same for every target.
 
-What the formats are is in `models/number_formats.py`. Here `SCHEMES` round to them, and integers that a checkpoint
-already has are kept where they fit.
+`models/number_formats.py` describes the formats. Here, `SCHEMES` round to them, and a checkpoint's own integers are
+kept where they fit.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from llmserve.models.number_formats import INT4, INT8, NumberFormat, WeightForma
 from llmserve.models.spec import Param
 
 LINEAR_KINDS = (OpKind.LINEAR, OpKind.LOGITS)
-MATRICES = {OpKind.LINEAR: 1, OpKind.LOGITS: 1, OpKind.EXPERTS: 2}  # how many of an op's weights it multiplies with
-NOTHING = np.float32(2.0**-100)  # numbers below have no inverse to multiply with
-ROUNDED_ROWS = 256  # at a time, to keep temporaries small
-SEARCHED_ELEMENTS = 1 << 15  # of four bits at a time: temporaries that stay in a cache
+MATRICES = {OpKind.LINEAR: 1, OpKind.LOGITS: 1, OpKind.EXPERTS: 2}  # which of an op's weights multiply
+NOTHING = np.float32(2.0**-100)  # smaller numbers have no finite inverse
+ROUNDED_ROWS = 256  # rows at a time, to keep temporaries small
+SEARCHED_ELEMENTS = 1 << 15  # rows at a time with four bits: temporaries stay in a cache
 
 Matrix: TypeAlias = NDArray[np.float32]
 Vector: TypeAlias = NDArray[np.float32]
@@ -43,8 +43,8 @@ Groups: TypeAlias = NDArray[np.float32]  # [N, groups, numbers of a group]
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A weight [N, K] is approximately `values * group_scales * row_scale`, each group scale for its inputs; with
-    `zeros`, (values - zeros / ZERO_STEPS) in the place of values, and group scales are squares of `scales`."""
+    """A weight [N, K] is approximately `values * group_scales * row_scale`, each group scale for its inputs. With
+    `zeros`, values become (values - zeros / ZERO_STEPS), and group scales are squares of `scales`."""
 
     format: WeightFormat
     values: NDArray[np.int8] | NDArray[np.uint8]  # [N, K]
@@ -54,7 +54,7 @@ class Quantized:
 
     @property
     def group_scales(self) -> Matrix:
-        """[N, groups], what `scales` stand for."""
+        """[N, groups], the scales that `scales` encode."""
         scales = self.scales.astype(np.float32)
         return scales if self.zeros is None else scales * scales
 
@@ -88,29 +88,29 @@ class Scheme(Protocol):
         """How many pieces of a weight are best rounded together."""
 
     def quantize(self, rows: Matrix, begin: int = 0) -> Quantized:
-        """`rows` [N, K] in this format; `begin`: which row of the weight the first one is."""
+        """`rows` [N, K] in this format; `begin` is the weight's row of the first one."""
 
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
-        """The same numbers to the bit, and in which rows they are; None where this format does not have integers."""
+        """The same numbers, bit for bit, and the rows that have them; None if this format cannot store integers."""
 
     @property
     def is_stored(self) -> bool:
-        """Whether rows are blocks of a file already."""
+        """Whether rows already are blocks of a file."""
 
 
 class GridScheme(Scheme, Protocol):
-    """One that feedback can round with."""
+    """A scheme that supports rounding with feedback."""
 
     def row_scale(self, rows: Matrix) -> Vector:
-        """[N], what the scales of the groups of each row are relative to."""
+        """[N], what the group scales of each row are relative to."""
 
     def grid(self, groups: Matrix, row_scales: Vector) -> Grid:
-        """Scales and zero points for groups that are columns [numbers, M], of rows with these scales [M]."""
+        """Scales and zero points of groups that are columns [numbers, M], in rows with the scales [M]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The numbers (value - zero) * step that groups [M] may have, and how step and zero point are stored."""
+    """The numbers (value - zero) * step that groups [M] can represent, and how step and zero point are stored."""
 
     step: Vector
     zero: Vector | np.float32
@@ -126,7 +126,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class WeightPart:
-    """Rows [begin, end) of a weight, and what rounds them."""
+    """Rows [begin, end) of a weight, and the scheme that rounds them."""
 
     scheme: Scheme
     begin: int
@@ -160,7 +160,7 @@ class Int8:
         return Grid(scales.astype(np.float32) * row_scales, np.float32(0), -127, 127, scales)
 
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
-        """Steps that are binary16 numbers, or such numbers times the largest or a power of two of their row."""
+        """Keeps steps that are binary16 numbers, or such numbers times the largest or a power of two of their row."""
         largest = np.abs(rows.steps).max(axis=1)
         row_scale = np.zeros_like(largest)
         for candidate in (np.ones_like(largest), largest, np.exp2(np.frexp(largest)[1]).astype(np.float32)):
@@ -196,7 +196,7 @@ class Int4:
         return Quantized(self.format, *map(np.concatenate, zip(*strips, strict=True)))
 
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
-        """Scales of a byte are those of no other format."""
+        """Scales of one byte fit no other format."""
         return None
 
     def row_scale(self, rows: Matrix) -> Vector:
@@ -226,7 +226,7 @@ SCHEMES: Mapping[str, GridScheme] = {scheme.format.name: scheme for scheme in (I
 
 
 def in_groups(rows: Matrix, format: NumberFormat) -> Groups:
-    """[N, K] as [N, groups, numbers of a group], filled up with zeros."""
+    """[N, K] as [N, groups, numbers of a group], padded with zeros."""
     count, cols = rows.shape
     padded_cols = format.num_groups(cols) * format.group
     if cols < padded_cols:
@@ -237,7 +237,7 @@ def in_groups(rows: Matrix, format: NumberFormat) -> Groups:
 
 
 def quantize_rows(scheme: Scheme, weight: Weight, rows: slice) -> Quantized | BlockRows:
-    """Rows of a weight, as they are where it has integers that the format can keep. `rows` has both ends."""
+    """Round rows of a weight, but keep integers that the format can store. `rows` has both ends."""
     if scheme.is_stored:
         of_file = blocks(weight, rows)
         assert of_file is not None
@@ -256,7 +256,7 @@ def quantize_rows(scheme: Scheme, weight: Weight, rows: slice) -> Quantized | Bl
 
 
 def keeps_integers(parts: Sequence[WeightPart], weight: Weight) -> bool:
-    """Whether some of the weight is in the checkpoint as integers that are kept, if they fit."""
+    """Whether part of the weight is integers in the checkpoint, which are kept if they fit."""
     if any(part.scheme.is_stored for part in parts):
         return True
     first = ((part.scheme, integers(weight, slice(part.begin, part.begin + 1))) for part in parts)
@@ -266,7 +266,7 @@ def keeps_integers(parts: Sequence[WeightPart], weight: Weight) -> bool:
 def round_weight(parts: Sequence[WeightPart], weight: Weight, rows: slice) -> Matrix:
     """The values that rows of a weight have after quantization. `rows` has both ends.
 
-    A few at a time: one copy of them and little more.
+    Works on a few rows at a time, and needs little more memory than a copy.
     """
     result = np.empty((rows.stop - rows.start, weight.shape[1]), np.float32)
     for part in parts:
@@ -278,12 +278,12 @@ def round_weight(parts: Sequence[WeightPart], weight: Weight, rows: slice) -> Ma
 
 
 def round_in_groups(x: Matrix, format: NumberFormat) -> Matrix:
-    """As an engine rounds activations before a quantized linear layer."""
+    """Round as an engine rounds activations before a quantized linear layer."""
     return round_to_steps(in_groups(x, format), format.most).reshape(len(x), -1)[:, : x.shape[1]]
 
 
 def mix_heads(heads: Matrix) -> Matrix:
-    """The Walsh-Hadamard transform of each row, block by block; sums and differences in the order of the kernels."""
+    """The Walsh-Hadamard transform of each row, block by block, with sums and differences in the kernels' order."""
     mixed, begin = heads.copy(), 0
     for count in mixed_blocks(heads.shape[1]):
         block, half = mixed[:, begin : begin + count], 1
@@ -296,13 +296,13 @@ def mix_heads(heads: Matrix) -> Matrix:
 
 
 def mixed_blocks(width: int) -> list[int]:
-    """Powers of two whose sum is `width`, from the largest on. A block of both factors makes their product so many
-    times as large."""
+    """Powers of two whose sum is `width`, in descending order. If both factors are transformed, their product grows by
+    the width of the block."""
     return [1 << bit for bit in reversed(range(width.bit_length())) if width >> bit & 1]
 
 
 def round_to_steps(x: NDArray[np.float32], steps: int) -> NDArray[np.float32]:
-    """To so many steps on each side of zero, with one scale for the numbers along the last axis; as kernels do it."""
+    """Round to so many steps on each side of zero, with one scale along the last axis, as kernels do."""
     peak = np.abs(x).max(axis=-1, keepdims=True)
     inverse = np.float32(steps) / np.where(peak > NOTHING, peak, np.float32(np.inf))
     rounded: NDArray[np.float32] = np.rint(x * inverse) * (peak / np.float32(steps))
@@ -312,11 +312,11 @@ def round_to_steps(x: NDArray[np.float32], steps: int) -> NDArray[np.float32]:
 def quantized_params(
     program: Program, params: Sequence[Param], options: BuildOptions
 ) -> Mapping[str, Sequence[WeightPart]]:
-    """Parameters that are quantized, and how: quantizable ones that are only multiplied with, as matrices.
+    """Parameters that are quantized, and how: those that are quantizable and are only used as matrices.
 
-    The head has the wider format, if there is one: logits are compared with each other, and it is a small part of a
-    model. So have the values of the attention, and then what reads its output, as far as `most_bits` allows: their
-    error costs most for their size, as K-quants found too.
+    The head uses the wider format, if there is one: logits are compared with each other, and it is a small part of a
+    model. So do the values of the attention, and then the readers of its output, as far as `most_bits` allows: their
+    error costs most for their size, as with K-quants.
     """
     weights = options.weights
     if not weights.is_rounded:
@@ -337,7 +337,7 @@ def quantized_params(
 def rounded_tables(
     program: Program, params: Sequence[Param], quantized: Mapping[str, Sequence[WeightPart]]
 ) -> Mapping[str, Sequence[WeightPart]]:
-    """Embeddings beside a quantized head: as it is rounded. With its numbers, both are one matrix."""
+    """Embeddings next to a quantized head, rounded like it: if their numbers are equal, both are one matrix."""
     rows = {param.name: param.shape[0] for param in params}
     heads = {op.weights[0] for op in program.ops if op.kind is OpKind.LOGITS} & quantized.keys()
     tables = {op.weights[0] for op in program.ops if op.kind is OpKind.EMBED} - quantized.keys()
@@ -347,7 +347,7 @@ def rounded_tables(
 def _with_more_bits(
     program: Program, layers: Mapping[str, Sequence[int]], most_bits: float, schemes: tuple[Scheme, Scheme]
 ) -> dict[str, tuple[WeightPart, ...]]:
-    """Matrices of which some rows get the wider format."""
+    """Matrices in which some rows use the wider format."""
     (scheme, wider), (few, many) = schemes, (each.format.bits_with_scales for each in schemes)
     total = sum(rows * cols for rows, cols in layers.values())
     used = sum(rows * cols * (few + 32 / cols) for rows, cols in layers.values())
@@ -365,7 +365,7 @@ def _with_more_bits(
 
 
 def _value_rows(program: Program) -> Iterator[tuple[str, int, int]]:
-    """Matrices and the rows of them that make values of the attention, layer by layer."""
+    """Matrices, and their rows that produce values of the attention, layer by layer."""
     made_by = {op.output: op for op in program.ops}
     for op in program.ops:
         if op.kind is OpKind.ATTENTION:
@@ -384,7 +384,7 @@ def _readers_of_attention(program: Program) -> Iterator[tuple[str, int, int]]:
 
 
 def stored_names(params: Sequence[Param], quantized: Collection[str]) -> Mapping[str, str]:
-    """Parameter -> the name under which its numbers are stored.
+    """Map each parameter to the name under which its numbers are stored.
 
     Parameters made from the same sources in the same way (a head tied to the embedding) are stored once, under the
     first one's name, if all or none of them are quantized.
@@ -395,6 +395,6 @@ def stored_names(params: Sequence[Param], quantized: Collection[str]) -> Mapping
 
 
 def num_matrices(params: Sequence[Param], quantized: Collection[str]) -> int:
-    """How many are stored for these parameters."""
+    """The number of matrices stored for these parameters."""
     stored = stored_names(params, quantized)
     return len({stored[name] for name in quantized})

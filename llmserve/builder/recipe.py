@@ -12,7 +12,7 @@ from llmserve.builder.options import BuildOptions, declared_options
 from llmserve.errors import NotFound, RecipeError, raise_problems
 from llmserve.strict_yaml import read_yaml
 
-CONVERTED_FILE = "recipe.yaml"  # in a folder of `llmserve convert-checkpoint`
+CONVERTED_FILE = "recipe.yaml"  # in a folder written by `llmserve convert-checkpoint`
 PATH_KEYS = ("checkpoint", "output_dir")
 KEY_TYPES: Mapping[str, type] = {
     **{name: option.type for name, option in declared_options().items()},
@@ -23,14 +23,14 @@ TYPE_NAMES = {int: "an integer", str: "text", bool: "true or false"}
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a recipe says; what it leaves out is None, or absent from `options`."""
+    """The contents of a recipe; missing keys are None, or absent from `options`."""
 
     checkpoint: Path | None = None
     output_dir: Path | None = None
     options: Mapping[str, Any] | None = None
 
     def resolve(self, flags: Mapping[str, Any]) -> BuildOptions:
-        """Defaults, then the recipe, then every flag that is not None."""
+        """Defaults, overridden by the recipe, overridden by every flag that is not None."""
         given = {name: value for name, value in flags.items() if value is not None}
         return BuildOptions.from_flat({**(self.options or {}), **given})
 
@@ -40,11 +40,11 @@ def load_recipe(path: Path) -> Recipe:
     try:
         content = read_yaml(path.read_bytes())
     except FileNotFoundError:
-        raise NotFound(f"no recipe {path}") from None
+        raise NotFound(f"recipe {path} does not exist") from None
     except (OSError, ValueError) as error:
         raise RecipeError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(content, dict):
-        raise RecipeError(f"{path} must hold `key: value` lines; keys are {', '.join(KEY_TYPES)}")
+        raise RecipeError(f"{path} must consist of `key: value` lines; keys are {', '.join(KEY_TYPES)}")
     problems = [text for key, value in content.items() if (text := _problem(key, value))]
     raise_problems(RecipeError, f"{path} is not a valid recipe", problems)
     paths = {key: path.parent / content.pop(key) for key in PATH_KEYS if key in content}
@@ -57,7 +57,7 @@ def _is_path(key: str) -> bool:
 
 
 def _problem(key: Any, value: Any) -> str:
-    """What is wrong with one entry, or an empty string."""
+    """The problem with one entry, or an empty string."""
     if key not in KEY_TYPES:
         close = difflib.get_close_matches(str(key).replace("-", "_"), KEY_TYPES, n=1)
         hint = f"did you mean {close[0]}?" if close else f"keys are {', '.join(KEY_TYPES)}"

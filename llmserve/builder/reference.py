@@ -1,7 +1,7 @@
-"""The Program, interpreted with numpy in float32: slow, obvious, and what every engine is compared with.
+"""Interprets the Program with numpy in float32: slow and simple; every engine is compared with it.
 
-No cache: a full causal prefill. Matrices are read where they are used, a piece of rows at a time and for all prompts
-at once, so memory stays near the activations.
+No cache: a full causal prefill. Each matrix is read when it is used, a piece of rows at a time and once for all
+prompts, so memory is little more than the activations.
 
 Shapes in names: T tokens, V vocabulary, N heads, D head size, R turned elements of a head.
 """
@@ -32,41 +32,41 @@ from llmserve.engine.adapters.sealed import AdapterPart
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.number_formats import FLOAT32, FLOATS, NumberFormat
 
-MANY_TOKENS = 2048  # of all runs together, which are better multiplied with more rows at a time
-NEAR_ROWS = 4  # of an embedding: to begin another piece takes longer than to read the rows between
+MANY_TOKENS = 2048  # rows of all runs together; products with more rows at a time are faster
+NEAR_ROWS = 4  # rows of an embedding: starting another piece takes longer than reading the rows between
 
 Load: TypeAlias = Callable[[str], Weight]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One prompt, with or without the rounding of what is computed: activations, keys and values.
+    """One prompt, with or without rounding of activations, keys and values.
 
-    Without it, weights may stay as they are, too; such runs come last.
+    Without it, weights may be unrounded too; such runs come last.
     """
 
     token_ids: Sequence[int]
     rounds: bool = True
     exact_weights: bool = False
-    second_segment: int = 0  # position from which on tokens belong to a second text; 0: there is one
-    hidden: Matrix | None = None  # rows of another network, one for each token, where this one reads them
+    second_segment: int = 0  # position of the first token of a second text; 0: there is none
+    hidden: Matrix | None = None  # another network's rows, one per token, if this one reads them
 
 
 class Observer(Protocol):
-    """Sees what matrices read, of all runs."""
+    """Sees the inputs of matrices, of all runs."""
 
     def layer(self, op: Op, x: Matrix) -> None:
         """A linear layer, or all experts together."""
 
     def second(self, op: Op, expert: int, x: Matrix) -> None:
-        """The second matrix of an expert, times the expert's weights; of several experts at the same time."""
+        """The second matrix of an expert, times the expert's weights; called for several experts at the same time."""
 
 
 class ReferenceModel:
     """`load` gives a parameter by name, in any float dtype; it is computed with in float32.
 
-    `quantized` says how an engine quantizes which parameters: they, and what they are multiplied with, are rounded as
-    it rounds them, and keys and values as those of `cache`. `adapter` is added to the matrices that it has parts for.
+    `quantized` says which parameters an engine quantizes, and how: they and their inputs are rounded as the engine
+    rounds them, and keys and values as `cache` says. `adapter` is added to the matrices that it has parts for.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ReferenceModel:
         self._adapter = adapter
         self._each = each
         self._advance = advance
-        # Where a last bit of keys and values can change the choice of experts, they are those of the cache.
+        # The cached keys and values are used if their last bit can change the choice of experts.
         self._has_routes = any(op.kind is OpKind.ROUTE for op in program.ops)
 
     def logits(self, token_ids: Sequence[int]) -> Matrix:
@@ -95,11 +95,11 @@ class ReferenceModel:
         return self.logits_of([Run(token_ids)])[0]
 
     def logits_of(self, runs: Sequence[Run]) -> list[Matrix]:
-        """The same for several runs, side by side: every parameter is loaded once for all of them."""
+        """The same for several runs together: each parameter is loaded once for all of them."""
         return self._execute(runs, None)
 
     def watch(self, runs: Sequence[Run], observer: Observer) -> None:
-        """Logits are not computed."""
+        """Run without computing logits."""
         self._execute(runs, observer)
 
     def _execute(self, runs: Sequence[Run], observer: Observer | None) -> list[Matrix]:
@@ -138,7 +138,7 @@ class ReferenceModel:
         return tokens
 
     def _embed(self, op: Op, tokens: Sequence[NDArray[np.int64]], runs: Sequence[Run]) -> list[Matrix]:
-        """Of the table only the rows in use are read, for all runs at once, and few between them."""
+        """Reads only the used rows of the table, once for all runs, and few rows between them."""
         (name,) = op.weights
         table, scale = self._load(name), np.float32(op.number("scale"))
         self._advance(name, math.prod(table.shape))
@@ -158,13 +158,13 @@ class ReferenceModel:
         return [rows(run.exact_weights)[np.searchsorted(numbers, ids)] * scale for ids, run in of_runs]
 
     def _small(self, name: str) -> Matrix:
-        """All of what is no matrix."""
+        """Any parameter that is not a matrix."""
         weight = self._load(name)[:].astype(np.float32)
         self._advance(name, weight.size)
         return weight
 
     def _linear(self, op: Op, inputs: Sequence[Matrix], runs: Sequence[Run]) -> list[Matrix]:
-        """A matrix is read once for all runs."""
+        """Reads the matrix once for all runs."""
         name, *biases = op.weights
         source, parts = self._load(name), self._quantized.get(name)
         stacked = np.concatenate([self._rounded(name, x, run) for x, run in zip(inputs, runs, strict=True)])
@@ -191,7 +191,7 @@ class ReferenceModel:
         return np.split(y, np.cumsum([len(x) for x in inputs])[:-1])
 
     def _add_adapter(self, name: str, x: Matrix, y: Matrix) -> None:
-        """To what the matrix `name` makes of `x`, which is rounded where the engine's is."""
+        """Add the adapter to the output of the matrix `name` for input `x`, rounded as in the engine."""
         for part in self._adapter:
             if part.shape.param == name:
                 columns = slice(part.shape.begin, part.shape.begin + part.shape.rows)
@@ -200,7 +200,7 @@ class ReferenceModel:
     def _experts(
         self, op: Op, inputs: Sequence[Sequence[Matrix]], runs: Sequence[Run], observer: Observer | None
     ) -> list[Matrix]:
-        """An expert's matrices are read once for all runs; what experts make of a row is added in their order."""
+        """An expert's matrices are read once for all runs; experts' outputs for a row are added in their order."""
         per_token, num_experts = int(op.number("experts_per_token")), int(op.number("num_experts"))
         activate = activation if op.number("plain") else gated_activation
         outputs = [np.zeros_like(x) for x, _ in inputs]
@@ -208,7 +208,7 @@ class ReferenceModel:
         biases = biases or [np.zeros((num_experts, 1), np.float32)] * 2
 
         def of_expert(expert: int) -> list[tuple[NDArray[np.int64], Matrix]]:
-            """For each run the rows that it is chosen for, and what is added to them."""
+            """For each run, the rows that choose the expert, and its weighted outputs for them."""
             matrices: dict[bool, list[Matrix]] = {}
             found, read = [], []
             for (x, routes), run in zip(inputs, runs, strict=True):
@@ -239,7 +239,7 @@ class ReferenceModel:
         return outputs
 
     def _matrices(self, op: Op, expert: int, exact: bool) -> list[Matrix]:
-        """Gate and up in one, and down."""
+        """Gate and up as one matrix, and down."""
         found = []
         for name in op.weights[:2]:
             source, parts = self._load(name), self._quantized.get(name)
@@ -249,12 +249,12 @@ class ReferenceModel:
         return found
 
     def _rounded(self, name: str, x: Matrix, run: Run) -> Matrix:
-        """As it is multiplied with the matrix `name`."""
+        """The input as the matrix `name` multiplies it."""
         parts = self._quantized.get(name)
         return round_in_groups(x, parts[0].scheme.format.activations) if run.rounds and parts else x
 
     def _others(self, op: Op, inputs: Sequence[Sequence[Matrix]], runs: Sequence[Run]) -> list[Matrix]:
-        """What works on each run by itself."""
+        """Ops that work on each run separately."""
         weights = [self._small(name) for name in op.weights]
 
         def of_run(number: int) -> Matrix:
@@ -279,7 +279,8 @@ class ReferenceModel:
 
 
 def _read_by_experts(op: Op, x: Matrix, routes: Matrix) -> Matrix:
-    """A row for each row of `x`, as large as its experts read it together; of as many experts, unless it is scaled."""
+    """A row for each row of `x`, with the maxima of its experts' joint inputs; over as many experts, unless it is
+    scaled."""
     if not op.number("scales_inputs"):
         return x
     weights = routes[:, int(op.number("experts_per_token")) :]
@@ -325,16 +326,16 @@ def scaled_and_capped(op: Op, logits: Matrix) -> Matrix:
 
 
 def _sigmoid_gate(op: Op, x: Matrix, gate: Matrix) -> Matrix:
-    with np.errstate(over="ignore"):  # exp(-gate) of a very negative gate is infinite, and x / inf is right
+    with np.errstate(over="ignore"):  # exp(-gate) may be infinite for a very negative gate; x / inf is then correct
         gated: Matrix = x / (1 + np.exp(-gate))
     return gated * gate if op.number("silu") else gated
 
 
 def _select_rows(op: Op, x: Matrix) -> Matrix:
-    return x  # the reference wants the logits of every token
+    return x  # the reference needs the logits of every token
 
 
-OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # beside look-ups and products
+OPERATIONS: Mapping[OpKind, Callable[..., Matrix]] = {  # apart from look-ups and products
     OpKind.RMS_NORM: _rms_norm,
     OpKind.LAYER_NORM: _layer_norm,
     OpKind.SLICE: _slice,

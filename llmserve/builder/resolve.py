@@ -45,7 +45,7 @@ class ResolvedBuild:
     weights: WeightPlan
     tokenizer_code: TokenizerCode
     quantized: Mapping[str, Sequence[WeightPart]]  # by parameter
-    kept: Sequence[str]  # of these, the ones whose integers the checkpoint has
+    kept: Sequence[str]  # of these, those whose integers the checkpoint has
     encoder: Encoder
     calibration: CalibrationText | None = None
     checkpoint_notes: Sequence[str] = ()
@@ -56,45 +56,46 @@ class ResolvedBuild:
         return self.target.engine_bytes(Network(self.program, self.params, self.options), self.quantized)
 
     def kept_as(self, name: str) -> str:
-        """For the digest: the formats in which a file has the rows of a parameter, where they are kept as blocks."""
+        """For the digest: the formats of a parameter's rows in the file, if they are kept as blocks."""
         stored = [part.scheme.format.name for part in self.quantized[name] if part.scheme.is_stored]
         return " ".join(stored) or "kept"
 
     @property
     def looked_up(self) -> set[str]:
-        """Quantized matrices in which rows are looked up: embeddings, and the heads that they are."""
+        """Quantized matrices whose rows are looked up: embeddings, and heads tied to them."""
         stored = stored_names(self.params, self.quantized)
         tables = {stored[op.weights[0]] for op in self.program.ops if op.kind is OpKind.EMBED}
         return {name for name in self.quantized if stored[name] in tables}
 
     @property
     def is_rounded(self) -> bool:
-        """Weights, or keys and values."""
+        """Whether weights, or keys and values, are rounded."""
         return bool(self.quantized) or self.target.cache_format(self.options).is_rounded
 
     @property
     def weight_bytes(self) -> int:
-        """Of all parameters in the engine's dtype, before they are rounded to fewer bits."""
+        """Bytes of all parameters in the engine's dtype, before quantization."""
         return self.options.floats.num_bytes(sum(param.num_elements for param in self.params))
 
     @property
     def hashed_bytes(self) -> int:
-        """Likewise, with those in float32 that stay the checkpoint's integers."""
+        """The same, with float32 for parameters that keep the checkpoint's integers."""
         kept = sum(param.num_elements for param in self.params if param.name in self.kept)
         return self.weight_bytes + FLOAT32.num_bytes(kept) - self.options.floats.num_bytes(kept)
 
     @property
     def passage(self) -> Ids:
-        """What the loss of rounding weights is measured on; nothing where none are, or no tokenizer is there."""
+        """The passage on which the loss of rounding is measured; empty if no weight is rounded or there is no
+        tokenizer."""
         is_measured = self.options.quantization and not (self.program.pools or self.program.hidden_width)
         return passage_ids(self.encoder, self.options.max_seq_len) if is_measured else ()
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about the engine, though nothing is wrong with it."""
+        """Notes for the user about the engine; none of them is a problem."""
         options = self.options
         code = [
-            f"the tokenizer's own code (auto_map) is not copied whole: {problem}"
+            f"part of the tokenizer's own code (auto_map) is not copied: {problem}"
             for problem in self.tokenizer_code.problems
         ]
         return [
@@ -110,7 +111,7 @@ class ResolvedBuild:
         ]
 
     def _rounding_notes(self) -> list[str]:
-        """Of a checkpoint that is rounded already."""
+        """Notes about a checkpoint that is already quantized."""
         num_kept, num_quantized = (num_matrices(self.params, names) for names in (self.kept, self.quantized))
         if not self.checkpoint_notes or not num_quantized:
             return []
@@ -122,7 +123,7 @@ class ResolvedBuild:
 
 
 def target_for(name: str, spec: DecoderSpec, config: HfConfig) -> Target:
-    """The target `name` of the registry, for one checkpoint."""
+    """The registry's target `name`, for one checkpoint."""
     target: Target = import_module(TARGETS[name].module).make_target(spec, config)
     return target
 
@@ -130,8 +131,8 @@ def target_for(name: str, spec: DecoderSpec, config: HfConfig) -> Target:
 def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | None = None) -> ResolvedBuild:
     """Check checkpoint and options against each other. `target` overrides the one that `options` names.
 
-    Raise `Unsupported` for an unknown architecture or config value; `CheckpointError` when the tensors are wrong;
-    `RecipeError` when only the options are, or the calibration data. The message lists every problem found.
+    Raises `Unsupported` for an unknown architecture or config value, `CheckpointError` for wrong tensors, and
+    `RecipeError` if only the options or the calibration data are wrong. The message lists every problem found.
     """
     architecture = _architecture(checkpoint.config, options)
     spec, (program, params, options), target, problems = _network(
@@ -154,7 +155,7 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     encoder.require_readable()
     if options.calibration_data and not quantized.keys() - kept:
         raise RecipeError(
-            "calibration_data has no effect: every weight keeps the integers that the checkpoint has; leave it out"
+            "calibration_data has no effect because every weight keeps the checkpoint's integers; leave it out"
         )
     if options.calibration_data:
         calibration = read_calibration(Path(options.calibration_data), encoder, max_seq_len=options.max_seq_len)
@@ -166,7 +167,7 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
 
 
 def resolve_network(config: HfConfig, options: BuildOptions, *, target: Target | None = None) -> tuple[Network, Target]:
-    """What follows from a config and the options alone; raises as `resolve` does."""
+    """What follows from a config and the options alone; raises the same errors as `resolve`."""
     _, network, target, problems = _network(config, options, target)
     raise_problems(RecipeError, "this build cannot be done", problems)
     assert target is not None
@@ -174,7 +175,7 @@ def resolve_network(config: HfConfig, options: BuildOptions, *, target: Target |
 
 
 def longest_sequence(checkpoint: Path) -> int:
-    """Positions that a checkpoint was made for."""
+    """The number of positions that a checkpoint was made for."""
     config = read_config(checkpoint)
     spec: DecoderSpec = architecture_for(config).from_hf(config)
     return spec.max_position_embeddings
@@ -186,7 +187,7 @@ def _network(
     target: Target | None,
     pooling_of: Callable[[Pooling | None], Pooling | None] = lambda usual: usual,
 ) -> tuple[DecoderSpec, Network, Target | None, list[str]]:
-    """And all that is wrong; the target is known where nothing is that comes before it."""
+    """The network and all problems; the target is known if no earlier problem was found."""
     architecture = _architecture(config, options)
     spec = architecture.from_hf(config)
     spec = replace(spec, pooling=pooling_of(spec.pooling))
@@ -206,21 +207,19 @@ def _network(
 
 
 def _architecture(config: HfConfig, options: BuildOptions) -> AnyArchitecture:
-    """Of the network, or of its layer for drafts."""
+    """The architecture of the network, or of its layer for drafts."""
     architecture = architecture_for(config)
     if not options.drafting_layer:
         return architecture
     if architecture.drafter is None:
-        raise Unsupported(
-            f"{architecture.names[0]} has no layer for drafts that is supported; leave out drafting_layer"
-        )
+        raise Unsupported(f"{architecture.names[0]} has no supported layer for drafts; leave out drafting_layer")
     return architecture.drafter
 
 
 def _quantized(
     checkpoint: Checkpoint, network: Network, weights: WeightPlan, target: Target
 ) -> Mapping[str, Sequence[WeightPart]]:
-    """As the options say, or as a GGUF file has them."""
+    """Parameters that are quantized: as the options say, or as in a GGUF file."""
     program, params, options = network
     if not options.weights.keeps_blocks:
         found = quantized_params(program, params, options)
@@ -228,12 +227,12 @@ def _quantized(
     stored = stored_parts(program, params, weights, with_tables=target.rounds_tables)
     if not stored:
         raise RecipeError(
-            f"quantization {options.quantization} keeps blocks of a GGUF file, and {checkpoint.path.name} has none; "
-            f"leave it out, or give {' or '.join(ROUNDED)}"
+            f"quantization {options.quantization} keeps blocks of a GGUF file, but {checkpoint.path.name} has none; "
+            f"leave it out, or use {' or '.join(ROUNDED)}"
         )
     mixed = [
         f"the experts of {name} have several types ({', '.join(part.scheme.format.name for part in stored[name])}); "
-        f"give dtype {options.dtype} alone, or quantization {' or '.join(ROUNDED)}"
+        f"use only dtype {options.dtype}, or quantization {' or '.join(ROUNDED)}"
         for op in program.ops
         if op.kind is OpKind.EXPERTS
         for name in op.weights
@@ -248,19 +247,19 @@ def _kept(quantized: Mapping[str, Sequence[WeightPart]], weights: WeightPlan, dt
 
 
 def _unread_sources(listed: Sequence[Param], read: Sequence[Param]) -> set[str]:
-    """Tensors of parameters that the program is without: of the head, where a text is pooled."""
+    """Tensors of parameters that the program does not use: the head's, if texts are pooled."""
     sources, kept = ({name for param in params for name in param.sources} for params in (listed, read))
     return sources - kept
 
 
 def _check_direction(spec: DecoderSpec, program: Program) -> None:
-    """Raise `Unsupported` where tokens read those behind them and cannot."""
+    """Raise `Unsupported` if tokens attend to later ones and this is not supported."""
     if not any(op.attrs.get("bidirectional") for op in program.ops):
         return
     if not program.pools:
         raise Unsupported(
-            "is_causal false in config.json: tokens read those behind them, so the network makes embeddings or scores, "
-            "no text; put the model's modules.json beside it"
+            "is_causal false in config.json: tokens attend to later ones, so the network makes embeddings or scores, "
+            "not text; put the model's modules.json next to it"
         )
     if spec.windows or spec.stateful_layers:
         raise Unsupported("is_causal false in config.json is not supported with sliding windows or Mamba layers")
@@ -271,7 +270,7 @@ def _step_problems(program: Program, options: BuildOptions) -> list[str]:
     if program.needs_whole and most < longest:
         return [
             f"max_num_tokens is {most}, but this network reads a whole text, of up to {longest} tokens, in one step: "
-            f"raise it to {longest}, or lower max_seq_len to {most}"
+            f"increase it to {longest}, or decrease max_seq_len to {most}"
         ]
     return []
 

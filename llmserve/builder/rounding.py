@@ -1,4 +1,4 @@
-"""What is done to weights, and found out about their inputs, before they are rounded to few bits."""
+"""Prepares weights, and learns about their inputs, before they are rounded to few bits."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from llmserve.progress import Progress
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    load: Callable[[str], Weight]  # parameters, equalized
+    load: Callable[[str], Weight]  # equalized parameters
     equalization: Equalization
     shares: Mapping[str, Shares] = field(default_factory=dict)
-    calibration: str = ""  # the digest of the text
+    calibration: str = ""  # digest of the text
 
     @property
     def digests(self) -> Mapping[str, str]:
-        """Of all that decides how the numbers of the checkpoint are rounded."""
+        """Digests of everything that determines how the checkpoint's numbers are rounded."""
         found = {f"{name}.shares": tensor_digest(shares) for name, shares in self.shares.items()}
         text = {"calibration": self.calibration} if self.calibration else {}
         return {**self.equalization.digests, **found, **text}
 
 
 def prepare_rounding(build: ResolvedBuild, progress: Progress, each: Each) -> Rounding:
-    """Nothing, where nothing is quantized. Integers that are kept stay as they are, and so do their columns."""
+    """Nothing if no weight is quantized. Kept integers stay as they are, and so do their columns."""
 
     def load(name: str) -> Weight:
         return build.weights.rows(name, build.options.dtype)
@@ -43,7 +43,7 @@ def prepare_rounding(build: ResolvedBuild, progress: Progress, each: Each) -> Ro
         return Rounding(load, Equalization({}, {}))
     rounds_heads = build.target.cache_format(build.options).is_rounded
     heads = equalize_heads(build.program, load, each) if rounds_heads else {}
-    # Columns of a matrix in which rows are looked up are columns of every value that follows.
+    # Columns of a matrix whose rows are looked up are columns of every value that follows.
     quantized = build.quantized.keys() - build.kept - build.looked_up
     if not quantized:
         equalization = Equalization({}, {}).with_rows(heads)
@@ -67,7 +67,7 @@ def prepare_rounding(build: ResolvedBuild, progress: Progress, each: Each) -> Ro
 
 
 def _shares(inputs: Mapping[str, Inputs], equalization: Equalization, each: Each) -> Mapping[str, Shares]:
-    """Matrices that read the same have the same; all of them are divided by the same factors."""
+    """Matrices with the same input have the same shares; the same factors divide all of them."""
     readers = {id(found.moments): name for name, found in inputs.items()}
 
     def of_reader(name: str) -> Shares:

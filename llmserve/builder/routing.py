@@ -1,4 +1,4 @@
-"""Which experts each row chooses, and how much each of them counts."""
+"""Which experts each row chooses, and their weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _chosen(op: Op, logits: Matrix, bias: Matrix | None) -> Matrix:
 
 
 def _of_best_groups(op: Op, choice: Matrix, num_groups: int) -> Matrix:
-    """Minus infinity for experts of the other groups."""
+    """`choice`, with minus infinity for experts outside the chosen groups."""
     groups = choice.reshape(len(choice), num_groups, -1)
     sums = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)
     best = np.argsort(-sums, axis=1, kind="stable")[:, : int(op.number("chosen_groups"))]

@@ -1,4 +1,4 @@
-"""Sums and factors of the reference: what ops make of each row by itself."""
+"""Ops that work on each row separately, for the reference: sums and factors."""
 
 from __future__ import annotations
 

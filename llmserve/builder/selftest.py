@@ -1,4 +1,4 @@
-"""Computes the self-test that travels with an engine: the reference path over the engine's own weights."""
+"""Computes the self-test of an engine: the reference's results with the engine's own weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmserve.models.number_formats import NumberFormat
 
 SHORT_PROMPT_LENGTHS = (1, 7)
 LONG_PROMPT_LENGTH = 40
-MAX_PROMPT_LENGTH = 300  # the reference is slow: a build of a large model should not wait for it
+MAX_PROMPT_LENGTH = 300  # the reference is slow, and the build of a large model should not wait for it
 # The reference has the engine's rounded weights and float32 everything else, so what remains is the engine's own:
 # summation order, and the KV cache in `dtype`, whose `tolerance` is accepted. An engine with quantized weights also
 # rounds activations, one with an int8 cache keys and values. The reference too, but the last bit of a float tips some
@@ -30,9 +30,9 @@ Prompt: TypeAlias = tuple[int, ...]
 
 
 def make_selftest(job: CompileJob, *, cache: NumberFormat, passage: Prompt = ()) -> tuple[SelfTest, Loss | None]:
-    """Every parameter is loaded once for each op that uses one; `job.advance` is told the bytes that were done.
+    """Every parameter is loaded once for each op that uses it; `job.advance` receives the number of bytes done.
 
-    Where weights are rounded, what that costs is measured on the tokens of `passage`.
+    If weights are rounded, the loss is measured on the tokens of `passage`.
     """
     options = job.options
     prompts = make_prompts(job.program.vocab_size, options)
@@ -60,14 +60,14 @@ def make_selftest(job: CompileJob, *, cache: NumberFormat, passage: Prompt = ())
 
 
 def change_by_rounding(logits: Sequence[Logits], exact: Sequence[Logits]) -> float:
-    """How far `logits` are from those with the same rounded weights, but exact activations, keys and values, relative
-    to the largest."""
+    """The distance of `logits` from those with the same rounded weights but exact activations, keys and values,
+    relative to the largest."""
     changes = [np.abs(rows - wanted).max() for rows, wanted in zip(logits, exact, strict=True)]
     return float(max(changes) / max(np.abs(rows).max() for rows in logits))
 
 
 def make_prompts(vocab_size: int, options: BuildOptions) -> list[Prompt]:
-    """Token ids spread over the vocabulary by a multiplicative hash. The longest prompt crosses a KV block border."""
+    """Token ids spread over the vocabulary by a multiplicative hash. The longest prompt crosses a KV block boundary."""
     longest = min(max(LONG_PROMPT_LENGTH, options.tokens_per_block + 5), MAX_PROMPT_LENGTH)
     lengths = sorted({min(length, options.max_seq_len) for length in (*SHORT_PROMPT_LENGTHS, longest)})
     return [

@@ -1,4 +1,4 @@
-"""What others call number formats, and what to write here instead: `--dtype int8` is a good guess elsewhere."""
+"""Other projects' names of number formats, and what to write here instead: `--dtype int8` is a good guess elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FLOATS = {
     "fp32": "float32", "f32": "float32", "float": "float32",
 }  # fmt: skip
 INTEGERS = {"int8": "int8", "i8": "int8", "w8a8": "int8", "int4": "int4", "i4": "int4", "w4a8": "int4"}
-NEAREST = {  # formats that no engine has -> the one that takes as many bits, or the next more
+NEAREST = {  # formats that no engine supports -> the format with as many bits, or the next larger one
     **dict.fromkeys(("fp8", "float8", "float8_e4m3fn", "float8_e5m2", "w8a8_fp8", "w8a16", "q8_0", "int8_sq"), "int8"),
     **dict.fromkeys(("fp4", "nvfp4", "mxfp4", "w4a16", "q4_0", "int4_awq", "int4_gptq"), "int4"),
 }  # fmt: skip
@@ -19,7 +19,7 @@ OPTIONS = ("dtype", "quantization", "kv_cache_dtype")
 
 
 def advice(option: str, name: str) -> str:
-    """What to write for `name`, which `option` does not take; empty where nobody can tell."""
+    """What to write instead of the unsupported `name` of `option`; empty if unknown."""
     if option not in OPTIONS:
         return ""
     known = FLOATS.get(name.lower(), name.lower())

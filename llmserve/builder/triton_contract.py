@@ -1,10 +1,10 @@
 """The tensors and parameters of TensorRT-LLM's own Triton backend, as of release 25.05: what `--backend tensorrtllm`
-leaves of the packaged configs, and what it fills in.
+keeps of the packaged configs, and what it fills in.
 
 From the public source of that release: inflight_batcher_llm/src/{model_state,model_instance_state}.cc say how each
-parameter is read, and all_models/inflight_batcher_llm/*/config.pbtxt which tensors there are. A number or a flag that
-is not set takes its default there; three texts (tokenizer_dir, guided_decoding_backend, xgrammar_tokenizer_info_path)
-must be present, if empty.
+parameter is read, and all_models/inflight_batcher_llm/*/config.pbtxt which tensors there are. There, a number or flag
+that is not set has its default; three strings (tokenizer_dir, guided_decoding_backend, xgrammar_tokenizer_info_path)
+must be present, but may be empty.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmserve.scheduler.settings import SchedulerSettings
 TENSORRT_LLM_RELEASE = "1.2"
 ENGINE_MODEL = "tensorrt_llm"  # the model of the packaged pipelines, not the target of the same name
 WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
-# ours, or of v0.7.1: the compiled backend has no such tensor
+# llmserve's own, or from v0.7.1: the compiled backend has no such tensor
 FOREIGN_INPUTS = (
     "stop_words", "min_p", "min_length", "random_seed", "prompt_warning", "return_receipt", "speculation",
     "num_draft_tokens",
@@ -33,7 +33,7 @@ FOREIGN_OUTPUTS = (
 
 
 def compiled_model(config: ModelConfig, engine: EngineDirectory, engine_path: Path) -> ModelConfig:
-    """The packaged `tensorrt_llm` for the compiled backend, which will find the engine in `engine_path`."""
+    """The packaged `tensorrt_llm` model for the compiled backend, which finds the engine in `engine_path`."""
     made = ModelConfig()
     made.CopyFrom(config)
     _keep(made.input, (tensor for tensor in config.input if tensor.name not in FOREIGN_INPUTS))
@@ -48,12 +48,12 @@ def compiled_model(config: ModelConfig, engine: EngineDirectory, engine_path: Pa
 
 
 def parameters(engine: EngineDirectory, engine_path: Path) -> Mapping[str, str]:
-    """Every parameter that has a value. The others mean something when they are unset, or are for what we have not."""
+    """Every parameter that has a value. The others have a meaning when unset, or configure features that we lack."""
     limits: Mapping[str, Any] = engine.config.get("build_config", {})
     beam_width = int(limits.get("max_beam_width") or 1)
     has_alibi = "alibi" in str(engine.config.get("pretrained_config", {}).get("position_embedding_type", ""))
     has_paged_context = limits.get("plugin_config", {}).get("use_paged_context_fmha", True)
-    may_begin_cached = "true" if has_paged_context and not has_alibi else "false"  # as engine.tensorrt_llm.open decides
+    may_begin_cached = "true" if has_paged_context and not has_alibi else "false"  # as in engine.tensorrt_llm.open
     return {
         "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
         "gpt_model_type": "inflight_fused_batching",

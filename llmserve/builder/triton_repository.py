@@ -1,8 +1,8 @@
 """A model repository for a Triton server, around an engine directory: `llmserve export triton`.
 
 The four models of the packaged pipelines. A model finds its files below its own directory ($$TRITON_MODEL_DIRECTORY),
-for a server copies each model on its own out of an object store; so each has its own copy of the tokenizer. A
-repository that is not self-contained holds configs and code only, and names the engine's path.
+because a server copies each model separately from an object store; so each has its own copy of the tokenizer. A
+repository that is not self-contained has only configs and code, and refers to the engine's path.
 
     tensorrt_llm/1/engine/         the engine directory
     preprocessing/1/tokenizer/     its text files; postprocessing/ likewise
@@ -52,12 +52,12 @@ class TritonExport:
     output: Path
     backend: TritonBackend = TritonBackend.PYTHON
     self_contained: bool = True
-    mounted_at: Path | None = None  # where the server sees `output`; None: in the same place
+    mounted_at: Path | None = None  # path of `output` on the server; None: the same path
 
     def write(self) -> None:
-        """`output` exists completely or not at all. Raises `AlreadyExists` unless it is free or empty."""
+        """Write `output` completely or not at all. Raises `AlreadyExists` unless it is free or empty."""
         if makes := self.engine.info().pooling:
-            raise Unsupported(f"{self.engine.path} makes {makes}: such engines are not exported; use `llmserve serve`")
+            raise Unsupported(f"{self.engine.path} makes {makes}, so it cannot be exported; use `llmserve serve`")
         if self.backend is TritonBackend.TENSORRTLLM:
             _check_compiled(self.engine)
         if self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):
@@ -93,7 +93,7 @@ class TritonExport:
         return compiled_model(config, self.engine, place if self.self_contained else self.engine.path.absolute())
 
     def _point(self, config: ModelConfig, folders: Mapping[str, str]) -> None:
-        """Set parameters that are paths: below the model's own directory, or the engine's where it is now."""
+        """Set parameters that are paths: below the model's own directory, or the engine's current path."""
         for key, folder in folders.items():
             here = f"{MODEL_DIRECTORY}/{folder}" if self.self_contained else str(self.engine.path.absolute())
             config.parameters[key].string_value = here
@@ -119,13 +119,13 @@ class TritonExport:
 
 
 def _check_compiled(engine: EngineDirectory) -> None:
-    """TensorRT-LLM's C++ backend runs what its builder has compiled, and nothing else."""
+    """Refuse engines that TensorRT-LLM's C++ backend cannot run: all that its builder did not compile."""
     manifest = engine.manifest
     backend = TritonBackend.TENSORRTLLM.value
     if backend not in runtime_for(manifest.target).triton_backends(manifest):
         mode = manifest.device.get("mode")
         raise Unsupported(
             f"{engine.path} is a {manifest.target} engine{f' in {mode} mode' if mode else ''}; --backend {backend} "
-            f"needs one that TensorRT-LLM {TENSORRT_LLM_RELEASE} has compiled; leave the flag out: the Python backend "
+            f"needs one that TensorRT-LLM {TENSORRT_LLM_RELEASE} has compiled; leave out the flag: the Python backend "
             "runs this one"
         )

@@ -1,4 +1,4 @@
-"""Who makes and who reads the values of a Program: what may be moved between weights follows from it."""
+"""Producers and readers of a Program's values, which determine what may be moved between weights."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Uses:
         return all(self._weights[name] == 1 for name in op.weights)
 
     def readers(self, value: str, among: Collection[str]) -> tuple[str, ...]:
-        """The matrices that multiply a value, all of them `among` these; none if somebody else reads it."""
+        """The matrices that multiply a value; all must be in `among`. None if anything else reads it."""
         ops = self._read_by.get(value, [])
         sound = all(op.kind in LINEAR_KINDS and op.weights[0] in among and self.is_own(op) for op in ops)
         return tuple(op.weights[0] for op in ops) if sound else ()
 
     def sole(self, value: str) -> Op | None:
-        """What makes a value with one reader, with weights of its own."""
+        """The producer of a value with one reader, if its weights have no other use."""
         op = self._made_by[value]
         return op if self.is_own(op) and len(self._read_by[value]) == 1 else None
 
@@ -41,12 +41,12 @@ class Uses:
         return op if op is not None and op.kind is OpKind.LINEAR else None
 
     def norm(self, value: str) -> Op | None:
-        """What makes a value, where that is a norm of whole rows."""
+        """The producer of a value, if it is a norm of whole rows."""
         op = self._made_by[value]
         return op if op.kind in NORMS and op.number("groups") == 1 else None
 
     def part(self, value: str) -> tuple[Op, int] | None:
-        """The linear layer of which a value with one reader is a part that nobody else reads, and where it begins."""
+        """The linear layer that a value with one reader is a part of, if the part has no other readers; its start."""
         op = self._made_by[value]
         if op.kind is not OpKind.SLICE:
             return None if (maker := self.maker(value)) is None else (maker, 0)

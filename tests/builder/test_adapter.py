@@ -99,7 +99,7 @@ def test_what_is_not_for_run_time_is_refused_all_at_once(folders: Path, tmp_path
     modules = ["q_proj", "embed_tokens", "lm_head"]
     make_adapter(tmp_path / "a", folders / "c", target_modules=modules, modules_to_save=["input_layernorm"], r=4)
     said = refused(folders, tmp_path / "a")
-    assert "it replaces model.layers.0.input_layernorm.weight whole" in said
+    assert "it replaces all of model.layers.0.input_layernorm.weight" in said
     assert "it changes model.embed_tokens.weight, an embedding" in said
     assert "it changes lm_head.weight, the head" in said
     assert "llmserve build CHECKPOINT --lora ADAPTER" in said
@@ -107,7 +107,7 @@ def test_what_is_not_for_run_time_is_refused_all_at_once(folders: Path, tmp_path
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"use_dora": True}, "is changed by DoRA"), ({"r": 257}, "has the rank 257; at run time it may be 256 at most")],
+    [({"use_dora": True}, "is changed by DoRA"), ({"r": 257}, "has rank 257; at run time, at most 256 is supported")],
 )
 def test_an_option_that_no_engine_has_at_run_time(
     options: dict[str, object], words: str, folders: Path, tmp_path: Path
@@ -120,8 +120,8 @@ def test_an_adapter_of_another_network(folders: Path, tmp_path: Path) -> None:
     other = make_checkpoint(tmp_path / "o", "llama", num_hidden_layers=3, hidden_size=96)
     make_adapter(tmp_path / "a", other)
     said = refused(folders, tmp_path / "a")
-    assert "it changes model.layers.2.mlp.up_proj.weight, and the engine has no such matrix" in said
-    assert "q_proj.weight has the shape [64, 64] in the engine, and [96, 96] in the adapter" in said
+    assert "it changes model.layers.2.mlp.up_proj.weight, but the engine has no such matrix" in said
+    assert "q_proj.weight has the shape [64, 64] in the engine, but [96, 96] in the adapter" in said
 
 
 def test_experts_are_refused(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_rounded_engines_of_an_older_build_are_named(folders: Path, tmp_path: Pa
     files = {name: record for name, record in manifest.files.items() if name != "factors.npz"}
     (tmp_path / "e/manifest.json").write_text(replace(manifest, files=files).to_json())
     said = refused(folders, folders / "a", tmp_path / "e")
-    assert "has no factors.npz: an older llmserve built it; build it again" in said
+    assert "has no factors.npz: an older llmserve built it; rebuild it with" in said
 
 
 def test_numbers_that_do_not_fit_the_engine(folders: Path, tmp_path: Path) -> None:

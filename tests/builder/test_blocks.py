@@ -133,7 +133,7 @@ def test_types_are_part_of_the_digest(tmp_path: Path) -> None:
 
 
 def test_what_has_no_blocks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="keeps blocks of a GGUF file, and tiny has none"):
+    with pytest.raises(RecipeError, match="keeps blocks of a GGUF file, but tiny has none"):
         build_engine(make_checkpoint(tmp_path / "tiny", "llama"), tmp_path / "engine", OPTIONS)
 
 

@@ -58,7 +58,7 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no recipe"):
+    with pytest.raises(NotFound, match="does not exist"):
         load_recipe(tmp_path / "none.yaml")
 
 

@@ -85,7 +85,7 @@ def test_a_prefix_that_is_too_short_or_too_long_is_refused_before_the_build(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--dtype", "float32", "--output-dir", tmp_path / "e", "--prefix", tmp_path / "system.txt")
-    for text, problem in (("the", "a KV block of this engine 32"), ("the river " * 500, "the prompt is too long")):
+    for text, problem in (("the", "a KV block of this engine has 32"), ("the river " * 500, "the prompt is too long")):
         (tmp_path / "system.txt").write_text(text)
         assert llmserve(monkeypatch, "build", checkpoint, *flags) == 2
         assert problem in capsys.readouterr().err
@@ -139,7 +139,7 @@ def test_flags_may_have_underscores_as_trtllm_builds_have(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert llmserve(monkeypatch, "build", checkpoint, "--dry-run", "--max_batch_size", "5", "--max_num_tokens=77") == 0
-    assert "5 sequences and 77 tokens a step" in capsys.readouterr().out
+    assert "5 sequences and 77 tokens per step" in capsys.readouterr().out
 
 
 def test_the_flags_of_every_target_are_listed(
@@ -191,8 +191,8 @@ def test_a_tokenizer_that_does_not_go_with_the_network_is_told(
     config = json.loads((own / "config.json").read_text())
     monkeypatch.setattr(encoder, "LEAST_KNOWN", 1.01)  # as if the network knew more
     for checkpoint, note in (
-        (own, f"pieces and the network {config['vocab_size']}: is it this network's own?"),
-        (without, "no tokenizer.json or tokenizer.model: this engine can be given token ids, but no text"),
+        (own, f"pieces, but the network {config['vocab_size']}; check that they belong together"),
+        (without, "no tokenizer.json or tokenizer.model: this engine accepts token ids, but no text"),
     ):
         caplog.clear()
         assert llmserve(monkeypatch, "build", checkpoint, "--output-dir", tmp_path / "e") == 0
@@ -208,7 +208,7 @@ def test_a_recipe_replaces_the_flags(
     assert llmserve(monkeypatch, "build", "--recipe", recipe, "--dry-run", "--max-num-tokens", "77") == 0
     shown = capsys.readouterr().out
     assert "float32+int8" in shown
-    assert "5 sequences and 77 tokens a step" in shown
+    assert "5 sequences and 77 tokens per step" in shown
 
 
 @pytest.mark.parametrize(
@@ -228,10 +228,10 @@ def test_a_recipe_replaces_the_flags(
         ),
         (
             ["build", "CHECKPOINT", "--quantization", "int4", "--calibration-data", "a.jsonl"],
-            "no calibration data a.jsonl",
+            "calibration data a.jsonl does not exist",
         ),
         (["build", "nowhere"], "nowhere"),
-        (["build", "--recipe", "nowhere.yaml"], "no recipe"),
+        (["build", "--recipe", "nowhere.yaml"], "nowhere.yaml does not exist"),
         (["inspect", "CHECKPOINT"], "is a Hugging Face checkpoint, not an engine"),
         (["inspect", "nowhere"], "no engine directory"),
     ],

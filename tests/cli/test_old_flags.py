@@ -135,7 +135,7 @@ def test_both_lengths_of_build_py_are_the_longest_sequence(
         ("--max_output_len 10 --max_seq_len 64", 64),
     ):
         assert llmserve(monkeypatch, "build", "--hf_model_dir", checkpoint, "--dry-run", *flags.split()) == 0
-        assert f"{tokens} tokens a sequence" in " ".join(capsys.readouterr().out.split())
+        assert f"{tokens} tokens per sequence" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_is_no_checkpoint_says_what_to_do(

@@ -327,7 +327,7 @@ def test_a_language_model_makes_no_embeddings(tmp_path: Path) -> None:
 def test_an_embedder_is_neither_exported_nor_asked_for_tokens(server: ServerProcess, folder: Path) -> None:
     exported = llmserve("export", "triton", str(folder / "engine"), "--output", str(folder / "exported"))
     assert exported.returncode != 0
-    assert "makes embeddings: such engines are not exported" in exported.stderr
+    assert "makes embeddings, so it cannot be exported" in exported.stderr
     asked = llmserve("run", str(folder / "engine"), "--input-text", "fox")
     assert asked.returncode != 0
     assert "this engine makes embeddings or scores of texts, not tokens" in asked.stderr

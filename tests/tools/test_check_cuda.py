@@ -153,7 +153,7 @@ def test_what_a_sanitizer_finds_is_a_failure(tmp_path: Path, monkeypatch: pytest
 def test_the_contract_is_asked_of_engines_on_this_machines_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here there is none to build for."""
     monkeypatch.setattr(checks, "require_machine", lambda plan: None)
-    with pytest.raises(StepFailed, match=r"nvidia\] and \d+ others: .*gpu: this machine has none to build for"):
+    with pytest.raises(StepFailed, match=r"nvidia\] and \d+ others: .*gpu: this machine has no GPU to build for"):
         checks.contract(Plan(cuda.SUBJECT, tmp_path, Path("unused"), None))
 
 

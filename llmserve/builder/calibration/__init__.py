@@ -1,1 +1,1 @@
-"""What a text of the user's own tells a build about the inputs of its matrices."""
+"""What a user's own text tells a build about the inputs of its matrices."""

@@ -1,4 +1,4 @@
-"""What the inputs of matrices are like when a network reads a text: the reference path, watched."""
+"""Measures the inputs of matrices while the reference reads a text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.number_formats import ROUNDED
 
 SUMMED_TOKENS = 2048  # in float32; more are added in float64
-EXPERT_BLOCK_INPUTS = (BLOCK_INPUTS, 128, 64)  # narrower ones gain less
+EXPERT_BLOCK_INPUTS = (BLOCK_INPUTS, 128, 64)  # feedback within smaller blocks gains less
 MOST_EXPERT_BYTES = 2 << 30  # for what all experts share: Qwen3-30B-A3B has blocks of 128 inputs
 
 logger = logging.getLogger(__name__)
@@ -38,13 +38,13 @@ Vector: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Of a matrix: the largest of each input, and the sums of products of two, within blocks."""
+    """Statistics of a matrix's inputs: the largest value of each, and the sums of products of pairs within blocks."""
 
     peaks: Vector  # [K]
     moments: Moments
 
     def divided(self, factors: NDArray[np.float32]) -> Inputs:
-        """As they are once the inputs are divided by powers of two [K]: exact."""
+        """The statistics after the inputs are divided by powers of two [K]; exact."""
         num_blocks, width, _ = self.moments.shape
         inverse = np.zeros(num_blocks * width, np.float32)
         inverse[: len(factors)] = 1 / factors
@@ -54,7 +54,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """By matrix; those that read the same have the same."""
+    """Statistics by matrix; matrices that read the same values share them."""
 
     inputs: Mapping[str, Inputs]
     of_experts: Mapping[str, Shares]  # of experts' second matrices, for each expert by itself
@@ -69,7 +69,7 @@ def watch_inputs(
     each: Each = one_by_one,
     rounded: Collection[str] = (),
 ) -> Watched:
-    """`advance` is told names and numbers of elements. `rounded`: matrices that feedback is for.
+    """`advance` receives names and numbers of elements. `rounded`: matrices that are rounded with feedback.
 
     Experts' first matrices are one tensor: each row is read by as many, so what all of them read together is what the
     layer reads. What the second ones read has another meaning in each expert.
@@ -107,7 +107,7 @@ class _Watch:
 
 
 def _of_experts(program: Program, load: Load, rounded: Collection[str]) -> Mapping[str, Shares]:
-    """Places for the shares of experts' second matrices, in blocks so narrow that all of them fit; or none."""
+    """Memory for the shares of experts' second matrices, in blocks so narrow that all of them fit; or none."""
     experts = {op.weights[1]: int(op.number("num_experts")) for op in program.ops if op.kind is OpKind.EXPERTS}
     inputs = {name: (count, load(name).shape[1]) for name, count in experts.items() if name in rounded}
 
@@ -120,14 +120,14 @@ def _of_experts(program: Program, load: Load, rounded: Collection[str]) -> Mappi
         if sum(map(math.prod, shapes.values())) * np.dtype(np.float16).itemsize <= MOST_EXPERT_BYTES:
             return {name: np.zeros(each, np.float16) for name, each in shapes.items()}
     logger.warning(
-        "calibration: experts' down matrices are rounded without feedback: it would take more than %.0f GiB of memory",
+        "calibration: experts' down matrices are rounded without feedback: it would need more than %.0f GiB of memory",
         MOST_EXPERT_BYTES / 2**30,
     )
     return {}
 
 
 def watched_names(program: Program) -> list[str]:
-    """The parameters that are read for it."""
+    """The parameters that must be read for this."""
     return [name for op in program.ops if op.kind is not OpKind.LOGITS for name in op.weights]
 
 
@@ -141,10 +141,10 @@ def _moments(name: str, x: Matrix, width: int, each: Each) -> Moments:
 
     moments = np.stack(list(each(of_block, range(0, x.shape[1], width))))
     if not np.isfinite(moments).all():
-        raise Unsupported(f"{name}: with the calibration data, squares of its inputs overflow float32")
+        raise Unsupported(f"{name}: with this calibration data, the squares of its inputs overflow float32")
     return moments
 
 
 def block_width(num_inputs: int) -> int:
-    """Of as many blocks as are needed, the last one filled up with zeros."""
+    """The width of as few blocks as are needed; zeros fill up the last one."""
     return min(BLOCK_INPUTS, max(format.num_groups(num_inputs) * format.group for format in ROUNDED.values()))

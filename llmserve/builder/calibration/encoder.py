@@ -1,4 +1,4 @@
-"""Prompts to ids before there is an engine, as the engine's own preprocessing will make them."""
+"""Converts prompts to ids before the engine exists, exactly as the engine's own preprocessing will."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ids: TypeAlias = tuple[int, ...]
 
 
 class Encoder:
-    """Reads the tokenizer when it is first needed: `CheckpointError` where there is none, or it is corrupt."""
+    """Reads the tokenizer on first use. Raises `CheckpointError` if there is none or it is corrupt."""
 
     def __init__(self, checkpoint: Checkpoint, vocab_size: int) -> None:
         self._checkpoint = checkpoint
@@ -31,7 +31,7 @@ class Encoder:
         return self._encode(TextPrompt(text=text))
 
     def messages(self, messages: Any) -> Ids:
-        """As JSON has them."""
+        """Problems with messages, given as parsed JSON."""
         return self._encode(TextPrompt(messages=parse_messages(json.dumps(messages))))
 
     def prompt_ids(self, ids: Any) -> Ids:
@@ -40,14 +40,14 @@ class Encoder:
         return self._known(tuple(ids))
 
     def require_readable(self) -> None:
-        """Where the checkpoint has a tokenizer: an engine with one that cannot be read would not serve."""
+        """Raise if the checkpoint has an unreadable tokenizer: its engine could not serve."""
         if any(self._checkpoint.text_file(name) is not None for name in TOKENIZER_NAMES):
             self.preprocessor()
 
     def notes(self) -> list[str]:
-        """Of the checkpoint's end tokens, and what of the vocabulary has no text."""
+        """Notes about the checkpoint's end tokens, and about ids without text."""
         if all(self._checkpoint.text_file(name) is None for name in TOKENIZER_NAMES):
-            without = f"no {' or '.join(TOKENIZER_NAMES)}: this engine can be given token ids, but no text"
+            without = f"no {' or '.join(TOKENIZER_NAMES)}: this engine accepts token ids, but no text"
             return ["; ".join(filter(None, (without, advice_on_tekken(self._checkpoint.path))))]
         found = [
             f"eos_token_id {token} is not one of the network's ids, 0 to {self._vocab_size - 1}: no answer ends with it"
@@ -55,12 +55,12 @@ class Encoder:
             if not 0 <= token < self._vocab_size
         ]
         num_pieces = self.preprocessor().tokenizer.vocab_size
-        if LEAST_KNOWN * self._vocab_size <= num_pieces <= self._vocab_size:  # a little larger a table is usual
+        if LEAST_KNOWN * self._vocab_size <= num_pieces <= self._vocab_size:  # tables are often a little larger
             return found
         return [
             *found,
-            f"the tokenizer has {num_pieces:,} pieces and the network {self._vocab_size:,}: is it this network's own? "
-            "Ids that only one of them has cannot be read or written",
+            f"the tokenizer has {num_pieces:,} pieces, but the network {self._vocab_size:,}; check that they belong "
+            "together. Ids that only one of them has cannot be read or written",
         ]
 
     def _encode(self, prompt: TextPrompt) -> Ids:
@@ -78,9 +78,9 @@ class Encoder:
 
 
 def _open_preprocessor(checkpoint: Checkpoint) -> Preprocessor:
-    """A GGUF file's tokenizer is no file yet."""
+    """A GGUF file's tokenizer is not a file of its own."""
     if all(checkpoint.text_file(name) is None for name in TOKENIZER_NAMES):
-        raise CheckpointError(f"{checkpoint.path} has no tokenizer ({' or '.join(TOKENIZER_NAMES)}): give prompt_ids")
+        raise CheckpointError(f"{checkpoint.path} has no tokenizer ({' or '.join(TOKENIZER_NAMES)}); give prompt_ids")
     with temporary_directory(TEMPORARY_PREFIX) as parent:
         folder = parent / checkpoint.path.resolve().name
         folder.mkdir()

@@ -1,7 +1,7 @@
-"""Rounding with feedback: what one input's rounding does to a product, the inputs that follow make up for.
+"""Rounding with feedback: the inputs that follow compensate for the error that rounding one input causes.
 
-GPTQ (arXiv 2210.17323) for blocks of inputs, each by itself: then all of them are worked on side by side, and as much
-is gained. How much of an error each input takes over follows from the second moments of what the matrix reads.
+GPTQ (arXiv 2210.17323), applied to each block of inputs separately: all blocks are processed in parallel, and the gain
+is the same. The second moments of the matrix's inputs determine how much of an error each input takes over.
 
 Shapes in comments: B blocks, C inputs of a block, G groups of a block, N rows.
 """
@@ -20,26 +20,26 @@ from llmserve.checkpoint.integers import Integers
 from llmserve.models.number_formats import WeightFormat
 
 BLOCK_INPUTS = 256
-DAMPING = 0.01  # of the mean second moment, added to each input's: what the text does not tell must not matter
-DAMPING_OF_FEW = 2.0  # the same for as many tokens as inputs, and less for more: few hang together by chance
-SHARE_BITS = 20  # behind the point, of what an error is multiplied with
+DAMPING = 0.01  # of the mean second moment, added to each input's, so that what the text lacks has no effect
+DAMPING_OF_FEW = 2.0  # the same for as many tokens as inputs; less for more tokens, as fewer correlate by chance
+SHARE_BITS = 20  # of the fraction of a share, which multiplies an error
 ERROR_BITS = 22  # of an error, relative to the largest weight of a row
-MOST_DIGITS = 2.0**24  # of either: 32 products of two fit a float64, so that they have the same sum in any order
+MOST_DIGITS = 2.0**24  # of either: a float64 holds the sum of 32 products exactly, in any order
 
 Moments: TypeAlias = NDArray[np.float32]  # [B, C, C]
 Shares: TypeAlias = NDArray[np.floating[Any]]  # [B, C, C]; [E, B, C, C] of a matrix that is those of E experts
 
 
 def shares_of(moments: Moments, damping: float = DAMPING) -> Shares:
-    """Which part of an input's error is taken from each of the later ones of its block, from what inputs are together.
+    """The part of an input's error that each later input of its block compensates for.
 
-    Multiples of 2^-SHARE_BITS. Inputs that are never anything share nothing.
+    Multiples of 2^-SHARE_BITS. Inputs that are always zero share nothing.
     """
     products = moments.astype(np.float64)
     sizes = np.einsum("bcc->bc", products)
     added = np.maximum(damping * sizes.mean(axis=1, keepdims=True), np.where(sizes > 0, 0.0, 1.0))
     damped = products + np.eye(moments.shape[1]) * added[:, None, :]
-    # with L of the inverse = L L^T, column j of L is what later inputs are to do about j
+    # with L of the inverse = L L^T, column j of L says how later inputs compensate for input j
     lower = np.linalg.cholesky(np.linalg.inv(damped))
     shares = np.triu((lower / np.einsum("bcc->bc", lower)[:, None, :]).transpose(0, 2, 1), 1)
     digits = np.clip(np.rint(shares * 2.0**SHARE_BITS), -MOST_DIGITS, MOST_DIGITS)
@@ -49,11 +49,11 @@ def shares_of(moments: Moments, damping: float = DAMPING) -> Shares:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WithFeedback:
-    """A scheme whose values are chosen for what is read, not each for itself. Rows depend on nothing else."""
+    """A scheme that chooses values for the inputs that the matrix reads, not each by itself. Rows are independent."""
 
     scheme: GridScheme
     shares: Shares
-    pieces: int = 4  # for a step works on one input of each block
+    pieces: int = 4  # because a step works on one input of each block
     is_stored: bool = False
 
     @property
@@ -67,13 +67,13 @@ class WithFeedback:
         return rounding.result(rows.shape[1])
 
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
-        """What is kept needs no feedback."""
+        """Kept integers need no feedback."""
         return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OfExperts:
-    """The same for a matrix that is those of experts, one above the other: each is rounded for what it reads."""
+    """The same for a matrix of stacked experts: each expert is rounded for its own inputs."""
 
     scheme: GridScheme
     shares: Shares  # [E, B, C, C]
@@ -103,24 +103,24 @@ class OfExperts:
 
 
 class _Rounding:
-    """Rows on their way: a group of inputs after the other, all blocks side by side."""
+    """Rows while they are rounded: one group of inputs after the other, in all blocks in parallel."""
 
     def __init__(self, scheme: GridScheme, rows: Matrix, shares: Shares) -> None:
         self._count, (self._num_blocks, width, _) = len(rows), shares.shape
         padded = np.zeros((self._count, self._num_blocks * width), np.float32)
         padded[:, : rows.shape[1]] = rows
-        # inputs of one place in all blocks lie together: [C, B, N]
+        # inputs at the same position of all blocks are adjacent: [C, B, N]
         self._left = np.ascontiguousarray(padded.reshape(self._count, self._num_blocks, width).transpose(2, 1, 0))
         self._scheme, self._shares = scheme, shares.astype(np.float32, copy=False)
         self._row_scale = scheme.row_scale(rows)
         self._of_blocks = np.tile(self._row_scale, self._num_blocks)
-        # what errors are counted in: a power of two for each row
+        # unit of the errors: a power of two for each row
         self._unit = np.exp2(np.frexp(np.abs(rows).max(axis=1))[1] - np.float64(ERROR_BITS))
         self._values: list[Matrix] = []
         self._grids: list[Grid] = []
 
     def round_group(self, begin: int) -> None:
-        """The inputs from `begin` of every block; what they get wrong is taken from the later ones."""
+        """Round the inputs from `begin` of every block, and subtract their errors from later inputs."""
         end = begin + self._scheme.format.group
         group, shares = self._left[begin:end], self._shares[:, begin:end]
         grid = self._scheme.grid(group.reshape(len(group), -1), self._of_blocks)
@@ -137,7 +137,7 @@ class _Rounding:
             self._left[end:] -= self._taken(errors, shares[:, :, end:])
 
     def _taken(self, errors: NDArray[np.float32], shares: Shares) -> NDArray[np.float32]:
-        """[C, B, N] of the errors [G, B, N], each times its share [B, G, C]: an exact sum, whatever its order."""
+        """[C, B, N]: the sum of the errors [G, B, N], each times its share [B, G, C]; exact, in any order."""
         digits = np.clip(np.rint(errors / self._unit), -MOST_DIGITS, MOST_DIGITS)
         products = np.matmul(shares.transpose(0, 2, 1).astype(np.float64), digits.transpose(1, 0, 2))
         taken: NDArray[np.float32] = (products * self._unit).astype(np.float32).transpose(1, 0, 2)
@@ -145,7 +145,7 @@ class _Rounding:
 
     def result(self, num_inputs: int) -> Quantized:
         def by_row(of_places: Sequence[NDArray[Any]], wanted: int) -> NDArray[Any]:
-            """Of one place in all blocks after the other, [places][B * N], in the order of a row's inputs."""
+            """Values of one position in all blocks, [places][B * N], in the order of a row's inputs."""
             stacked = np.stack(of_places).reshape(len(of_places), self._num_blocks, self._count)
             return stacked.transpose(2, 1, 0).reshape(self._count, -1)[:, :wanted]
 
@@ -164,7 +164,7 @@ class _Rounding:
 def with_feedback(
     quantized: Mapping[str, Sequence[WeightPart]], shares: Mapping[str, Shares]
 ) -> Mapping[str, Sequence[WeightPart]]:
-    """The same formats, rounded with feedback where shares are known."""
+    """The same formats, rounded with feedback if shares are known."""
     return {
         name: [replace(part, scheme=_scheme(part, shares[name])) for part in parts] if name in shares else parts
         for name, parts in quantized.items()

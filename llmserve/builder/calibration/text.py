@@ -1,7 +1,7 @@
-"""Calibration data: what a user has the network read before its weights are rounded, checked before one is read.
+"""Calibration data: the user's text that the network reads before its weights are rounded. All of it is checked first.
 
-A line of the file is a JSON object with "text", with "messages", to which the checkpoint's chat format is applied, or
-with "prompt_ids". At most MOST_TOKENS are used, in order.
+Each line of the file is a JSON object with "text", with "messages", to which the checkpoint's chat format is applied,
+or with "prompt_ids". The first MOST_TOKENS tokens are used.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from llmserve.builder.calibration.encoder import Encoder, Ids
 from llmserve.engine.directory.manifest import Calibration
 from llmserve.errors import CheckpointError, InvalidArgument, NotFound, RecipeError, Unsupported, raise_problems
 
-MOST_TOKENS = (
-    8_000  # twice as many gain nothing that could be told from noise, and a network of 7B reads for 10 minutes
-)
-LONGEST = 1024  # tokens that are read as one text; what is longer is read in parts
+MOST_TOKENS = 8_000  # twice as many gain nothing measurable, and a network of 7B reads for 10 minutes
+LONGEST = 1024  # tokens that are read as one text; longer texts are split
 ENOUGH_TOKENS = 2_000  # fewer say little about sums of products
-MOST_LISTED = 20  # problems; a file that is something else has one in every line
+MOST_LISTED = 20  # problems listed at most; a wrong file has one in every line
 KEYS = ("text", "messages", "prompt_ids")
 
 
@@ -39,7 +37,7 @@ class CalibrationText:
 
     @property
     def facts(self) -> Calibration:
-        """For the manifest."""
+        """Facts for the manifest."""
         return Calibration(self.sha256, self.num_tokens, self.num_lines_used)
 
     @property
@@ -51,10 +49,7 @@ class CalibrationText:
                 f"{self.num_lines:,} lines); the rest has no effect"
             )
         if self.num_tokens < ENOUGH_TOKENS:
-            found.append(
-                f"calibration: {self.num_tokens:,} tokens are few; {ENOUGH_TOKENS:,} to {MOST_TOKENS:,} are enough "
-                "about a network"
-            )
+            found.append(f"calibration: {self.num_tokens:,} tokens are few; use {ENOUGH_TOKENS:,} to {MOST_TOKENS:,}")
         return found
 
 
@@ -86,10 +81,10 @@ def read_calibration(path: Path, encoder: Encoder, *, max_seq_len: int) -> Calib
         except (InvalidArgument, Unsupported) as error:
             problems.append(f"line {number}: {error}")
             if len(problems) == MOST_LISTED:
-                problems.append("and perhaps more, in the lines that follow")
+                problems.append("there may be more problems in the lines that follow")
                 break
     if not num_lines:
-        problems.append('it has no lines; a line is {"text": ...}, {"messages": [...]} or {"prompt_ids": [...]}')
+        problems.append('it has no lines; write lines of {"text": ...}, {"messages": [...]} or {"prompt_ids": [...]}')
     raise_problems(RecipeError, f"calibration data {path} cannot be used", problems)
     return CalibrationText(digest.hexdigest(), tuple(texts), num_lines, num_used)
 
@@ -99,32 +94,32 @@ def _lines(path: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
             yield from file
     except FileNotFoundError:
-        raise NotFound(f"no calibration data {path}") from None
+        raise NotFound(f"calibration data {path} does not exist") from None
     except OSError as error:
         raise RecipeError(f"calibration data {path} cannot be read: {error.strerror}") from error
 
 
 def _entry(line: bytes) -> tuple[str, Any]:
-    """The key and the value of a line."""
+    """The key and the value of a line, or what is wrong with it."""
     try:
         content = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"not JSON ({error}); every line is an object by itself") from None
+        raise InvalidArgument(f"not JSON ({error}); each line must be one JSON object") from None
     if not isinstance(content, dict):
         raise InvalidArgument(f"it must be an object, found {type(content).__name__}")
     if len(content) != 1 or not content.keys() <= set(KEYS):
         named = ", ".join(map(repr, content)) or "none"
-        raise InvalidArgument(f"it must have one key, {', '.join(KEYS[:-1])} or {KEYS[-1]}, and has {named}")
+        raise InvalidArgument(f"it must have one key, {', '.join(KEYS[:-1])} or {KEYS[-1]}, but has {named}")
     ((key, value),) = content.items()
     if key == "text" and not isinstance(value, str):
         raise InvalidArgument(f"text must be a string, found {type(value).__name__}")
     if not value or (key == "text" and not value.strip()):
-        raise InvalidArgument(f"its {key} is empty")
+        raise InvalidArgument(f"{key} is empty")
     return key, value
 
 
 def _encode(encoder: Encoder, key: str, value: Any) -> Ids:
     ids = {"text": encoder.text, "messages": encoder.messages, "prompt_ids": encoder.prompt_ids}[key](value)
     if not ids:
-        raise InvalidArgument(f"its {key} has no token")
+        raise InvalidArgument(f"{key} has no tokens")
     return ids

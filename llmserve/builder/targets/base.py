@@ -1,4 +1,4 @@
-"""The seam between the builder and a device."""
+"""The interface between the builder and a device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmserve.models.number_formats import NumberFormat, WeightFormat
 from llmserve.models.spec import Param
 from llmserve.progress import Progress
 
-COMPUTES = "computes_sha256"  # device fact: of what else decides what an engine computes, where there is such
+COMPUTES = "computes_sha256"  # device fact: what else determines the engine's results, if anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class CompileJob:
     # parameter name -> weight in `options.dtype` (bfloat16 is ml_dtypes.bfloat16), or float32 where it was equalized
     weight: Callable[[str], Weight]
     advance: Callable[[str, int], None]  # progress: (what, bytes written since the last call)
-    earlier: Path | None = None  # the engine directory that this build will replace, if there is one
+    earlier: Path | None = None  # the engine directory that this build will replace, if any
     each: Each = one_by_one
-    shares: Mapping[str, Shares] = field(default_factory=dict)  # parameter -> what its inputs are like, where known
-    threads: int = 1  # to work with, for what is not done piece by piece
+    shares: Mapping[str, Shares] = field(default_factory=dict)  # parameter -> statistics of its inputs, if known
+    threads: int = 1  # workers, for steps that are not done piece by piece
     parts: Mapping[str, Sequence[WeightPart]] | None = None  # parameters that are rounded; None: as the options say
 
     @property
@@ -58,12 +58,11 @@ class Network(NamedTuple):
 
 
 def no_kernels(target: str) -> Unsupported:
-    return Unsupported(f"engines for {target} have no kernels to compile: leave out --kernels-only")
+    return Unsupported(f"engines for {target} have no kernels to compile; leave out --kernels-only")
 
 
 def unknown_ops(program: Program, known: Mapping[OpKind, Collection[str]]) -> list[str]:
-    """Op kinds, and attributes of the others, that a target does nothing with, by name: leaving one out would compute
-    something else."""
+    """Names of op kinds and attributes that a target does not support: ignoring one would compute something else."""
     kinds = [f"op {op.kind.value}" for op in program.ops if op.kind not in known]
     attributes = [
         f"{name} of {op.kind.value}: {op.attrs[name]}"
@@ -75,7 +74,7 @@ def unknown_ops(program: Program, known: Mapping[OpKind, Collection[str]]) -> li
 
 
 def quantization_problems(options: BuildOptions, formats: Iterable[WeightFormat]) -> list[str]:
-    """`formats`: those that a target builds engines of."""
+    """`formats`: the weight formats that a target supports."""
     names = [format.name for format in formats]
     if options.quantization in ("", *names):
         return []
@@ -83,26 +82,26 @@ def quantization_problems(options: BuildOptions, formats: Iterable[WeightFormat]
 
 
 class Target(Protocol):
-    """For one checkpoint. Its module has `make_target(spec, config)`, which the registry names."""
+    """A target, for one checkpoint. Its module has `make_target(spec, config)`; the registry names the module."""
 
     name: str
-    times_tactics: bool  # `tune` has something to do
-    has_selftest: bool  # its arithmetic is ours, so the reference path can prove the engine
-    # Where weights are quantized: so outliers are better moved into weights before, and `CompileJob.quantized` is how
-    # they are rounded.
+    times_tactics: bool  # whether `tune` can measure anything
+    has_selftest: bool  # its arithmetic is llmserve's, so the reference can verify the engine
+    # Whether it rounds activations if weights are quantized: then outliers are moved into weights first, and
+    # `CompileJob.quantized` says how weights are rounded.
     rounds_activations: bool
-    rounds_tables: bool  # it looks rows up in a quantized head, where that is the embedding too
+    rounds_tables: bool  # whether it looks up rows in a quantized head that is also the embedding
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
-        """Why this network cannot be compiled with these options; each says what to do. Empty when it can."""
+        """Why this network cannot be compiled with these options; each problem says what to do. Empty if it can."""
         ...
 
     def notes(self, options: BuildOptions) -> list[str]:
-        """What the user should know about these options, though nothing is wrong with them."""
+        """Notes for the user about these options; none of them is a problem."""
         ...
 
     def machine_problems(self, options: BuildOptions) -> list[str]:
-        """Why this machine cannot build for the target; each says what to do. Not asked before a plan."""
+        """Why this machine cannot build for the target; each problem says what to do. A plan does not check this."""
         ...
 
     def engine_bytes(self, network: Network, parts: Mapping[str, Sequence[WeightPart]]) -> int:
@@ -110,43 +109,43 @@ class Target(Protocol):
         ...
 
     def cache_format(self, options: BuildOptions) -> NumberFormat:
-        """What keys and values are kept in, for the plan and the self-test."""
+        """The format of keys and values, for the plan and the self-test."""
         ...
 
     def kv_bytes_per_token(self, program: Program, options: BuildOptions) -> int:
-        """Of all layers together, for the plan."""
+        """Bytes of all layers together, for the plan."""
         ...
 
     def kv_bytes_of(self, program: Program, options: BuildOptions, num_tokens: int) -> int:
-        """Of a sequence of so many tokens, in whole blocks, for the plan."""
+        """Bytes of a sequence of so many tokens, in whole blocks, for the plan."""
         ...
 
     def available_bytes(self) -> int:
-        """Memory that an engine could have here now, for the plan; 0 where that cannot be said."""
+        """Memory that an engine could use on this machine now, for the plan; 0 if unknown."""
         ...
 
     def read_bytes_per_s(self) -> float:
-        """How fast this machine reads that memory, measured now; 0: a plan says nothing of this machine."""
+        """How fast this machine reads that memory, measured now; 0: a plan omits this machine."""
         ...
 
     def compile(self, job: CompileJob, directory: Path) -> Mapping[str, Any]:
-        """Write the engine's files into `directory`; return device facts for the manifest. One named COMPUTES becomes
-        a part of the engine digest.
+        """Write the engine's files into `directory`; return device facts for the manifest. The fact named COMPUTES is
+        part of the engine digest.
 
-        Opens each parameter once and holds at most one at a time. A config.json that it leaves there is kept.
+        Opens each parameter once and holds at most one at a time. A config.json that it writes is kept.
         """
         ...
 
     def compile_kernels(self, network: Network, output: Path, progress: Progress, threads: int) -> str:
-        """Write into a file what `compile` compiles, for machines that cannot; says in a few words what there is.
+        """Write to a file what `compile` compiles, for machines without a compiler. Returns a short description.
 
-        Raises Unsupported for a target whose engines carry no kernels.
+        Raises Unsupported for a target whose engines contain no kernels.
         """
         ...
 
     def tune(self, directory: Path, earlier: Path, progress: Progress) -> None:
-        """Measure what makes the engine faster here and leave it in `directory`; no result may depend on it.
+        """Measure the fastest choices for this machine and store them in `directory`; no result may depend on them.
 
-        `earlier`: the engine directory that this build will replace, if it is there.
+        `earlier`: the engine directory that this build will replace, if any.
         """
         ...

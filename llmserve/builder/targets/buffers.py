@@ -1,4 +1,4 @@
-"""Where values live while a Program runs: numbered buffers, used again as soon as nobody needs what they hold."""
+"""Where values are while a Program runs: numbered buffers, reused as soon as their values are no longer needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Place:
         return (self.buffer, self.offset, self.width, self.stride)
 
     def columns(self, begin: int, end: int) -> Place:
-        """Some of its own; none of nothing."""
+        """Some of its columns; an empty place stays as it is."""
         return Place(self.buffer, self.offset + begin, end - begin, self.stride) if self.width else self
 
     def overlaps(self, other: Place) -> bool:
@@ -37,7 +37,7 @@ NOWHERE = Place(NO_BUFFER, 0, 0, 0)
 
 
 class Buffers:
-    """Who lives where. A buffer is free when no value in it will be read again. Strides are multiples of
+    """The place of each value. A buffer is free when no value in it will be read again. Strides are multiples of
     `stride_bytes`."""
 
     def __init__(self, uses: Counter[str], stride_bytes: int = 4) -> None:
@@ -54,7 +54,7 @@ class Buffers:
         return place
 
     def new(self, value: str, width: int, item_bytes: int = 4) -> Place:
-        """A place of its own, in the free buffer that wastes or grows least."""
+        """A new place, in the free buffer that wastes or grows least."""
         wanted = _round_up(width * item_bytes, ROW_ALIGNMENT)
         taken = {self._places[name].buffer for name in self._alive()}
         free = [index for index in range(len(self.bytes_per_row)) if index not in taken]
@@ -68,7 +68,7 @@ class Buffers:
         return self.assign(value, Place(index, 0, width, stride))
 
     def over(self, value: str, source: str) -> Place:
-        """The place of `source` itself when this op is its last reader, else a new one."""
+        """The place of `source` if this op is its last reader, else a new one."""
         place = self._places[source]
         others = (name for name in self._alive() if name != source)
         if self._uses[source] == 1 and not any(self._places[name].overlaps(place) for name in others):
@@ -76,7 +76,7 @@ class Buffers:
         return self.new(value, place.width)
 
     def read(self, values: Sequence[str]) -> None:
-        """One use of each is over."""
+        """Count one use of each value as done."""
         self._uses.subtract(values)
 
     def _alive(self) -> list[str]:

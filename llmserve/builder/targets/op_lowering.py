@@ -1,4 +1,4 @@
-"""Program -> a target's own operations, op by op: the table of what it lowers, and the walk through the Program."""
+"""Lowers a Program to a target's own operations, op by op, by a table of rules."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from llmserve.models.graph import Op, OpKind, Program
 class Rule(NamedTuple):
     """How ops of a kind are lowered."""
 
-    lower: Callable[[Any, Op], None]  # a method of the lowering
-    attributes: tuple[str, ...] = ()  # that it does something with
+    lower: Callable[[Any, Op], None]  # a method of the lowering class
+    attributes: tuple[str, ...] = ()  # attributes that it supports
 
 
 class OpLowering(ABC):
-    """One pass over a Program, in order. `RULES` is all that it lowers: its target refuses everything else."""
+    """One pass over a Program, in order. `RULES` lists everything that it lowers; its target refuses all else."""
 
     RULES: ClassVar[Mapping[OpKind, Rule]]
 
@@ -37,7 +37,7 @@ class OpLowering(ABC):
 
     @abstractmethod
     def _fuse(self, op: Op, following: Op) -> int:
-        """Lower `op` together with the op after it, or leave it to that one. Returns how many ops are done, 0: none."""
+        """Lower `op` together with the next op, or postpone it to that one. Returns the number of ops done; 0: none."""
 
     def _lower_ops(self) -> None:
         ops = self._program.ops
@@ -54,14 +54,14 @@ class OpLowering(ABC):
 
 
 def turned_for_others(program: Program) -> set[str]:
-    """Values with a rotary embedding that attention does not read as queries or keys: it can't be left to it."""
+    """Rotated values with readers other than attention's queries and keys; attention cannot rotate them."""
     turned = {op.output for op in program.ops if op.kind is OpKind.ROPE}
     read = {name for op in program.ops for name in (op.inputs[2:] if op.kind is OpKind.ATTENTION else op.inputs)}
     return turned & read
 
 
 def sequence_bytes(program: Program, options: BuildOptions, num_tokens: int, token_bytes: int) -> int:
-    """Of the cache of so many tokens. Layers with a window keep what they can still read (`engine/cache_layout.py`)."""
+    """Bytes of so many cached tokens. Layers with a window keep what they can still read (`engine/cache_layout.py`)."""
     reads = [op for op in program.ops if op.kind is OpKind.ATTENTION and not program.needs_whole]
     pairs = ((int(op.number("layer")), int(op.number("window"))) for op in reads)
     block, most = options.tokens_per_block, options.max_seq_len

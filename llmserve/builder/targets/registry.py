@@ -1,4 +1,4 @@
-"""Which targets there are, one line each. `engine.registry` has the rooms in which their engines run."""
+"""The registry of targets, one line each. `engine.registry` has their run-time side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
 
 @dataclass(frozen=True, slots=True)
 class BuildRoom:
-    """`module` has `make_target(spec, config) -> Target`; it is imported for a build only."""
+    """`module` has `make_target(spec, config) -> Target`; it is only imported for a build."""
 
     options: type[TargetOptions]
     module: str

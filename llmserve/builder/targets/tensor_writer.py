@@ -1,4 +1,4 @@
-"""Numbers of parameters into an engine file whose tensors already have their places: rounded, packed, written."""
+"""Writes parameters to an engine file in which every tensor already has its place: rounds, packs and writes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmserve.checkpoint.blocks import BlockRows
 
 
 class Rows(NamedTuple):
-    """A tensor of the file that holds rows [begin, end) of a parameter, in a format of few bits or as they are."""
+    """A tensor of the file with rows [begin, end) of a parameter, quantized or not."""
 
     tensor: str
     begin: int
@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a tensor has of a piece."""
+    """A tensor's part of a piece."""
 
     tensor: str
     items: NDArray[Any]  # in the order of the file
@@ -34,16 +34,16 @@ class Part(NamedTuple):
 
 
 class Packer(Protocol):
-    """How a target lays numbers out."""
+    """How a target lays out numbers."""
 
     def floats(self, tensor: str, values: NDArray[Any]) -> Part: ...
 
     def integers(self, tensor: str, found: Quantized | BlockRows) -> Iterable[Part]:
-        """The values are in `tensor`, what groups and rows have in others."""
+        """The values are in `tensor`; data of groups and rows is in other tensors."""
 
 
 class Piece(NamedTuple):
-    """Some rows of a tensor, and where they come from."""
+    """Some rows of a tensor, and their source."""
 
     param: str
     weight: Weight
@@ -56,7 +56,7 @@ class Piece(NamedTuple):
 class TensorWriter:
     file: BinaryIO
     places: Mapping[str, int]  # tensor -> where it begins
-    stored: Mapping[str, Sequence[Rows]]  # parameter -> its rows; none where it is stored under another name
+    stored: Mapping[str, Sequence[Rows]]  # parameter -> its rows; missing if it is stored under another name
     offsets: Mapping[str, float]  # what is added to a parameter
     packer: Packer
     prepare: Callable[[int, int], None] = lambda offset, num_bytes: None  # before bytes are written
@@ -75,7 +75,7 @@ class TensorWriter:
                     yield Piece(param.name, weight, of, rows.start, rows.stop)
 
     def _write_piece(self, piece: Piece) -> tuple[str, int]:
-        """Name of the tensor, and bytes."""
+        """Returns the tensor's name and the number of bytes."""
         tensor, begin, _, scheme = piece.of
         rows = slice(begin + piece.begin, begin + piece.end)
         if scheme is not None:
@@ -86,7 +86,7 @@ class TensorWriter:
         return tensor, self._write(self.packer.floats(tensor, values), piece.begin)
 
     def _write(self, part: Part, begin: int) -> int:
-        """From row `begin` of the tensor on, by several threads elsewhere at the same time. How many bytes."""
+        """Write from row `begin` of the tensor on; other threads may write elsewhere. Returns the number of bytes."""
         offset = self.places[part.tensor] + begin // part.rows * part.items[0].nbytes
         self.prepare(offset, part.items.nbytes)
         write_at(self.file, offset, np.ascontiguousarray(part.items).reshape(-1).view(np.uint8).data)

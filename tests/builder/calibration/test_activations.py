@@ -95,7 +95,7 @@ def test_divided_inputs() -> None:
 
 def test_numbers_that_have_no_square_are_refused_by_the_name_of_their_reader() -> None:
     arrays = {**NETWORK.arrays, "1.gate_up": NETWORK.arrays["1.gate_up"] * np.float32(1e15)}
-    with pytest.raises(Unsupported, match=r"1\.down: with the calibration data"), np.errstate(all="ignore"):
+    with pytest.raises(Unsupported, match=r"1\.down: with this calibration data"), np.errstate(all="ignore"):
         watch_inputs(NETWORK.program, TEXTS, arrays.__getitem__, advance=lambda name, num_elements: None)
 
 

@@ -143,7 +143,7 @@ def test_a_network_whose_inputs_hang_together_loses_less(
 def test_integers_that_are_kept_need_no_text(tmp_path: Path) -> None:
     file = make_gguf(tmp_path / "m.gguf", "qwen3", stored="Q8_0", tokenizer="bpe", intermediate_size=192)
     options = replace(OPTIONS, calibration_data=str(write(tmp_path / "a.jsonl")))
-    with pytest.raises(RecipeError, match="every weight keeps the integers"):
+    with pytest.raises(RecipeError, match="every weight keeps the checkpoint's integers"):
         build_engine(file, tmp_path / "e", replace(options, quantization="int8"))
     assert build_engine(file, tmp_path / "e", options).calibration is not None
 

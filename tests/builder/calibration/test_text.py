@@ -92,16 +92,16 @@ def test_the_tokenizer_of_a_gguf_file(tmp_path: Path) -> None:
         (b"\xff\xfe", "line 2: not JSON"),
         (b"[" * 100_000, "line 2: not JSON"),
         (["text"], "line 2: it must be an object, found list"),
-        ({}, "line 2: it must have one key, text, messages or prompt_ids, and has none"),
-        ({"document": "a"}, "and has 'document'"),
-        ({"text": "a", "messages": []}, "and has 'text', 'messages'"),
+        ({}, "line 2: it must have one key, text, messages or prompt_ids, but has none"),
+        ({"document": "a"}, "but has 'document'"),
+        ({"text": "a", "messages": []}, "but has 'text', 'messages'"),
         ({"text": 7}, "line 2: text must be a string, found int"),
-        ({"text": " \n"}, "line 2: its text is empty"),
+        ({"text": " \n"}, "line 2: text is empty"),
         ({"text": "\ud800"}, "lone surrogates"),
-        ({"messages": []}, "line 2: its messages is empty"),
+        ({"messages": []}, "line 2: messages is empty"),
         ({"messages": ["hello"]}, "message 0 must be an object with role and content"),
         ({"messages": [{"role": "critic", "content": "x"}]}, "has role 'critic'"),
-        ({"prompt_ids": []}, "line 2: its prompt_ids is empty"),
+        ({"prompt_ids": []}, "line 2: prompt_ids is empty"),
         ({"prompt_ids": [1.0]}, "line 2: prompt_ids must be a list of token ids"),
         ({"prompt_ids": [True]}, "line 2: prompt_ids must be a list of token ids"),
         ({"prompt_ids": [3, VOCAB]}, "line 2: token id 512 is not one of the network's 512"),
@@ -120,7 +120,7 @@ def test_all_problems_are_listed_up_to_a_number(encoder: Encoder, tmp_path: Path
     assert "2 problems" in str(caught.value)
     with pytest.raises(RecipeError) as caught:
         read(tmp_path, encoder, *[{"document": "a"}] * 10_000)
-    assert "and perhaps more" in str(caught.value)
+    assert "there may be more problems" in str(caught.value)
     assert len(str(caught.value)) < 3000
 
 
@@ -140,7 +140,7 @@ def test_nothing_in_a_file(encoder: Encoder, tmp_path: Path, content: bytes) -> 
 
 
 def test_files_that_cannot_be_read(encoder: Encoder, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no calibration data"):
+    with pytest.raises(NotFound, match=r"calibration data .* does not exist"):
         read_calibration(tmp_path / "none", encoder, max_seq_len=256)
     with pytest.raises(RecipeError, match="cannot be read"):
         read_calibration(tmp_path, encoder, max_seq_len=256)
@@ -149,7 +149,7 @@ def test_files_that_cannot_be_read(encoder: Encoder, tmp_path: Path) -> None:
 def test_a_checkpoint_without_a_tokenizer_or_a_chat_format(tmp_path: Path) -> None:
     with Checkpoint.open(make_checkpoint(tmp_path / "a", "llama", with_tokenizer=False)) as checkpoint:
         assert read(tmp_path, Encoder(checkpoint, 320), {"prompt_ids": [1]}).num_tokens == 1
-        with pytest.raises(RecipeError, match=r"has no tokenizer .*: give prompt_ids") as caught:
+        with pytest.raises(RecipeError, match=r"has no tokenizer .*; give prompt_ids") as caught:
             read(tmp_path, Encoder(checkpoint, 320), {"text": "a"}, {"text": "b"})
         assert "line 2" not in str(caught.value), "it is said once"
     plain = make_checkpoint(tmp_path / "plain", "llama")

@@ -154,7 +154,7 @@ def test_builds_that_cannot_be_are_refused_by_name(checkpoint: Path, tmp_path: P
     with pytest.raises(RecipeError) as caught:
         resolve_network(read_config(checkpoint), BuildOptions(target="cuda", given={"gpu": "sm_90"}))
     for name in ("op embed_position", "op embed_segment", "op pool", "bidirectional of attention"):
-        assert f"the cuda target does not compute {name}" in str(caught.value)
+        assert f"the cuda target does not support {name}" in str(caught.value)
 
 
 def test_configs_that_mean_something_else_are_refused_by_name(checkpoint: Path) -> None:

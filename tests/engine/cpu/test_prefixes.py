@@ -187,10 +187,10 @@ def test_an_operator_can_turn_reuse_off(sealed: Path) -> None:
 
 @pytest.mark.parametrize("engine_dir", ["float32"], indirect=True)
 def test_what_is_too_long_or_too_short_is_refused(engine_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"long.txt has \d+ tokens, and .* at most 256") as refused:
+    with pytest.raises(InvalidArgument, match=r"long.txt has \d+ tokens, but .* at most 256") as refused:
         seal_prefixes(engine_dir, [Prefix("long.txt", TEXTS[0] * 30), *PREFIXES, Prefix("longer.txt", TEXTS[1] * 60)])
     assert "longer.txt: the prompt is too long" in str(refused.value)
-    with pytest.raises(InvalidArgument, match=r"short.txt has \d tokens, and a KV block of this engine 8"):
+    with pytest.raises(InvalidArgument, match=r"short.txt has \d tokens, but a KV block of this engine has 8"):
         seal_prefixes(engine_dir, [Prefix("short.txt", "the")])
     for path, is_chat, words in (
         (tmp_path / "none.json", True, "none.json cannot be read"),
@@ -221,5 +221,5 @@ def test_an_engine_that_keeps_no_blocks_is_refused(engine_dir: Path, monkeypatch
     """As one of another target, for which `kv_cache_dir` has no effect."""
     without = lambda path, settings: open_engine(path, replace(settings, gpu=GpuSettings()))  # noqa: E731
     monkeypatch.setattr(prefix_module, "open_engine", without)
-    with pytest.raises(Unsupported, match="has no KV blocks that can be kept"):
+    with pytest.raises(Unsupported, match="cannot keep KV blocks"):
         seal_prefixes(engine_dir, PREFIXES)

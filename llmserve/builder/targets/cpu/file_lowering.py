@@ -1,4 +1,4 @@
-"""What a lowering for the CPU collects: operations, tensors of the engine file, and the parameters they are of."""
+"""Collects the results of a lowering for the CPU: operations, tensors of the engine file, and their parameters."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class FileLowering(OpLowering):
         self._offsets: dict[str, float] = {}
         self._tables: dict[str, str] = {}  # constant name -> value that holds the step's cosines and sines
         self._selected = _selected_values(program)
-        self._before: dict[str, Op] = {}  # value -> the op that makes it, left to the quantization of its only reader
+        self._before: dict[str, Op] = {}  # value -> the op that makes it, postponed to the quantization of its reader
         self._written: set[int] = set()  # layers of the cache
-        self._turned: dict[str, Place] = {}  # value -> rope table: its place holds what is still to be turned
+        self._turned: dict[str, Place] = {}  # value -> rope table; the values at its place are not rotated yet
         self._turned_for_others = turned_for_others(program)
 
     def _in_place(self, code: OpCode, op: Op, place: Place, scalar: float, *, unless: float) -> None:
@@ -55,14 +55,14 @@ class FileLowering(OpLowering):
         return self._tensor(stored, self._dtype, rows, cols, layout)
 
     def _look_up(self, code: OpCode, op: Op, begin: int) -> None:
-        """Rows of a table from `begin` on."""
+        """Look up rows of a table, from `begin` on."""
         name, (rows, cols) = op.weights[0], self._params[op.weights[0]].shape
         self._keep(name, Rows(name, begin, rows))
         table = self._tensor(name, self._dtype, rows - begin, cols)
         self._emit(code, op, self._buffers.new(op.output, op.width), tensors=(table,))
 
     def _grouped(self, weight: str, part: WeightPart) -> tuple[int, ...]:
-        """The tensors of a quantized part: its values, and what its groups and its outputs have."""
+        """The tensors of a quantized part: its values, and the data of its groups and its outputs."""
         rows, cols = part.end - part.begin, self._params[weight].shape[1]
         name, format = self._keep_part(self._stored[weight], part), part.scheme.format
         grouped = GROUPED[format]
@@ -90,7 +90,7 @@ class FileLowering(OpLowering):
         return self._tensor(self._keep_part(name, part), DType.FLOAT32, 1, part.end - part.begin)
 
     def _keep_part(self, name: str, part: WeightPart) -> str:
-        """The name of the tensor for these rows of a parameter: its own for all of them."""
+        """The name of the tensor for these rows of a parameter; the parameter's own name if it has all of them."""
         is_all = part.end - part.begin == self._params[name].shape[0]
         tensor = name if is_all else f"{name}[{part.begin}:{part.end}]"
         self._keep(name, Rows(tensor, part.begin, part.end, part.scheme if name in self._quantized else None))
@@ -102,7 +102,7 @@ class FileLowering(OpLowering):
             known.append(rows)
 
     def _constant(self, kind: str, values: Any) -> int:
-        """A tensor for `values`; equal ones are stored once."""
+        """A tensor with `values`; equal ones are stored once."""
         for name, known in self._constants.items():
             if known == values and name.startswith(kind):
                 return list(self._tensors).index(name)
@@ -117,7 +117,7 @@ class FileLowering(OpLowering):
 
 
 def _selected_values(program: Program) -> set[str]:
-    """Those with a row for each selected row."""
+    """Values with one row per selected row."""
     found: set[str] = set()
     for op in program.ops:
         if op.kind in (OpKind.SELECT_ROWS, OpKind.POOL) or not found.isdisjoint(op.inputs):

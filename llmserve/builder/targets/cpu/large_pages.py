@@ -1,7 +1,7 @@
-"""Large pages for a file that is being written, in the system's file cache.
+"""Writes a file through large pages of the system's file cache.
 
-Whoever maps the file later reads it from those pages. What is written in small or odd pieces lies in small pages, and
-stays there as long as it is cached; through large ones the CPU engine reads its weights faster.
+A process that maps the file later reads it from those pages. Data written in small or unaligned pieces lies in small
+pages as long as it is cached. The CPU engine reads its weights faster from large ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LARGE_PAGE_BYTES = 2 * 2**20
 
 
 class LargePages:
-    """Of `file`, which is open for reading and writing and has its full length."""
+    """For `file`, which is open for reading and writing and has its full length."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
@@ -24,8 +24,8 @@ class LargePages:
                 self._pages.madvise(mmap.MADV_HUGEPAGE)
 
     def prepare(self, offset: int, num_bytes: int) -> None:
-        """Before bytes [offset, offset + num_bytes) are written: looking at a hole puts it into the cache, in pages as
-        large as were asked for."""
+        """Call before writing bytes [offset, offset + num_bytes): reading a hole puts it into the cache, in pages of
+        the requested size."""
         first = offset - offset % LARGE_PAGE_BYTES
         _ = self._pages[first : offset + num_bytes : LARGE_PAGE_BYTES]
 

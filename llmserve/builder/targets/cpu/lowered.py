@@ -1,4 +1,4 @@
-"""What a Program becomes for the CPU engine: its operations and tensors, and how each number format is laid out."""
+"""The CPU engine's form of a Program: its operations and tensors, and the layout of each number format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmserve.engine.cpu.op_codes import Before, Blocks, OpCode, RowsOf
 from llmserve.models.graph import Op, OpKind
 from llmserve.models.number_formats import BLOCKS, INT4, INT8, WeightFormat
 
-ACTIVATIONS = {  # by itself, and before a quantization
+ACTIVATIONS = {  # on its own, and before a quantization
     "silu": (OpCode.GATED_SILU, Before.GATED_SILU),
     "gelu_tanh": (OpCode.GATED_GELU_TANH, Before.GATED_GELU_TANH),
     "gelu": (OpCode.GATED_GELU, Before.GATED_GELU),
@@ -26,7 +26,7 @@ PLAIN_ACTIVATIONS = {
     "gelu": (OpCode.GELU, Before.GELU),
     "gelu_tanh": (OpCode.GELU_TANH, Before.GELU_TANH),
     "relu2": (OpCode.RELU_SQUARED, Before.RELU_SQUARED),
-    "tanh": (OpCode.SOFT_CAP, Before.NOTHING),  # with a cap of one
+    "tanh": (OpCode.SOFT_CAP, Before.NOTHING),  # with a limit of one
 }
 ACTIVATIONS_OF: Mapping[OpKind, Mapping[str, tuple[OpCode, Before]]] = {
     OpKind.GATED_ACTIVATION: ACTIVATIONS,
@@ -36,7 +36,7 @@ ACTIVATIONS_OF: Mapping[OpKind, Mapping[str, tuple[OpCode, Before]]] = {
 
 
 def activations_of(op: Op) -> Mapping[str, tuple[OpCode, Before]]:
-    """Those that the target has for an op; none for one that has no activation."""
+    """The activation codes for an op; None if it has no activation."""
     if op.attrs.get("plain", False):
         return {name: codes for name, codes in PLAIN_ACTIVATIONS.items() if name != "tanh"}
     return ACTIVATIONS_OF.get(op.kind, {})
@@ -49,18 +49,18 @@ NORMS = {
 
 
 class Grouped(NamedTuple):
-    """How the engine file has weights that share scales, and what multiplies them."""
+    """How the engine file stores weights that share scales, and which operation multiplies them."""
 
     code: OpCode
-    values: DType  # `pack_panels` lays them out
-    groups: DType  # `pack_groups`
+    values: DType  # by `pack_panels`
+    groups: DType  # by `pack_groups`
     group_columns: int  # of a panel
-    inputs: int = 32  # of which it has so many columns
+    inputs: int = 32  # in which there are so many columns
     blocks: Blocks | None = None
 
     @property
     def fields(self) -> Mapping[str, int]:
-        """Of an operation that multiplies them, or looks rows up."""
+        """Fields of an operation that multiplies them or looks up rows."""
         return {} if self.blocks is None else {"groups": self.blocks}
 
 
@@ -68,7 +68,7 @@ def _blocks(values: DType, blocks: Blocks, num_bytes: int, inputs: int) -> Group
     return Grouped(OpCode.LINEAR_BLOCKS, values, DType.INT8, num_bytes * PANEL_COLUMNS, inputs, blocks)
 
 
-GROUPED: Mapping[WeightFormat, Grouped] = {  # all that the target has
+GROUPED: Mapping[WeightFormat, Grouped] = {  # all the operations that the target has
     INT8: Grouped(OpCode.LINEAR_INT8, DType.INT8, DType.FLOAT16, PANEL_COLUMNS),
     INT4: Grouped(OpCode.LINEAR_INT4, DType.INT4, DType.INT8, 2 * PANEL_COLUMNS),
     BLOCKS["Q4_0"]: _blocks(DType.INT4, Blocks.SCALE, 2, 32),
@@ -98,13 +98,13 @@ class DeviceOp:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """Everything of an engine file but its numbers. `tensors` come in the order of `sources`."""
+    """Everything in an engine file except its numbers. `tensors` are in the order of `sources`."""
 
     ops: tuple[DeviceOp, ...]
     tensors: tuple[TensorEntry, ...]
-    constants: Mapping[str, tuple[float, ...]]  # tensors that no parameter holds: rotary frequencies, ALiBi slopes
-    offsets: Mapping[str, float]  # what is added to a parameter before it is written: a norm's offset to its weight
-    stored: Mapping[str, Sequence[Rows]]  # parameter -> where its rows are; some are stored under another's name
+    constants: Mapping[str, tuple[float, ...]]  # tensors without a parameter: rotary frequencies, ALiBi slopes
+    offsets: Mapping[str, float]  # what is added to a parameter before writing: a norm's offset to its weight
+    stored: Mapping[str, Sequence[Rows]]  # parameter -> where its rows are, perhaps under another's name
     num_quantized: int  # parameters kept as integers
     buffers: tuple[int, ...]  # bytes per row
 

@@ -1,8 +1,8 @@
-"""Program -> operations of the CPU engine: what each op becomes, what is fused, where every value lives.
+"""Lowers a Program to operations of the CPU engine: what each op becomes, what is fused, where every value is.
 
-Values are matrices of float32 in numbered buffers; a buffer's rows are as long as the longest value ever kept in it.
-A slice is a view, an op that works on each element by itself overwrites its input when nobody else needs it, and a
-buffer is given to the next value as soon as its last reader has run.
+Values are matrices of float32 in numbered buffers; a buffer's rows are as long as the longest value that is ever in it.
+A slice is a view. An elementwise op overwrites its input if no other op needs it. A buffer is reused as soon as the
+last reader of its value has run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Lowering(RowLowering):
         return 0
 
     def _is_only_quantized(self, op: Op, following: Op) -> bool:
-        """Whether nobody but the quantized linear layer `following` reads what `op` makes of each row."""
+        """Whether only the quantized linear layer `following` reads the output of `op` for each row."""
         is_norm = op.kind in NORMS and op.number("groups") == 1
         activations = {} if op.kind is OpKind.EXPERTS else activations_of(op)
         activates = bool(activations) and activations[str(op.attrs["activation"])][1] is not Before.NOTHING
@@ -63,7 +63,7 @@ class Lowering(RowLowering):
         return by_row and reads and following.weights[0] in self._quantized and self._uses[op.output] == 1
 
     def _adds_to(self, op: Op, following: Op) -> bool:
-        """Whether `following` only adds the output of the linear layer `op` to something else."""
+        """Whether `following` only adds the output of the linear layer `op` to another value."""
         return following.kind is OpKind.ADD and following.inputs.count(op.output) == 1 and self._uses[op.output] == 1
 
     def _embed(self, op: Op) -> None:
@@ -91,8 +91,8 @@ class Lowering(RowLowering):
         self._buffers.assign(op.output, Place(source.buffer, source.offset + start, op.width, source.stride))
 
     def _rope(self, op: Op) -> None:
-        """Left to the attention, which turns queries as it loads them, and keys as it puts them into the cache; but for
-        values that something else reads."""
+        """Postponed to the attention, which rotates queries when it loads them and keys when it caches them, except for
+        values that other ops read."""
         if op.output in self._turned_for_others:
             inputs = (self._buffers[op.inputs[0]], self._rope_table(op))
             self._emit(OpCode.ROPE, op, self._buffers.new(op.output, op.width), inputs=inputs)
@@ -101,7 +101,7 @@ class Lowering(RowLowering):
         self._buffers.assign(op.output, self._buffers[op.inputs[0]])
 
     def _rope_table(self, op: Op) -> Place:
-        """Cosines and sines of the step's positions: computed once, kept for every layer with the same frequencies."""
+        """Cosines and sines of the step's positions, computed once for all layers with the same frequencies."""
         scale = op.number("scale")
         inv_freq = op.attrs["inv_freq"]
         assert isinstance(inv_freq, tuple)
@@ -109,7 +109,7 @@ class Lowering(RowLowering):
         key = f"rope_table.{frequencies}.{scale}"
         if key not in self._tables:
             rotary_dim = 2 * len(inv_freq)
-            self._uses[key] += 1  # never read for the last time
+            self._uses[key] += 1  # so that its last use never comes
             table = self._buffers.new(key, rotary_dim)
             fields = {"head_dim": rotary_dim, "scalar": scale}
             self._ops.append(DeviceOp(OpCode.ROPE_TABLE, table, tensors=(frequencies,), fields=fields))
@@ -157,7 +157,7 @@ class Lowering(RowLowering):
         code, _ = activations_of(op)[str(op.attrs["activation"])]
         if code is OpCode.SOFT_CAP:
             output = self._buffers.over(op.output, op.inputs[0])
-            assert output == source, "tanh is for a value that nobody else reads"
+            assert output == source, "tanh requires a value without other readers"
             self._emit(code, op, output, fields={"scalar": 1.0})
             return
         self._emit(code, op, self._buffers.new(op.output, op.width), inputs=(source,))
@@ -176,7 +176,7 @@ class Lowering(RowLowering):
         self._in_place(OpCode.SOFT_CAP, op, place, op.number("soft_cap"), unless=0.0)
 
     def _fused_linear(self, op: Op, add: Op) -> None:
-        """y = residual + x @ W.T in one pass, over the residual's own place when nobody else needs it."""
+        """y = residual + x @ W.T in one pass, in the residual's own place if no other op needs it."""
         residual = next(name for name in add.inputs if name != op.output)
         place = self._buffers[residual]
         self._product(op, lambda: self._buffers.over(add.output, residual), place)
@@ -202,7 +202,7 @@ class Lowering(RowLowering):
         self._buffers.read((f"{op.output}.int8", f"{op.output}.facts"))
 
     def _quantize(self, op: Op) -> tuple[Place, Place]:
-        """Int8 values of the input of `op`, and the facts of each row: two numbers for each of its groups."""
+        """Int8 values of the input of `op`, and the data of each row: two numbers for each of its groups."""
         first = self._before.get(op.inputs[0])
         source = self._buffers[first.inputs[0] if first else op.inputs[0]]
         width = first.width if first else source.width
@@ -222,7 +222,7 @@ class Lowering(RowLowering):
         return values, facts
 
     def _num_facts(self, weight: str, width: int) -> int:
-        """Of a row: two for each group, and one more where weights have smaller groups."""
+        """Numbers per row: two for each group, and one more if weights have smaller groups."""
         group = min(part.scheme.format.group for part in self._quantized[weight])
         return (2 + (group < INT8_ACTIVATIONS.group)) * INT8_ACTIVATIONS.num_groups(width)
 
@@ -261,7 +261,7 @@ class Lowering(RowLowering):
         self._emit(code, op, output, inputs=inputs, tensors=tensors, fields=fields)
 
     def _experts(self, op: Op) -> None:
-        """Rows in the order of their experts, through two products by expert, and back as sums."""
+        """Sort rows by expert, compute two products per expert, and sum the results in the original order."""
         x, routes = (self._buffers[name] for name in op.inputs)
         gate_up, down, *biases = op.weights
         first, second = map(self._vector, biases) if biases else (NO_TENSOR, NO_TENSOR)
@@ -308,7 +308,7 @@ class Lowering(RowLowering):
         return output
 
     def _for_experts(self, op: Op, name: str, width: int, item_bytes: int = 4) -> Place:
-        """A place for one row for each expert of a token, until it is read."""
+        """A place with a row for each expert of a token, until it is read."""
         value, stride = f"{op.output}.{name}", -(-width * item_bytes // 4) * 4 // item_bytes
         self._uses[value] += 1
         place = self._buffers.new(value, stride * int(op.number("experts_per_token")), item_bytes)

@@ -1,4 +1,4 @@
-"""Options that only the cpu target has: none, the common ones say everything."""
+"""Options that only the cpu target has: none; the common options are sufficient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowering of ops that make something of each row by itself."""
+"""Lowers ops that work on each row separately."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RowLowering(FileLowering):
         if factors > 1:
             self._emit(OpCode.MULTIPLY, op, output, inputs=(source,), tensors=tensors)
             return
-        assert output == source, "only a value that nobody else reads is scaled"
+        assert output == source, "scaling requires a value without other readers"
         self._emit(OpCode.SCALE, op, output, tensors=tensors)
 
     def _mix(self, op: Op) -> None:

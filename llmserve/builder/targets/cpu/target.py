@@ -1,7 +1,7 @@
 """The `cpu` target: writes the engine file of the embedded engine.
 
-All shapes are known before a weight is read, so the header and the place of every tensor are fixed first; then each
-parameter is loaded once, converted, and written where it belongs, pieces of rows on several cores at a time.
+All shapes are known before a weight is read, so the header and the place of every tensor are determined first. Then
+each parameter is loaded once, converted and written to its place, in pieces of rows on several cores.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from llmserve.progress import Progress
 
 MAX_WIDTH = 1 << 24
 MAX_BLOCK = 1 << 16
-MAX_TAPS, MAX_KEY_DIM = 32, 4096  # as `kernels/format.h`
+MAX_TAPS, MAX_KEY_DIM = 32, 4096  # as in `kernels/format.h`
 
 
 @cache
 def _read_bytes_per_s() -> float:
-    """Measured once: that takes two seconds, and the machine stays the same."""
+    """Measured once: it takes two seconds, and the machine stays the same."""
     return measure_limit(Limit.READ)
 
 
 class CpuTarget:
-    """Engines for `llmserve.engine.cpu`; one file serves every instruction set."""
+    """Engines for `llmserve.engine.cpu`; one file works with every instruction set."""
 
     name = "cpu"
     times_tactics = True
@@ -75,7 +75,7 @@ class CpuTarget:
         return [*_option_problems(options), *_program_problems(program, params)]
 
     def notes(self, options: BuildOptions) -> list[str]:
-        """A weight-only flag of an old script promises activations that stay as they are."""
+        """A weight-only flag in an old script implies that activations are not rounded."""
         if not options.given.get("use_weight_only"):
             return []
         return [f"use_weight_only: the cpu target's {options.quantization} rounds activations to int8 too"]
@@ -87,7 +87,7 @@ class CpuTarget:
         return self._plan(network, parts)[1].file_bytes
 
     def cache_format(self, options: BuildOptions) -> NumberFormat:
-        """By default an engine that rounds weights and activations multiplies keys and values of eight bits too."""
+        """By default, an engine that rounds weights and activations also stores keys and values in eight bits."""
         rounds = options.weights.activations.is_rounded and not options.weights.keeps_blocks
         found = options.cache(auto=INT8_CACHE if rounds else None)
         return replace(found, mixes_heads=found.is_rounded)
@@ -167,12 +167,12 @@ class CpuTarget:
 
 
 def make_target(spec: DecoderSpec, config: HfConfig) -> Target:
-    """The Program says everything that the engine needs."""
+    """Make the target; the Program has everything that the engine needs."""
     return CpuTarget()
 
 
 class Panels:
-    """How the engine file has numbers: `engine/cpu/layout.py`."""
+    """The layout of numbers in the engine file: `engine/cpu/layout.py`."""
 
     def __init__(self, tensors: Sequence[TensorEntry]) -> None:
         self._tensors = {tensor.name: tensor for tensor in tensors}
@@ -200,7 +200,7 @@ class Panels:
 
 def _option_problems(options: BuildOptions) -> list[str]:
     rules = [
-        (options.dtype in FLOATS, f"dtype {options.dtype} is not one of {', '.join(FLOATS)}"),
+        (options.dtype in FLOATS, f"dtype must be one of {', '.join(FLOATS)}, got {options.dtype}"),
         (1 <= options.tokens_per_block <= MAX_BLOCK, f"tokens_per_block must be 1 to {MAX_BLOCK}"),
         *(
             (1 <= getattr(options, name) <= MAX_WIDTH, f"{name} must be 1 to {MAX_WIDTH}, got {getattr(options, name)}")
@@ -211,7 +211,7 @@ def _option_problems(options: BuildOptions) -> list[str]:
 
 
 def _expert_problems(program: Program, params: Sequence[Param]) -> list[str]:
-    """The matrices of all experts are one tensor, cut where a panel begins."""
+    """The matrices of all experts are one tensor, which can only be divided at a panel boundary."""
     shapes, mixtures = {param.name: param.shape for param in params}, set()
     found = []
     for op in program.ops:
@@ -237,12 +237,12 @@ def _program_problems(program: Program, params: Sequence[Param]) -> list[str]:
         activations = activations_of(op)
         if op.attrs.get("activation", "") not in ("", *activations):
             known = ", ".join(map(repr, activations))
-            found.append(f"the cpu target has no activation {op.attrs['activation']!r}, only {known}")
+            found.append(f"the cpu target does not support activation {op.attrs['activation']!r}, only {known}")
         if op.kind is OpKind.CONVOLUTION and _int(op.attrs["taps"]) > MAX_TAPS:
-            found.append(f"the cpu target has convolutions of at most {MAX_TAPS} tokens, not {op.attrs['taps']}")
+            found.append(f"the cpu target supports convolutions of at most {MAX_TAPS} tokens, not {op.attrs['taps']}")
         for name in ("key_dim", "state_size"):
             if _int(op.attrs.get(name, 0)) > MAX_KEY_DIM:
-                found.append(f"the cpu target has a {name} of at most {MAX_KEY_DIM}, not {op.attrs[name]}")
+                found.append(f"the cpu target supports a {name} of at most {MAX_KEY_DIM}, not {op.attrs[name]}")
         if op.kind is OpKind.ATTENTION and _int(op.attrs["num_heads"]) % _int(op.attrs["num_kv_heads"]):
             found.append(f"layer {op.attrs['layer']}: the number of heads is not a multiple of the number of KV heads")
         if op.output in turned and op.attrs["head_dim"] != program.cache.head_dim:

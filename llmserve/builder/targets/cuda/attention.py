@@ -1,4 +1,4 @@
-"""Attention of the CUDA engine: rotations, the cache write, and sums over positions in segments."""
+"""Lowers attention of the CUDA engine: rotations, the cache write, and sums over positions in segments."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.number_formats import NumberFormat
 
 LEAST_TILE = 16  # of a product of tiles
-WIDE_HEAD = 128  # above, a cache of integers is met in tiles of MOST_WIDE_KEYS: sums of more find no tensor memory
+WIDE_HEAD = 128  # above, tiles of an integer cache have MOST_WIDE_KEYS: tensor memory cannot hold the sums of more
 MOST_WIDE_KEYS = 32
-WIDEST_HEAD = 256  # above, shared memory has room for half as many queries and keys
+WIDEST_HEAD = 256  # above, shared memory holds only half as many queries and keys
 NO_STRIDES = {"KEY_STRIDE": 0, "VALUE_STRIDE": 0}
 NUM_WARPS = 8  # of a run of positions
 HALF_WARPS_ON = ("sm_90",)
-SPLIT_ROWS = 64  # up to so many rows, segments of positions are worked off by several programs
+SPLIT_ROWS = 64  # for at most so many rows, separate programs process segments of positions
 FEW_ROWS, MANY_ROWS = (1, SPLIT_ROWS), (SPLIT_ROWS + 1, MANY)
 
 
@@ -33,7 +33,7 @@ class Warps(TypedDict):
 
 
 class Cache(NamedTuple):
-    """Keys and values of a layer, as kernels want them."""
+    """Keys and values of a layer, in the form that kernels expect."""
 
     arguments: Mapping[str, Argument]
     constants: Constants
@@ -41,7 +41,7 @@ class Cache(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """As attention multiplies them."""
+    """Queries in the form that attention multiplies."""
 
     arguments: Mapping[str, Argument]
     constants: Constants
@@ -51,7 +51,7 @@ class Queries(NamedTuple):
 class AttentionLowering(RoundedValues):
     @property
     def _query_tokens(self) -> int:
-        """The same in all layers, since tiles are the step's."""
+        """The same in all layers, as tiles belong to the step."""
         groups = [
             int(op.number("num_heads")) // int(op.number("num_kv_heads"))
             for op in self._program.ops
@@ -61,7 +61,7 @@ class AttentionLowering(RoundedValues):
 
     @property
     def _tile_queries(self) -> int:
-        """The same in all layers, too."""
+        """The same in all layers."""
         return tile_queries(self._program, self._tiles)
 
     def _rope(self, op: Op) -> None:
@@ -92,13 +92,13 @@ class AttentionLowering(RoundedValues):
         is_written = layer in self._written
         self._written.add(layer)
         if not cache.format.is_rounded and q in self._turned:
-            assert self._turned[q] == self._turned.get(k), "queries and keys are turned alike"
+            assert self._turned[q] == self._turned.get(k), "queries and keys must be rotated alike"
             queries = self._turn_and_write(op, cache, is_written=is_written)
         else:
             if not is_written:
                 self._write_cache(op, cache)
             queries = self._rounded_queries(op, cache.format) if cache.format.is_rounded else self._queries_of(q)
-        y = self._new(op)  # never where the queries are, which other programs still read
+        y = self._new(op)  # never in the place of the queries, which other programs still read
         if queries.made:
             self._buffers.read(queries.made)
         slopes, nothing = op.attrs["alibi_slopes"], self._input("positions")
@@ -121,7 +121,7 @@ class AttentionLowering(RoundedValues):
         self._attend(op, arguments, constants, y)
 
     def _cache_of(self, op: Op) -> Cache:
-        """Of the layer of an attention."""
+        """The cache of an attention's layer."""
         layer, head_dim = str(int(op.number("layer"))), int(op.number("head_dim"))
         head = CacheHead(self._cache_dtype, self._block_size, head_dim)
         arguments = {}
@@ -151,14 +151,14 @@ class AttentionLowering(RoundedValues):
         )  # fmt: skip
 
     def _attend(self, op: Op, arguments: Mapping[str, Argument], constants: Constants, y: Place) -> None:
-        """With few rows, a program for each segment of positions where there can be several."""
+        """For few rows, a program for each segment of positions, if there can be several."""
         num_kv_heads, num_heads = int(op.number("num_kv_heads")), int(op.number("num_heads"))
         head_dim, window = int(op.number("head_dim")), int(op.number("window"))
         output = {"y": self._value(op.output)}
         num_segments, tile_dim = -(-self._max_seq_len // self._tiles.segment), int(constants["TILE_DIM"])
         tiles = Extent(of_tiles=True)
-        # The same for both kernels: sums over a tile depend on it. Eight warps multiply the same queries twice, four
-        # have registers enough only where products of matrices leave their operands in shared memory.
+        # The same in both kernels, as sums over a tile depend on it. Eight warps multiply the same queries twice, four
+        # have enough registers only where matrix products leave their operands in shared memory.
         is_small = tile_dim <= WIDE_HEAD and constants["FORMAT"] == "float"
         warps: Warps = {"num_warps": NUM_WARPS, "half_on": HALF_WARPS_ON if is_small else ()}
         self._record.launch(
@@ -204,13 +204,13 @@ class AttentionLowering(RoundedValues):
         return op.output in self._only_rounded and head_dim % GROUP == 0 and head_dim == power_of_two(head_dim)
 
     def _queries_of(self, value: str, *made: str) -> Queries:
-        """As they are, in the engine's dtype."""
+        """Queries in the engine's dtype."""
         assert value not in self._wide
         arguments = {"q": self._value(value), "q_scales": self._input("positions")}
         return Queries(arguments, {"Q_STRIDE": self._buffers[value].stride, "SCALES_STRIDE": 0}, made)
 
     def _turn_and_write(self, op: Op, cache: Cache, *, is_written: bool) -> Queries:
-        """Queries, keys and values in one launch, whose programs for keys and values come last: without them, where
+        """Rotate queries, keys and values in one launch. Its programs for keys and values come last, and are omitted if
         another op has written the cache."""
         turning, name = self._turned[op.inputs[0]], f"{op.output}.queries"
         self._uses[name] += 1
@@ -232,7 +232,7 @@ class AttentionLowering(RoundedValues):
         return self._queries_of(name, name)
 
     def _rounded_queries(self, op: Op, format: NumberFormat) -> Queries:
-        """Turned, and as integers: heads filled up to whole groups of dimensions."""
+        """Rotated queries as integers; heads are padded to whole groups of dimensions."""
         num_heads, num_groups = int(op.number("num_heads")), format.num_groups(int(op.number("head_dim")))
         names = f"{op.output}.queries", f"{op.output}.scales"
         self._uses.update(names)
@@ -251,7 +251,7 @@ class AttentionLowering(RoundedValues):
         self, function: str, op: Op, turning: Turning, made: Mapping[str, Argument], constants: Constants, *,
         least_tile: int = LEAST_TILE,
     ) -> None:  # fmt: skip
-        """A kernel that turns the heads of a value."""
+        """A kernel that rotates the heads of a value."""
         q, head_dim, tile_dim = op.inputs[0], int(op.number("head_dim")), _tile_dim(op, least_tile)
         num_heads = self._buffers[q].width // head_dim
         self._record.launch(
@@ -280,13 +280,13 @@ class AttentionLowering(RoundedValues):
 
 
 def tile_queries(program: Program, tiles: Tiles) -> int:
-    """Rows of a tile of attention."""
+    """The number of rows in a tile of attention."""
     head_dims = (op.number("head_dim") for op in program.ops if op.kind is OpKind.ATTENTION)
     return _halved(tiles.queries) if max(head_dims, default=0) > WIDEST_HEAD else tiles.queries
 
 
 def layer_heads(program: Program) -> tuple[LayerHeads, ...]:
-    """Of each layer of the cache; the largest of one that nobody reads."""
+    """Heads of each layer of the cache; the largest number for a layer that no op reads."""
     cache = program.cache
     found = dict.fromkeys(range(cache.num_layers), LayerHeads(cache.num_kv_heads, cache.head_dim)) | {
         int(op.number("layer")): LayerHeads(int(op.number("num_kv_heads")), int(op.number("head_dim")))

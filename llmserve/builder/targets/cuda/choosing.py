@@ -12,12 +12,12 @@ from llmserve.models.number_formats import FLOAT32
 
 FLOATS = TYPES[FLOAT32.name]
 NUM_WARPS = 8
-DRAW_WARPS, DRAW_REGISTERS = 4, 128  # for want of a limit the compiler spills, to fit more programs than there are rows
+DRAW_WARPS, DRAW_REGISTERS = 4, 128  # unlimited, the compiler spills to fit more programs than there are rows
 
 
 class ChoiceLowering(Values):
     def _choose_tokens(self) -> None:
-        """Every row has programs of its own, whatever else is in the step."""
+        """Each row has its own programs, whatever else is in the step."""
         vocab_size, tile = self._program.vocab_size, self._tiles.choice
         blocks = num_blocks_of(vocab_size)
         self._edit(vocab_size, tile)

@@ -1,4 +1,4 @@
-"""Weights of integers, as the kernels of `linear.py` read them."""
+"""Integer weights in the layout that the kernels of `linear.py` read."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from llmserve.checkpoint.blocks import BlockRows
 from llmserve.engine.cuda.layout import PANEL_OUTPUTS, PIECE_BYTES, PlacedTensor
 from llmserve.models.number_formats import INT4, INT8, INT8_ACTIVATIONS, WeightFormat
 
-MULTIPLIED = (INT8, INT4)  # by kernels/linear.py, where they are FORMAT
+MULTIPLIED = (INT8, INT4)  # by kernels/linear.py, as FORMAT
 
 
 def num_groups(num_inputs: int) -> int:
-    """In pairs, since four bits of two groups share their bytes."""
+    """An even number, since two groups of four bits share their bytes."""
     return -(-INT8_ACTIVATIONS.num_groups(num_inputs) // 2) * 2
 
 
 def stored_rows(name: str, parts: Sequence[WeightPart]) -> list[Rows]:
-    """Of a parameter that has integers. The first has its name."""
+    """The stored rows of a parameter with integers. The first tensor has the parameter's name."""
     names = [name if not part.begin else f"{name}.from_{part.begin}" for part in parts]
     return [Rows(each, part.begin, part.end, part.scheme) for each, part in zip(names, parts, strict=True)]
 
 
 def integer_tensors(rows: Rows, format: WeightFormat, num_inputs: int) -> tuple[PlacedTensor, ...]:
-    """Values, scales, scales of outputs.
+    """Tensors for values, scales, and scales of outputs.
 
     Values: panels of PANEL_OUTPUTS outputs; in each, for one group of inputs after the other, the first PIECE_BYTES of
-    every output, then the others. Integers of four bits come in pairs of groups, of which the second has the upper
+    every output, then the others. Four-bit integers are stored in pairs of groups: the second group is in the upper
     halves of the bytes.
-    Scales: likewise, a number for each group and output: of eight bits float16; of four a byte, which is the root of
-    the scale, and behind those of the panel's outputs as many zero points, in sixteenths.
+    Scales: likewise, a number for each group and output. For eight bits, it is a float16. For four bits, it is a byte,
+    the root of the scale; the zero points of the panel's outputs follow, in sixteenths.
     """
     outputs, groups = -(-(rows.end - rows.begin) // PANEL_OUTPUTS) * PANEL_OUTPUTS, num_groups(num_inputs)
     return (
@@ -46,7 +46,7 @@ def integer_tensors(rows: Rows, format: WeightFormat, num_inputs: int) -> tuple[
 
 
 class Panels:
-    """Packs what `integer_tensors` describes: whole panels, filled up with zeros."""
+    """Packs numbers as `integer_tensors` describes: whole panels, padded with zeros."""
 
     def __init__(self, tensors: Sequence[PlacedTensor]) -> None:
         self._dtypes = {tensor.name: tensor.dtype for tensor in tensors}
@@ -72,7 +72,7 @@ class Panels:
 
 
 def _in_panels(values: NDArray[Any], width: int) -> NDArray[Any]:
-    """[outputs, n] as [panels, PANEL_OUTPUTS, width], filled up with zeros."""
+    """[outputs, n] as [panels, PANEL_OUTPUTS, width], padded with zeros."""
     num_outputs, count = values.shape
     padded = np.zeros((-(-num_outputs // PANEL_OUTPUTS) * PANEL_OUTPUTS, width), values.dtype)
     padded[:num_outputs, :count] = values

@@ -1,8 +1,8 @@
-"""A file of compiled kernels, which travels without weights: `build --kernels-only FILE` makes it, and `--kernels FILE`
-takes it instead of a compiler.
+"""A file of compiled kernels, without weights: `build --kernels-only FILE` writes it, and `--kernels FILE` uses it
+instead of a compiler.
 
-A zip archive: kernels.json says what each kernel is compiled from, and the facts about its binaries;
-ARCHITECTURE/N.cubin is the binary of kernel N. The same kernels and compiler give the same bytes.
+A zip archive: kernels.json describes the source of each kernel and the facts about its binaries; ARCHITECTURE/N.cubin
+is the binary of kernel N. The same kernels and compiler produce the same bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from llmserve.errors import InvalidArgument, RecipeError
 
 FORMAT_VERSION = 1
 INDEX = "kernels.json"
-LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the first moment that an archive knows
+LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the earliest time that an archive can store
 MOST_INDEX_BYTES, MOST_BINARY_BYTES = 1 << 28, 1 << 26
 NUM_NAMED = 3
 DAMAGES = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, EOFError,
@@ -33,13 +33,13 @@ DAMAGES = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeErro
 class KernelIndex(NamedTuple):
     compiler: str
     numbers: Mapping[Kernel, int]
-    facts: Mapping[str, Sequence[Mapping[str, Any]]]  # architecture -> of each kernel, all of `Compiled` but the binary
+    facts: Mapping[str, Sequence[Mapping[str, Any]]]  # architecture -> each kernel's `Compiled` without the binary
 
 
 def write_kernels(
     path: Path, compiler: str, kernels: Sequence[Kernel], compiled: Mapping[str, Sequence[Compiled]]
 ) -> None:
-    """`compiled`: of each architecture, in the order of `kernels`. A file that is there is replaced, at once."""
+    """`compiled`: by architecture, in the order of `kernels`. An existing file is replaced atomically."""
     facts = {name: [_facts(each) for each in found] for name, found in compiled.items()}
     index = {
         "format_version": FORMAT_VERSION,
@@ -62,7 +62,7 @@ def write_kernels(
 
 
 class StoredKernels:
-    """A `Compiler` that knows its results by heart. Raises RecipeError for a file that is none, or of other kernels."""
+    """A `Compiler` that reads its results from a file. Raises RecipeError if the file is not usable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -72,7 +72,7 @@ class StoredKernels:
         return self._index.compiler
 
     def problem(self, kernels: Sequence[Kernel], architecture: str) -> str:
-        """Why it cannot compile these; empty when it can."""
+        """Why it cannot provide these kernels; empty if it can."""
         index = self._index
         count = len(index.facts.get(architecture, ()))
         missing = [kernel.function for kernel in kernels if index.numbers.get(kernel, count) >= count]
@@ -80,8 +80,8 @@ class StoredKernels:
             return ""
         named = ", ".join(dict.fromkeys(missing[:NUM_NAMED])) + (" ..." if len(missing) > NUM_NAMED else "")
         return (
-            f"{self._path} lacks {len(missing)} of {len(kernels)} kernels for {architecture} ({named}); it has some "
-            f"for {', '.join(index.facts)}: make it again with --kernels-only, with this config and these options"
+            f"{self._path} lacks {len(missing)} of {len(kernels)} kernels for {architecture} ({named}); it has kernels "
+            f"for {', '.join(index.facts)}; rebuild it with --kernels-only and the same config and options"
         )
 
     def compile(self, kernels: Sequence[Kernel], architecture: str, threads: int) -> Iterator[Compiled]:
@@ -103,7 +103,7 @@ class StoredKernels:
             with zipfile.ZipFile(self._path) as archive:
                 fields = json.loads(_content(archive, INDEX, MOST_INDEX_BYTES))
             if fields["format_version"] != FORMAT_VERSION:
-                raise ValueError(f"format version {fields['format_version']}, this llmserve reads {FORMAT_VERSION}")
+                raise ValueError(f"format version {fields['format_version']}, but this llmserve reads {FORMAT_VERSION}")
             numbers = {kernel_of(kernel): number for number, kernel in enumerate(fields["kernels"])}
             facts = {name: [_checked(each) for each in found] for name, found in fields["facts"].items()}
             return KernelIndex(str(fields["compiler"]), numbers, facts)
@@ -112,7 +112,7 @@ class StoredKernels:
 
     def _damage(self, error: Exception) -> RecipeError:
         return RecipeError(
-            f"{self._path} is not a kernel file, or is damaged ({error}); make it again with --kernels-only"
+            f"{self._path} is not a kernel file, or is damaged ({error}); rebuild it with --kernels-only"
         )
 
 
@@ -123,7 +123,7 @@ def _facts(compiled: Compiled) -> dict[str, Any]:
 
 
 def _checked(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What an engine's header is made of, which is checked whole when it is read."""
+    """Facts for an engine's header, which is fully checked when it is read."""
     return _facts(Compiled(binary=b"", **facts))
 
 

@@ -1,8 +1,8 @@
-"""Program -> launches of the CUDA engine: what each op becomes, what is fused, where every value lives.
+"""Lowers a Program to launches of the CUDA engine: what each op becomes, what is fused, where every value is.
 
-What is added up over the layers is float32; norms and products have the engine's dtype, keys and values the cache's.
-A slice is a view. Rotations are left to attention and the cache write if nothing else reads them. Bias, residual and
-gated activation are a product's.
+Sums over the layers are float32; norms and products have the engine's dtype, keys and values the cache's. A slice is a
+view. Rotations are postponed to attention and the cache write if no other op reads them. Bias, residual and gated
+activation are fused into products.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from llmserve.models.spec import Param
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """Everything of an engine file but its numbers and binaries."""
+    """Everything in an engine file except its numbers and binaries."""
 
     record: Recorder
     buffers: tuple[int, ...]  # bytes per row
-    stored: Mapping[str, Sequence[Rows]]  # of parameters that have tensors of their own
-    offsets: Mapping[str, float]  # what is added to a parameter
-    query_tokens: int  # of one sequence, in a tile of attention
+    stored: Mapping[str, Sequence[Rows]]  # tensors of parameters that have their own
+    offsets: Mapping[str, float]  # what is added to a parameter before writing
+    query_tokens: int  # queries of one sequence in a tile of attention
     state_bytes: int = 0  # of a sequence
 
 
@@ -130,7 +130,7 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, StreamLowering
         self._scale_by(x, op.output, factors, num_weights)
 
     def _scale_by_position(self, op: Op) -> None:
-        """By factors of all positions, which are computed here."""
+        """Scale by factors for all positions, which are computed here."""
         source, y = self._buffers[op.inputs[0]], self._new(op)
         intervals = (np.arange(self._max_seq_len) + int(op.number("shift"))) // int(op.number("interval"))
         factors = (1 + op.number("strength") * np.log(1.0 + intervals)).astype(np.float32)
@@ -159,7 +159,7 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, StreamLowering
         self._record.by_columns(function, arguments, constants, op.width)
 
     def _select_rows(self, op: Op) -> None:
-        """The head runs once for each piece of the selected rows, so what it reads of the body is never overwritten."""
+        """The head runs once for each piece of the selected rows, so its inputs from the body are never overwritten."""
         self._record.part = StepPart.HEAD
         self._uses[op.inputs[0]] += 1
         x, y = self._buffers[op.inputs[0]], self._new(op, is_wide=op.inputs[0] in self._wide)
@@ -219,7 +219,7 @@ def lower(
     quantized: Mapping[str, Sequence[WeightPart]] | None = None,
     cache_dtype: str = "",
 ) -> Lowered:
-    """`quantized`: parameters whose numbers are integers, and how. `cache_dtype`: of keys and values, if another."""
+    """`quantized`: parameters with integers, and their formats. `cache_dtype`: of keys and values, if different."""
     return Lowering(
         program, params, quantized=quantized or {}, dtype=dtype, cache_dtype=cache_dtype or dtype,
         max_seq_len=max_seq_len, block_size=block_size, tiles=tiles,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from llmserve.builder.flag import Flag, option
 from llmserve.builder.targets.options import TargetOptions
 
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")  # that the tests compile for
-GPUS = {  # by the names that people know, of NVIDIA's list of compute capabilities
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")  # architectures that the tests compile for
+GPUS = {  # by their common names, from NVIDIA's list of compute capabilities
     "A100": "sm_80", "A30": "sm_80", "A10": "sm_86", "A40": "sm_86", "A6000": "sm_86", "3090": "sm_86", "L4": "sm_89",
     "L40": "sm_89", "L40S": "sm_89", "4090": "sm_89", "H100": "sm_90", "H200": "sm_90", "GH200": "sm_90",
     "B200": "sm_100", "GB200": "sm_100", "5090": "sm_120",
@@ -24,9 +24,9 @@ class CudaOptions(TargetOptions):
     kernels: str = option(
         "",
         Flag(
-            "File of compiled kernels, made with --kernels-only elsewhere: no compiler is needed then",
+            "File of compiled kernels, written elsewhere with --kernels-only; no compiler is needed",
             default_text="none",
-            leaves_a_trace=False,  # the kernels themselves do, and their compiler's version
+            leaves_a_trace=False,  # the kernels and their compiler's version have an effect
             is_path=True,
         ),
     )
@@ -39,7 +39,7 @@ class CudaOptions(TargetOptions):
         unknown = [name for name in self.architectures if name not in ARCHITECTURES]
         return [
             *TargetOptions.problems(self),
-            *(f"gpu {name} is not known; {_hint(name)}" for name in unknown),
+            *(f"gpu {name} is unknown; {_hint(name)}" for name in unknown),
         ]
 
     def words_of_the_name(self) -> tuple[str, ...]:

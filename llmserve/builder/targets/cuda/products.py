@@ -1,4 +1,4 @@
-"""Products of the CUDA engine, and what is fused into them: bias, residual, gated activation, scale and soft cap."""
+"""Lowers the CUDA engine's products, and the ops fused into them: bias, residual, gated activation, scale, soft cap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llmserve.models.number_formats import FLOAT32, UNROUNDED
 
 
 class Segments(NamedTuple):
-    """Sums of which each program has made one run."""
+    """Partial sums; each is computed by one program."""
 
     parts: Argument
     number: int
@@ -30,7 +30,7 @@ class Segments(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """What a product multiplies, as its kernel wants it, for columns [begin, end) of what it makes."""
+    """What a product multiplies, in its kernel's format, for columns [begin, end) of the output."""
 
     begin: int
     end: int
@@ -47,7 +47,7 @@ class ProductLowering(RoundedValues):
         self._product(op, self._value(op.output), y.stride)
 
     def _linear_and_add(self, op: Op, add: Op) -> None:
-        """y = residual + x @ W.T in one pass, over the residual's own place when nobody else needs it."""
+        """y = residual + x @ W.T in one pass, in the residual's own place if no other op needs it."""
         residual = next(name for name in add.inputs if name != op.output)
         place, source = self._buffers[residual], self._value(residual)
         y = self._sum_place(add, residual)
@@ -60,7 +60,7 @@ class ProductLowering(RoundedValues):
         self._product(op, y, self._program.vocab_size, more=more)
 
     def _can_be_gated(self, op: Op, following: Op) -> bool:
-        """Whether nobody but a gated activation reads the product `op`, whose sums are in one piece."""
+        """Whether only a gated activation reads the product `op`, whose sums have one segment."""
         is_gate = following.kind is OpKind.GATED_ACTIVATION and following.inputs[0] == op.output
         return is_gate and len(op.weights) == 1 and len(self._quantized.get(op.weights[0], ())) <= 1
 
@@ -145,7 +145,7 @@ class ProductLowering(RoundedValues):
         self._record.launch(function, {"parts": made.parts, **behind}, {**constants, **sums}, grid, rows=made.rows.rows)
 
     def _add_and_round(self, rounding: Rounding, activation: Constants, made: Segments) -> None:
-        """Of a gated product that only products of integers read."""
+        """For a gated product that only products of integers read."""
         places, sizes = rounding
         tile = min(self._tiles.columns // GROUP, power_of_two(int(sizes["GROUPS"]))) or 1
         sums: Constants = {"SEGMENTS": made.number, "MAX_ROWS": made.rows.rows[1], "TILE_GROUPS": tile}
@@ -158,7 +158,7 @@ class ProductLowering(RoundedValues):
         self, function: str, arguments: Mapping[str, Argument], constants: Constants, factors: Factors, rows: RowRange,
         segments: int = 1,
     ) -> None:  # fmt: skip
-        """In the range's tile, with the others as its tactics. `segments`: worked off by programs of their own."""
+        """Launch in the range's tile, with the other tiles as tactics. `segments`: processed by separate programs."""
         width = int(constants["NUM_COLUMNS"])
 
         def cut(tile: ProductTile) -> tuple[Constants, tuple[Extent, Extent, Extent]]:
@@ -172,7 +172,7 @@ class ProductLowering(RoundedValues):
             self._record.tactic(kernel, function, arguments, *cut(tile), tile)
 
     def _factors(self, op: Op) -> list[Factors]:
-        """Of each run of columns whose weights have the same format."""
+        """Factors for each range of columns whose weights have the same format."""
         name, x = op.weights[0], op.inputs[0]
         num_inputs = self._inputs_of(op)
         if not self._is_quantized(op):
@@ -198,7 +198,7 @@ class ProductLowering(RoundedValues):
         return found
 
     def _narrow(self, x: str) -> str:
-        """A value in the engine's dtype, in which floats are multiplied: made when the first product wants it."""
+        """A value in the engine's dtype, for products of floats; made for the first product that needs it."""
         if x not in self._wide or self._dtype == FLOAT32.name:
             return x
         name = _narrowed(x)
@@ -215,7 +215,7 @@ class ProductLowering(RoundedValues):
             self._buffers.read((name,))
 
     def _norm_and_round(self, op: Op) -> None:
-        """Of a norm that only products of integers read: nothing else of it is ever stored."""
+        """For a norm that only products of integers read: only its integers are stored."""
         source, tile = self._buffers[op.inputs[0]], power_of_two(num_groups(op.width))
         made, constants = self._rounded_at_once(op.output, op.width)
         self._record.launch(

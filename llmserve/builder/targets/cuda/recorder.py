@@ -1,4 +1,4 @@
-"""What a lowering writes down: launches and the kernels that they need, tensors, scratch memory."""
+"""Records the results of a lowering: launches and their kernels, tensors, scratch memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llmserve.engine.cuda.layout import (
 )
 from llmserve.models.number_formats import FLOAT32
 
-STRIDE_BYTES = 16  # what a thread loads at once
+STRIDE_BYTES = 16  # that a thread loads at once
 COLUMNS_OF_WARP = 256
 ANY_ROWS = (1, 1 << 30)
 ONE = Extent()
@@ -36,21 +36,21 @@ Constants: TypeAlias = Mapping[str, int | float | bool | str]
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An address, what is there, and whether it is a multiple of 16."""
+    """An address, what it points to, and whether it is a multiple of 16."""
 
     address: Address
     type: str
     is_aligned: bool = True
 
     def behind(self, count: int) -> Argument:
-        """The address so many items further on."""
+        """The address `count` items further on."""
         offset = count * ITEM_BYTES[DTYPES[self.type]]
         address = self.address._replace(offset=self.address.offset + offset)
         return Argument(address, self.type, self.is_aligned and offset % STRIDE_BYTES == 0)
 
 
 class Recorder:
-    """In order. Equal kernels, and tensors of equal constants, are one."""
+    """Records launches in order. Equal kernels are stored once, and so are tensors of equal constants."""
 
     def __init__(self, columns: int) -> None:
         self._columns = columns  # of a tile of what is done to each row by itself
@@ -71,7 +71,7 @@ class Recorder:
         grid: tuple[Extent, Extent, Extent], *, tile: ProductTile | None = None, num_warps: int = 4,
         num_stages: int = 3, most_registers: int = 0, rows: tuple[int, int] = ANY_ROWS, half_on: tuple[str, ...] = (),
     ) -> int:  # fmt: skip
-        """rows: the least and the most for which it runs. Returns the number of its kernel."""
+        """`rows`: the smallest and the largest number for which it runs. Returns the number of its kernel."""
         number = self._kernel(
             function, arguments, constants,
             num_warps=tile.num_warps if tile else num_warps,
@@ -86,7 +86,7 @@ class Recorder:
         self, of: int, function: str, arguments: Mapping[str, Argument], constants: Constants,
         grid: tuple[Extent, Extent, Extent], tile: ProductTile,
     ) -> None:  # fmt: skip
-        """What may be launched where kernel `of` is."""
+        """What may be launched instead of kernel `of`."""
         number = self._kernel(
             function, arguments, constants, num_warps=tile.num_warps, num_stages=tile.num_stages, most_registers=0
         )
@@ -113,14 +113,14 @@ class Recorder:
         self, function: str, arguments: Mapping[str, Argument], constants: Any, width: int, of: Extent = ROWS,
         columns_of_warp: int = COLUMNS_OF_WARP,
     ) -> None:  # fmt: skip
-        """A program for each row, or something else, and tile of columns."""
+        """One program for each row (or other unit) and tile of columns."""
         tile = min(self._columns, power_of_two(width))
         grid = (of, Extent(fixed=-(-width // tile)), ONE)
         num_warps = max(1, tile // columns_of_warp)
         self.launch(function, arguments, {**constants, "TILE_COLUMNS": tile}, grid, num_warps=num_warps)
 
     def scratch(self, *counts: int) -> tuple[Argument, ...]:
-        """Of one launch and the one behind it: float32 arrays, one behind the other."""
+        """For one launch and the next: float32 arrays, one after the other."""
         found, end = [], 0
         for count in counts:
             found.append(Argument(Address(Room.SCRATCH.value, "", end), TYPES[FLOAT32.name]))
@@ -129,7 +129,7 @@ class Recorder:
         return tuple(found)
 
     def constant(self, kind: str, values: NDArray[np.float32]) -> Argument:
-        """A tensor for `values`."""
+        """A tensor with `values`."""
         equal = (name for name, known in self.constants.items() if np.array_equal(known, values))
         name = next(equal, f"{kind}.{len(self.constants)}")
         self.constants.setdefault(name, values)
@@ -144,5 +144,5 @@ class Recorder:
 
 
 def power_of_two(width: int) -> int:
-    """The smallest that is not less."""
+    """The smallest power of two that is not smaller than this."""
     return 1 << (width - 1).bit_length()

@@ -1,4 +1,4 @@
-"""Values as integers, which products of integers read: who makes them, and where they are."""
+"""Integer values for products of integers: which op produces them, and where they are."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from llmserve.models.number_formats import INT8_ACTIVATIONS
 
 ROUNDED = INT8_ACTIVATIONS
 GROUP = ROUNDED.group
-# Where the integers of a value are to be, as a kernel that makes them wants it, and their sizes
+# The places for a value's integers, in the form that their kernel expects, and their sizes
 Rounding: TypeAlias = tuple[Mapping[str, Argument], Mapping[str, int]]
 
 
 class RoundedValues(Values):
     def _rounded(self, x: str) -> tuple[Place, Place]:
-        """Where the integers of a value are, and their scales: made when the first product wants them."""
+        """Where a value's integers and their scales are; made for the first product that needs them."""
         if x not in self._done_rounding:
             self._launch_rounding(x, self._rounded_at_once(x, self._buffers[x].width))
         integers, scales = _names(x)
         return self._buffers[integers], self._buffers[scales]
 
     def _rounded_at_once(self, x: str, width: int) -> Rounding:
-        """For what makes the integers of a value: with it, or in its place where nobody wants anything else."""
+        """For ops that produce a value's integers directly: next to the value, or instead if no other op needs it."""
         self._done_rounding.add(x)
         self._uses.update(dict.fromkeys(_names(x), self._rounded_uses[x]))
         integers, scales = _names(x)
@@ -40,7 +40,7 @@ class RoundedValues(Values):
         return made, {"WIDTH": width, **strides, "GROUP": GROUP, "GROUPS": groups}
 
     def _launch_rounding(self, x: str, rounding: Rounding, rows: tuple[int, int] = ANY_ROWS) -> None:
-        """Of a value that is there, for so many rows."""
+        """Launch the rounding of an existing value, for so many rows."""
         made, sizes = rounding
         source, groups = self._buffers[x], sizes["GROUPS"]
         tile = min(self._tiles.columns // GROUP, power_of_two(groups)) or 1

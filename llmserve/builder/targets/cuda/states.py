@@ -1,4 +1,4 @@
-"""Ops with a state of the CUDA engine: what each keeps in a sequence's slot, and the launches that change it."""
+"""Lowers the CUDA engine's ops with a state: what each keeps in a sequence's slot, and the launches that change it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmserve.models.graph import Op
 from llmserve.models.number_formats import FLOAT32
 
 COLUMNS_OF_WARP = 128  # of rows that several others are added to
-CHUNKS = Extent(of_tiles=True)  # no fewer than sequences
+CHUNKS = Extent(of_tiles=True)  # not fewer than sequences
 
 
 class StateLowering(Values):
@@ -21,7 +21,7 @@ class StateLowering(Values):
         return sum(map(_num_floats, self._program.ops))
 
     def _convolution(self, op: Op) -> None:
-        """Rows in any order, and then what is kept of them: a slot may be read and written."""
+        """Process rows in any order, then update the kept rows, since slots are both read and written."""
         (name,), (weight, *biases) = op.inputs, op.weights
         source, y = self._buffers[name], self._new(op)
         x, states, chunks = self._value(name), self._states_of(op), self._input("chunks")
@@ -73,8 +73,8 @@ class StateLowering(Values):
     def _by_heads(
         self, function: str, op: Op, arguments: Mapping[str, Argument], sizes: Constants, num_rows: int
     ) -> None:
-        """A program of one warp for as many columns of a head's matrix as its threads keep in registers: sums over its
-        `num_rows` rows need no other."""
+        """One program of one warp for as many columns of a head's matrix as fit in its threads' registers, so that sums
+        over its `num_rows` rows need no other warp."""
         num_heads, y = int(op.number("num_heads")), self._new(op)
         rows, num_columns = power_of_two(num_rows), op.width // num_heads
         tile = self._tiles.heads(num_columns, rows)
@@ -88,13 +88,13 @@ class StateLowering(Values):
         )  # fmt: skip
 
     def _states_of(self, op: Op) -> Argument:
-        """Where its own numbers are in the first slot."""
+        """Where the op's own numbers are in the first slot."""
         ops = self._program.ops
         before = sum(map(_num_floats, ops[: ops.index(op)]))
         return Argument(Address(Room.STATES.value, "", FLOAT32.num_bytes(before)), TYPES[FLOAT32.name])
 
 
 def _num_floats(op: Op) -> int:
-    """In whole loads."""
+    """Rounded up to whole loads."""
     of_load = STRIDE_BYTES // FLOAT32.num_bytes(1)
     return -(-op.state_floats // of_load) * of_load

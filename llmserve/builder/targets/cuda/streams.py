@@ -1,4 +1,4 @@
-"""Gemma 3n's ops on the CUDA engine: streams of a token, which are sums over layers, and gates that few pass."""
+"""Lowers Gemma 3n's ops on the CUDA engine: a token's streams, which are sums over layers, and sparse gates."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The `cuda` target: compiles an engine for NVIDIA GPUs, on any machine.
 
-The Program becomes launches, the kernels that these need are compiled for every wanted architecture, and weights are
-written as they are, pieces of rows on several cores at a time.
+The Program becomes launches, their kernels are compiled for every requested architecture, and weights are written in
+pieces of rows on several cores.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from llmserve.models.number_formats import NumberFormat
 from llmserve.models.spec import DecoderSpec, HfConfig, Param
 from llmserve.progress import Progress
 
-HEADER_BYTES = 1 << 20  # about, for a plan: with kernels for one architecture
+HEADER_BYTES = 1 << 20  # approximate, for a plan: with kernels for one architecture
 MOST_HEAD_ROWS = 64
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # of kernels/activations.py
 
@@ -55,12 +55,12 @@ class CudaTarget:
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         found = [*_gpu_problems(options), *self._group_problems(program, options)]
         found += quantization_problems(options, MULTIPLIED)
-        found += [f"the cuda target does not compute {text}" for text in unknown_ops(program, Lowering.known_ops())]
+        found += [f"the cuda target does not support {text}" for text in unknown_ops(program, Lowering.known_ops())]
         found += _value_problems(program)
         return found or self._kernel_problems(program, params, options)
 
     def notes(self, options: BuildOptions) -> list[str]:
-        return ["the cuda target is experimental: it has run on an H200, and on no other GPU"]
+        return ["the cuda target is experimental: it has only been tested on an H200"]
 
     def machine_problems(self, options: BuildOptions) -> list[str]:
         try:
@@ -70,7 +70,7 @@ class CudaTarget:
         return []
 
     def engine_bytes(self, network: Network, parts: Mapping[str, Sequence[WeightPart]]) -> int:
-        """What the weights take, and about what else is in the file."""
+        """The size of the weights, and an estimate of the rest of the file."""
         lowered = self._lowered(*network, parts)
         return HEADER_BYTES + placed_tensors(lowered.record.tensors.values(), 0)[1]
 
@@ -126,7 +126,7 @@ class CudaTarget:
         }
 
     def compile_kernels(self, network: Network, output: Path, progress: Progress, threads: int) -> str:
-        """All that `compile` would ask a compiler for, into a file for `--kernels`."""
+        """Write everything that `compile` would compile to a file for `--kernels`."""
         program, params, options = network
         architectures = options.of(CudaOptions).architectures or architectures_here()
         kernels = self._lowered(program, params, options, quantized_params(program, params, options)).record.kernels
@@ -145,7 +145,7 @@ class CudaTarget:
         """The GPU may be in another machine."""
 
     def _kernel_problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
-        """Of a file of kernels, where one is given: before anything is rounded."""
+        """Problems with the file of kernels, if one is given; checked before anything is rounded."""
         given = options.of(CudaOptions)
         if not given.kernels:
             return []
@@ -164,7 +164,7 @@ class CudaTarget:
             if op.kind is OpKind.ATTENTION
         }
         return [
-            f"{group} query heads to a key and value head: the cuda target supports at most {most}"
+            f"{group} query heads per key and value head; the cuda target supports at most {most}"
             for group in sorted(groups)
             if group > most
         ]
@@ -216,19 +216,19 @@ class CudaTarget:
 
 
 def make_target(spec: DecoderSpec, config: HfConfig) -> Target:
-    """The Program says everything that the engine needs."""
+    """Make the target; the Program has everything that the engine needs."""
     return CudaTarget()
 
 
 def architectures_here() -> tuple[str, ...]:
-    """Of this machine's GPUs. `Unsupported` where there is none."""
+    """Architectures of this machine's GPUs. `Unsupported` if there is none."""
     return tuple(dict.fromkeys(f"sm_{gpu.compute_capability.replace('.', '')}" for gpu in visible_gpus()))
 
 
 def _value_problems(program: Program) -> list[str]:
-    """Of ops whose kinds and attributes are known."""
+    """Problems with ops whose kinds and attributes are supported."""
     found = [
-        f"the cuda target has no activation {op.attrs['activation']!r}, only {', '.join(map(repr, ACTIVATIONS))}"
+        f"the cuda target lacks activation {op.attrs['activation']!r}; it has {', '.join(map(repr, ACTIVATIONS))}"
         for op in program.ops
         if op.kind is OpKind.GATED_ACTIVATION and op.attrs["activation"] not in ACTIVATIONS
     ]
@@ -241,9 +241,9 @@ def _gpu_problems(options: BuildOptions) -> list[str]:
     try:
         here = architectures_here()
     except LlmserveError:
-        return [f"gpu: this machine has none to build for; name the architectures, of {', '.join(ARCHITECTURES)}"]
+        return [f"gpu: this machine has no GPU to build for; name the architectures, from {', '.join(ARCHITECTURES)}"]
     return [
-        f"gpu: this machine's is {name}, and the cuda target builds for {', '.join(ARCHITECTURES)}"
+        f"gpu: this machine has {name}, but the cuda target builds for {', '.join(ARCHITECTURES)}"
         for name in here
         if name not in ARCHITECTURES
     ]
@@ -253,7 +253,7 @@ def _compiled(
     compiler: Compiler, kernels: Sequence[Kernel], architectures: Sequence[str], advance: Callable[[str, int], None],
     threads: int,
 ) -> dict[str, list[Compiled]]:  # fmt: skip
-    """By architecture, in the order of `kernels`."""
+    """Binaries by architecture, in the order of `kernels`."""
     found: dict[str, list[Compiled]] = {name: [] for name in architectures}
     for name, compiled in found.items():
         for kernel, each in zip(kernels, compiler.compile(kernels, name, threads), strict=True):
@@ -263,7 +263,7 @@ def _compiled(
 
 
 def _kernels_digest(compiled: Mapping[str, Sequence[Compiled]]) -> str:
-    """Another compiler's kernels may compute other bits."""
+    """Kernels from another compiler may compute different bits."""
     digest = hashlib.sha256()
     for name in sorted(compiled):
         for each in compiled[name]:
@@ -272,7 +272,7 @@ def _kernels_digest(compiled: Mapping[str, Sequence[Compiled]]) -> str:
 
 
 def _placed_binaries(compiled: Mapping[str, Sequence[Compiled]]) -> tuple[dict[str, tuple[Binary, ...]], int]:
-    """One behind the other; and where the last one ends."""
+    """Binaries one after the other, and the end of the last one."""
     placed, end = {}, 0
     for name, found in compiled.items():
         binaries = []

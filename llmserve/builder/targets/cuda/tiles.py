@@ -1,8 +1,8 @@
 """Shapes of tiles, and how sums are divided.
 
-What decides a result is a weight's segments, with the inputs of a tile, and the segment and tiles of attention: they
-follow from the network alone. Tiles over rows and columns of a product, warps and stages are free: a tile of sums is
-[columns, rows], four warps share an instruction over 64 columns, and its bits do not depend on how many rows it has.
+Results depend on a weight's segments, with the inputs of a tile, and on the segment and tiles of attention; the network
+alone determines these. Tiles over rows and columns of a product, warps and stages may be chosen freely: a tile of sums
+is [columns, rows], four warps share an instruction over 64 columns, and its bits do not depend on its number of rows.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple
 from llmserve.models.number_formats import FLOATS
 
 MANY = 1 << 30
-SPLIT_ROWS = 128  # up to so many rows, segments of a sum may be worked off by several programs
+SPLIT_ROWS = 128  # for at most so many rows, separate programs may process segments of a sum
 MOST_SEGMENTS = 16
-MOST_SUMS_TWICE = 64  # of a thread: more do not fit beside as many others
-LEAST_COLUMNS = 64  # of four warps' instruction
+MOST_SUMS_TWICE = 64  # per thread: more do not fit next to as many others
+LEAST_COLUMNS = 64  # of an instruction of four warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +29,27 @@ class ProductTile:
 
     @property
     def sums(self) -> int:
-        """Of a thread."""
+        """Sums per thread."""
         return self.rows * self.columns // (32 * self.num_warps)
 
 
 class RowRange(NamedTuple):
-    """How a product of so many rows is cut, if nobody has tuned it, and how else it may be."""
+    """How a product of so many rows is divided by default, and the alternatives."""
 
     rows: tuple[int, int]
     tile: ProductTile
-    others: tuple[ProductTile, ...] = ()  # to be tried
-    in_words: bool = False  # integers without matrix instructions: for few rows
+    others: tuple[ProductTile, ...] = ()  # alternatives to try
+    in_words: bool = False  # for few rows: integers without matrix instructions
 
     def is_split(self, num_columns: int, segments: int, programs: int) -> bool:
-        """Whether segments are worked off by programs of their own: where there would be too few others."""
+        """Whether separate programs process segments, because there would be too few programs otherwise."""
         least, most = self.rows
-        # by the rows that a bucket of this range has at least: the one before it has half as many
+        # by the smallest number of rows in a bucket of this range; the previous bucket has half as many
         others = -(-num_columns // self.tile.columns) * -(-max(least, most // 2) // self.tile.rows)
         return self.in_words or (segments > 1 and most <= SPLIT_ROWS and others < programs)
 
     def fitting(self, segments: int) -> RowRange:
-        """Without tiles that have no registers for the sums of a run beside those of all runs."""
+        """Without tiles whose sums of one segment do not fit in registers next to the sums of all segments."""
         tiles = (self.tile, *self.others)
         first, *others = [tile for tile in tiles if segments == 1 or tile.sums <= MOST_SUMS_TWICE] or tiles
         return self._replace(tile=first, others=tuple(others))
@@ -59,28 +59,28 @@ class RowRange(NamedTuple):
 class Tiles:
     floats: tuple[RowRange, ...]  # of products, by rows
     integers: tuple[RowRange, ...]
-    inputs: int = 64  # of a tile of a product: where segments end follows from it, so all tiles have the same
+    inputs: int = 64  # inputs in a tile of a product; segments end at a tile, so all tiles have the same number
     queries: int = 64
     keys: int = 64
     segment: int = 512  # positions
-    columns: int = 1024  # of what is done to each row by itself
+    columns: int = 1024  # columns in a tile of ops on each row
     numbers: int = 2048  # of several heads of a row
     choice: int = 2048  # tokens of a vocabulary
-    programs: int = 192  # wanted, of products of floats for few rows
-    warps: int = 2048  # wanted, of products of integers for few rows
+    programs: int = 192  # requested, for products of floats with few rows
+    warps: int = 2048  # requested, for products of integers with few rows
     least_inputs: int = 256  # of a segment
-    has_choice: bool = True  # whether there is something to tune
+    has_choice: bool = True  # whether there are alternatives to measure
 
     def ranges(self, *, of_integers: bool) -> tuple[RowRange, ...]:
         return self.integers if of_integers else self.floats
 
     def up_to(self, rows: int) -> Tiles:
-        """Those that steps of so many rows use."""
+        """Ranges that steps of so many rows use."""
         floats, integers = (tuple(r for r in ranges if r.rows[0] <= rows) for ranges in (self.floats, self.integers))
         return replace(self, floats=floats, integers=integers)
 
     def segments(self, num_columns: int, num_inputs: int, *, of_integers: bool) -> int:
-        """Of the sums of a weight: so many that few rows keep the device busy."""
+        """Inputs per segment of a weight's sums, such that few rows keep the device busy."""
         columns, wanted = (32, self.warps) if of_integers else (LEAST_COLUMNS, self.programs)
         segments = 1
         while (
@@ -92,12 +92,12 @@ class Tiles:
         return segments
 
     def heads(self, count: int, width: int) -> int:
-        """Heads of a row in a tile, each `width` wide: a power of two."""
+        """Heads of a row in a tile, each `width` wide; a power of two."""
         return min(1 << (count - 1).bit_length(), max(1, self.numbers // width))
 
 
 def by_rows(*ranges: tuple[int, tuple[ProductTile, ...]], in_words: bool = False) -> Iterator[RowRange]:
-    """One behind the other, up to so many rows each, of these tiles: the first unless others are faster."""
+    """Ranges of these tiles, each up to so many rows: the first tile unless tuning finds a faster one."""
     least = 1
     for most, (tile, *others) in ranges:
         yield RowRange((least, most), tile, tuple(others), in_words)

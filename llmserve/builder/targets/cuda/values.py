@@ -1,4 +1,4 @@
-"""Where the values and weights of a Program are while a CUDA engine runs: what every part of the lowering shares."""
+"""Where a Program's values and weights are while a CUDA engine runs; shared by all parts of the lowering."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INTEGERS = TYPES["int32"]
 
 @dataclass(frozen=True, slots=True)
 class Turning:
-    """A rope that is still to be done: where its cosines and sines are, and how many columns of a head it turns."""
+    """A rope that is not applied yet: where its cosines and sines are, and how many columns of a head it rotates."""
 
     cos: Argument
     sin: Argument
@@ -32,8 +32,8 @@ class Turning:
 
 
 class Values(OpLowering):
-    """Values that are added up over the layers, or only rounded to integers, are `_wide`, in float32; the others have
-    the engine's dtype."""
+    """Values that are summed over the layers, or only rounded to integers, are `_wide`, in float32; the others have the
+    engine's dtype."""
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class Values(OpLowering):
         self._only_rounded = {name for name, count in self._rounded_uses.items() if count == self._uses[name]}
         self._wide: set[str] = set()  # values in float32
         self._record = Recorder(tiles.columns)
-        self._stored: dict[str, Sequence[Rows]] = {}  # of parameters that have tensors of their own
+        self._stored: dict[str, Sequence[Rows]] = {}  # tensors of parameters that have their own
         self._offsets: dict[str, float] = {}
-        self._done_rounding: set[str] = set()  # values whose integers have been made
+        self._done_rounding: set[str] = set()  # values whose integers exist
         self._written: set[int] = set()  # layers of the cache
         self._turned_for_others = turned_for_others(program)
-        self._turned: dict[str, Turning] = {}  # values whose rope is still to be done
+        self._turned: dict[str, Turning] = {}  # values that are not rotated yet
         self._turnings: dict[tuple[object, float], Turning] = {}  # by frequencies and scale
 
     def _is_quantized(self, op: Op) -> bool:
@@ -78,7 +78,7 @@ class Values(OpLowering):
         return self._buffers.new(op.output, op.width, 4 if is_wide else ITEM_BYTES[self._dtype])
 
     def _sum_place(self, add: Op, residual: str) -> Place:
-        """Of a sum in float32."""
+        """The place of a sum in float32."""
         self._wide.add(add.output)
         return self._buffers.over(add.output, residual) if residual in self._wide else self._new(add, is_wide=True)
 
@@ -112,7 +112,7 @@ class Values(OpLowering):
         return self._vector(name)
 
     def _scale_by(self, x: str, y: str, weight: Argument, num_weights: int) -> None:
-        """A value, into the place of another."""
+        """Scale a value, and store it in another's place."""
         source, target = self._buffers[x], self._buffers[y]
         sizes = {
             "WIDTH": source.width, "NUM_WEIGHTS": num_weights, "X_STRIDE": source.stride, "Y_STRIDE": target.stride

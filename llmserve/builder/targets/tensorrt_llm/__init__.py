@@ -1,4 +1,4 @@
-"""The `tensorrt_llm` target's build room: what TensorRT-LLM compiles (1.2) or loads (1.3 and newer).
+"""Builds what TensorRT-LLM compiles (1.2) or loads (1.3 and newer).
 
 target.py      problems, sizes, and which of the two modes builds
 options.py     flags of trtllm-build

@@ -1,7 +1,7 @@
 """Writes a Hugging Face checkpoint in canonical form: what tensorrt_llm.LLM (release 1.3 and newer) loads.
 
-One dtype, one file, published tensor names, no code to trust. Baichuan2-7B becomes LlamaForCausalLM, which it is once
-W_pack is split and lm_head normalized; every other architecture keeps its own name and config.
+One dtype, one file, published tensor names, no code to trust. With W_pack split and lm_head normalized, Baichuan2-7B is
+a LlamaForCausalLM; every other architecture keeps its own name and config.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def canonical_config(spec: DecoderSpec, config: HfConfig, options: BuildOptions)
 
 
 def canonical_problems(spec: DecoderSpec, options: BuildOptions) -> list[str]:
-    """Why tensorrt_llm.LLM cannot run this network like this."""
+    """Why tensorrt_llm.LLM cannot run this network with these options."""
     engines = "build with tensorrt-llm==1.2.1, which compiles engines"
     rules = [
-        (spec.rope is not None, f"tensorrt_llm.LLM has no ALiBi, which this network needs; {engines}"),
+        (spec.rope is not None, f"tensorrt_llm.LLM does not support ALiBi, which this network needs; {engines}"),
         (not options.quantization, f"tensorrt_llm.LLM does not quantize weights itself; {engines}"),
     ]
     return [text for holds, text in rules if not holds]
@@ -80,7 +80,7 @@ def _planned(params: Sequence[Param], spec: DecoderSpec, options: BuildOptions) 
 
 
 def _tensors(param: Param, spec: DecoderSpec) -> Iterator[Shard]:
-    """The published tensors that one parameter holds."""
+    """The published tensors that one parameter consists of."""
     layer = LAYER.fullmatch(param.name)
     if layer is None:
         names = {"embed": EMBED_SOURCE, "norm": "model.norm.weight", "head": HEAD_SOURCE}
@@ -93,7 +93,7 @@ def _tensors(param: Param, spec: DecoderSpec) -> Iterator[Shard]:
 
 
 def _modules(kind: str, spec: DecoderSpec) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
-    """Modules in a parameter of a layer, and their rows; empty rows: all of it."""
+    """Modules in a parameter of a layer, and their rows; an empty list of rows means all of them."""
     q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     inner = spec.intermediate_size
     if kind == "attn.qkv":

@@ -1,7 +1,7 @@
 """Writes a TensorRT-LLM checkpoint: config.json and rank<i>.safetensors, one parameter in memory at a time.
 
-Baichuan2-7B becomes a Llama checkpoint: our parameters already have W_pack split and lm_head normalized, and what is
-left is Llama. The 13B form stays Baichuan, for its ALiBi. Keys of config.json are those of release 1.2's
+Baichuan2-7B becomes a Llama checkpoint: our parameters already have W_pack split and lm_head normalized, and the rest
+is Llama. The 13B form stays Baichuan because of its ALiBi. Keys of config.json are those of release 1.2's
 PretrainedConfig (tensorrt_llm/models/modeling_utils.py), LLaMAConfig, QWenConfig and BaichuanConfig
 (models/{llama,qwen,baichuan}/config.py).
 """
@@ -28,12 +28,12 @@ from llmserve.models.number_formats import WeightFormat
 from llmserve.models.rope import DEFAULT_THETA, rope_values
 from llmserve.models.spec import Combine, DecoderSpec, HfConfig, Param
 
-ROTARY_SCALINGS = {  # rope type -> the numbers that its dictionary carries
+ROTARY_SCALINGS = {  # rope type -> the numbers in its dictionary
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 PLUGIN_MULTIPLE = 64  # the weight-only kernels take sizes that are multiples of this
-DEFAULT_SEQ_LENGTH = 8192  # of QWenConfig.from_hugging_face; log-n attention would read it, which no such network has
+DEFAULT_SEQ_LENGTH = 8192  # as in QWenConfig.from_hugging_face; read by log-n attention, which no supported network has
 
 Quantize: TypeAlias = Callable[[NDArray[Any], WeightFormat], tuple[NDArray[np.int8], NDArray[Any]]]
 
@@ -41,7 +41,7 @@ Quantize: TypeAlias = Callable[[NDArray[Any], WeightFormat], tuple[NDArray[np.in
 def write_checkpoint(job: CompileJob, folder: Path, *, spec: DecoderSpec, config: HfConfig, quantize: Quantize) -> None:
     """Write every rank's file and config.json into `folder`.
 
-    `quantize`: engine.tensorrt_llm.library.quantize_weight, or something like it.
+    `quantize`: engine.tensorrt_llm.library.quantize_weight, or an equivalent.
     """
     options = job.options
     (folder / "config.json").write_text(json.dumps(checkpoint_config(job, spec, config), indent=2) + "\n")
@@ -74,7 +74,7 @@ def _write(
 
 
 def _planned(params: Sequence[Param], spec: DecoderSpec, mapping: Mapping, options: BuildOptions) -> dict[str, Planned]:
-    """What one rank's file holds."""
+    """The contents of one rank's file."""
     tensors = {}
     for param in params:
         for shard in shards_of(param, spec, mapping):
@@ -93,7 +93,7 @@ def _scale_name(shard: Shard) -> str:
 
 
 def checkpoint_bytes(params: Sequence[Param], spec: DecoderSpec, options: BuildOptions) -> int:
-    """Of all ranks' tensors together."""
+    """Bytes of all ranks' tensors together."""
     return sum(
         planned.num_bytes
         for mapping in _ranks(options)
@@ -122,7 +122,7 @@ def checkpoint_config(job: CompileJob, spec: DecoderSpec, config: HfConfig) -> d
 
 
 def checkpoint_architecture(spec: DecoderSpec) -> str:
-    """The class of TensorRT-LLM that reads it. Baichuan with rotary embedding has nothing that Llama has not."""
+    """The TensorRT-LLM class that reads the checkpoint. Baichuan with rotary embedding has nothing that Llama lacks."""
     if spec.architecture == "BaichuanForCausalLM" and spec.rope:
         return "LlamaForCausalLM"
     return spec.architecture
@@ -133,7 +133,7 @@ def _has(params: Sequence[Param], suffix: str) -> bool:
 
 
 def _own_keys(params: Sequence[Param], spec: DecoderSpec, config: HfConfig) -> dict[str, Any]:
-    """What the class's own config adds."""
+    """Keys that the class's own config adds."""
     if spec.rope is None:  # Baichuan with ALiBi
         normalized = any(param.combine is Combine.NORMALIZE_ROWS for param in params)
         return {"model_version": "v2_13b" if normalized else "v1_13b"}
@@ -148,7 +148,7 @@ def _own_keys(params: Sequence[Param], spec: DecoderSpec, config: HfConfig) -> d
         kind = QWEN_TYPES[spec.architecture]
         return keys | {
             "qwen_type": kind,
-            "seq_length": int(config.get("seq_length", DEFAULT_SEQ_LENGTH)),  # read, and without a default there
+            "seq_length": int(config.get("seq_length", DEFAULT_SEQ_LENGTH)),  # it is read there, and has no default
             "use_logn_attn": False,
             "moe_intermediate_size": 0,
             "moe_shared_expert_intermediate_size": 0,
@@ -164,7 +164,7 @@ def rotary_base(spec: DecoderSpec, config: HfConfig) -> float:
 
 
 def rotary_scaling(spec: DecoderSpec, config: HfConfig) -> dict[str, Any] | None:
-    """In the old and the new spelling of the type, as readers differ in which they look at."""
+    """With the old and the new name of the type, since readers use one or the other."""
     if spec.architecture == "BaichuanForCausalLM":
         return None
     values = rope_values(config)
@@ -175,7 +175,7 @@ def rotary_scaling(spec: DecoderSpec, config: HfConfig) -> dict[str, Any] | None
 
 
 def checkpoint_problems(spec: DecoderSpec, config: HfConfig, options: BuildOptions) -> list[str]:
-    """Why no checkpoint of release 1.2 can say this network, or be split like this."""
+    """Why a checkpoint of release 1.2 cannot express this network, or cannot be split like this."""
     own = options.of(TensorrtLlmOptions)
     tp, pp = own.tp_size, own.pp_size
     kv_fits = spec.num_kv_heads % tp == 0 or tp % spec.num_kv_heads == 0
@@ -190,19 +190,19 @@ def checkpoint_problems(spec: DecoderSpec, config: HfConfig, options: BuildOptio
     if spec.rope and spec.architecture != "BaichuanForCausalLM":
         kind = rope_values(config)["rope_type"]
         if kind not in (*ROTARY_SCALINGS, "default"):
-            found.append(f"rope type {kind!r} is not known to TensorRT-LLM's engines, only default, linear and llama3")
+            found.append(f"TensorRT-LLM's engines do not support rope type {kind!r}, only default, linear and llama3")
     if options.quantization and not found:
         found += _plugin_problems(spec, options.floats, tp)
     return found
 
 
 def _class_problems(spec: DecoderSpec, tp: int, pp: int) -> list[str]:
-    """What the class that reads the checkpoint cannot do, though its config could say it."""
+    """What the class that reads the checkpoint cannot do, although its config can express it."""
     found = []
     if pp > 1 and spec.rope is None:
         found.append(
             f"pp_size {pp} cannot be built: TensorRT-LLM's Baichuan has its embedding, last norm and head in every "
-            "stage; share it with --tp-size"
+            "stage; use --tp-size instead"
         )
     num_heads, num_kv_heads = spec.num_heads // tp, -(-spec.num_kv_heads // tp)
     if spec.architecture == "Qwen3ForCausalLM" and num_heads == num_kv_heads:
@@ -214,7 +214,7 @@ def _class_problems(spec: DecoderSpec, tp: int, pp: int) -> list[str]:
 
 
 def _plugin_problems(spec: DecoderSpec, floats: WeightFormat, tp: int) -> list[str]:
-    """Layers pad what does not divide to multiples for all ranks together, so their tensors would have other shapes."""
+    """Layers pad sizes to multiples for all ranks together, so tensors of other sizes would not fit."""
     q_width, kv_width = spec.num_heads // tp * spec.head_dim, max(1, spec.num_kv_heads // tp) * spec.head_dim
     sizes = {
         "hidden_size": (spec.hidden_size, tp * PLUGIN_MULTIPLE),
@@ -223,7 +223,7 @@ def _plugin_problems(spec: DecoderSpec, floats: WeightFormat, tp: int) -> list[s
         "intermediate_size of a rank": (spec.intermediate_size // tp, PLUGIN_MULTIPLE),
     }
     found = [
-        f"weight-only quantization needs sizes that are multiples of {multiple}: {name} is {size}"
+        f"weight-only quantization requires sizes that are multiples of {multiple}, but {name} is {size}"
         for name, (size, multiple) in sizes.items()
         if size % multiple
     ]

@@ -1,4 +1,4 @@
-"""What a network may have that this target can say to TensorRT-LLM; whatever else it has is refused by name."""
+"""Features of a network that this target can express for TensorRT-LLM; all others are refused by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ARCHITECTURES = (
     "BaichuanForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
 )  # fmt: skip
 QWEN_TYPES = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
-OPS: Mapping[OpKind, Collection[str]] = {  # with their attributes; others, and other values than below, cannot be said
+OPS: Mapping[OpKind, Collection[str]] = {  # with attributes; others, and other values than below, cannot be expressed
     OpKind.EMBED: (),
     OpKind.RMS_NORM: ("eps", "groups"),
     OpKind.LINEAR: (),
@@ -27,11 +27,11 @@ OPS: Mapping[OpKind, Collection[str]] = {  # with their attributes; others, and 
 
 
 def network_problems(spec: DecoderSpec, program: Program, params: Sequence[Param]) -> list[str]:
-    """Why no checkpoint that this target writes can say this network."""
+    """Why no checkpoint that this target writes can express this network."""
     found = []
     if spec.architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        found.append(f"architecture {spec.architecture} is not among those that can be written for it: {known}")
+        found.append(f"architecture {spec.architecture} cannot be written for TensorRT-LLM; it supports {known}")
     found += unknown_ops(program, OPS)
     found += dict.fromkeys(text for op in program.ops if (text := _value_problem(op)))
     if spec.architecture in QWEN_TYPES and any(param.name.endswith("attn.output.bias") for param in params):
@@ -40,7 +40,7 @@ def network_problems(spec: DecoderSpec, program: Program, params: Sequence[Param
 
 
 def _value_problem(op: Op) -> str:
-    """What is wrong with a value of an attribute that is known, or an empty string."""
+    """The problem with a value of a known attribute, or an empty string."""
     if op.kind is OpKind.GATED_ACTIVATION and op.attrs["activation"] != "silu":
         return f"activation {op.attrs['activation']!r} of {op.kind.value}, only 'silu' is supported"
     if op.kind is OpKind.ATTENTION and op.attrs["scale"] != op.number("head_dim") ** -0.5:

@@ -1,7 +1,7 @@
-"""Options of a build that mean something to TensorRT-LLM. Names and values are those of its trtllm-build.
+"""Build options for TensorRT-LLM. Names and values are those of its trtllm-build.
 
-Old scripts have them for whatever they build: what only tunes TensorRT-LLM's kernels is therefore reported by other
-targets, and what would give another engine is refused.
+Old scripts use them for every build. So other targets only report options that tune TensorRT-LLM's kernels, and refuse
+those that would change the engine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _building(help: str, least: int | None = None) -> Flag:
 
 @dataclass(frozen=True, slots=True)
 class TensorrtLlmOptions(TargetOptions):
-    """0: not given."""
+    """A value of 0 means not given."""
 
     tp_size: int = option(1, Flag("GPUs that share each layer", least=1))
     pp_size: int = option(1, Flag("GPUs that share the layers among them", least=1))
@@ -56,7 +56,7 @@ class TensorrtLlmOptions(TargetOptions):
         return self.tp_size * self.pp_size
 
     def in_other_words(self) -> Mapping[str, Any]:
-        """`use_weight_only` says `quantization`."""
+        """`use_weight_only` corresponds to `quantization`."""
         is_said = self.use_weight_only and self.weight_only_precision in WEIGHT_ONLY_PRECISIONS
         return {"quantization": self.weight_only_precision} if is_said else {}
 

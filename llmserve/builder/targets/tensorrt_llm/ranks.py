@@ -1,7 +1,7 @@
 """Compiles the ranks of a TensorRT-LLM checkpoint, each in a process of its own that sees one GPU.
 
 Release 1.2, as its own trtllm-build does (tensorrt_llm/commands/build.py: build_model, build_and_save,
-parallel_build). A compiler that crashes or runs out of memory takes its process with it and not the build.
+parallel_build). A compiler that crashes or runs out of memory ends its process, not the build.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from llmserve.builder.targets.tensorrt_llm.options import TensorrtLlmOptions
 from llmserve.engine.tensorrt_llm import library
 from llmserve.errors import InternalError
 
-DEFAULT_OPT_BATCH_SIZE = 8  # of BuildConfig; more than max_batch_size makes no sense
+DEFAULT_OPT_BATCH_SIZE = 8  # of BuildConfig; more than max_batch_size has no effect
 NO_PLUGIN = "disable"
 
 
 @dataclass(frozen=True, slots=True)
 class RankJob:
-    """One rank's build, as it travels to its process."""
+    """One rank's build, as it is sent to its process."""
 
     checkpoint: str
     output: str
@@ -39,7 +39,7 @@ class RankJob:
 
 
 def limits_of(options: BuildOptions) -> dict[str, Any]:
-    """Arguments of BuildConfig."""
+    """Arguments for BuildConfig."""
     own = options.of(TensorrtLlmOptions)
     return {
         "max_batch_size": options.max_batch_size,
@@ -52,7 +52,7 @@ def limits_of(options: BuildOptions) -> dict[str, Any]:
 
 
 def plugins_of(options: BuildOptions) -> dict[str, Any]:
-    """Arguments of PluginConfig. What is not named keeps its default."""
+    """Arguments for PluginConfig. Missing ones keep their defaults."""
     given = options.of(TensorrtLlmOptions)
     return {
         "gpt_attention_plugin": _plugin(given.gpt_attention_plugin),
@@ -74,10 +74,10 @@ def _plugin(value: str) -> str | None:
 def build_ranks(jobs: Sequence[RankJob], num_workers: int) -> str:
     """Build every rank, `num_workers` at a time. Returns the version of TensorRT that compiled them.
 
-    The first failure is raised as InternalError, when those that run have ended; the others are not begun.
+    The first failure is raised as InternalError after running builds have ended; the others do not start.
     """
     versions = set()
-    pool = ProcessPoolExecutor(num_workers, get_context("spawn"), max_tasks_per_child=1)  # one GPU in a process's life
+    pool = ProcessPoolExecutor(num_workers, get_context("spawn"), max_tasks_per_child=1)  # one GPU per process
     with pool:
         ranks = {pool.submit(build_rank, job): job.rank for job in jobs}
         for done in as_completed(ranks):
@@ -99,7 +99,7 @@ def _failure(rank: int, error: Exception) -> str:
 
 
 def build_rank(job: RankJob) -> str:
-    """In a worker process. Returns TensorRT's version."""
+    """Runs in a worker process. Returns TensorRT's version."""
     os.environ["CUDA_VISIBLE_DEVICES"] = job.gpu  # before CUDA starts, which importing tensorrt_llm does
     tensorrt_llm = library.builder()
     config = tensorrt_llm.pretrained_config.from_json_file(str(Path(job.checkpoint) / "config.json"))

@@ -2,8 +2,8 @@
 
 Names and rules are those of the converters of release 1.2: tensorrt_llm/models/llama/convert.py
 (load_weights_from_hf_model, QkvWeightHelper), models/convert_utils.py (dup_kv_weight, split), models/qwen/model.py
-(q_layernorm, k_layernorm) and _utils.py (pad_vocab_size). A trap among them: `mlp.fc` is the projection that is
-activated (gate_proj), and `mlp.gate` the one it is multiplied with (up_proj).
+(q_layernorm, k_layernorm) and _utils.py (pad_vocab_size). Note: `mlp.fc` is the projection that is activated
+(gate_proj), and `mlp.gate` is its factor (up_proj).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llmserve.models.spec import DecoderSpec, Param
 
 LAYER = re.compile(r"layers\.(\d+)\.(.+)")
-LAYER_TENSORS = {  # ours -> theirs, for those that one tensor becomes one
+LAYER_TENSORS = {  # our names -> TensorRT-LLM's, where one tensor becomes one
     "attn.norm": "input_layernorm.weight",
     "attn.qkv": "attention.qkv.weight",
     "attn.qkv.bias": "attention.qkv.bias",
@@ -71,7 +71,7 @@ def mappings(tp_size: int, pp_size: int) -> list[Mapping]:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A tensor of one rank: row ranges of a parameter, laid end to end, or a range of its columns."""
+    """One rank's tensor: row ranges of a parameter, concatenated, or a range of its columns."""
 
     name: str
     rows: tuple[tuple[int, int], ...] = ()  # empty: every row
@@ -80,7 +80,7 @@ class Shard:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether weight-only quantization applies. The embedding and the head keep their type."""
+        """Whether weight-only quantization applies. The embedding and the head keep their dtype."""
         return self.name.endswith(QUANTIZED)
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ class Shard:
         return (num_rows + self.num_padding_rows, *rest)
 
     def take(self, array: NDArray[Any]) -> NDArray[Any]:
-        """A view where the shard is one range without padding."""
+        """A view if the shard is one range without padding."""
         if self.columns is not None:
             return array[:, slice(*self.columns)]
         parts = [array[start:end] for start, end in self.rows] if self.rows else [array]
@@ -99,7 +99,7 @@ class Shard:
 
 
 def shards_of(param: Param, spec: DecoderSpec, mapping: Mapping) -> Iterator[Shard]:
-    """The tensors that `mapping`'s rank has of one parameter; none when it belongs to another pipeline stage."""
+    """The tensors of one parameter on `mapping`'s rank; empty if the parameter belongs to another pipeline stage."""
     layer = LAYER.fullmatch(param.name)
     if layer is None:
         yield from _outer_shards(param, mapping)
@@ -118,7 +118,7 @@ def shards_of(param: Param, spec: DecoderSpec, mapping: Mapping) -> Iterator[Sha
             yield Shard(f"{prefix}mlp.{name}.{suffix}", rows=((start + begin, start + end),))
     elif kind in ("attn.output", "mlp.down"):
         yield Shard(prefix + LAYER_TENSORS[kind], columns=_part(param.shape[1], mapping))
-    else:  # norms, and biases that are added after the ranks' sums
+    else:  # norms, and biases that are added to the sum of all ranks
         yield Shard(prefix + LAYER_TENSORS[kind])
 
 
@@ -141,7 +141,7 @@ def _part(size: int, mapping: Mapping) -> tuple[int, int]:
 
 
 def _qkv_rows(spec: DecoderSpec, mapping: Mapping) -> tuple[tuple[int, int], ...]:
-    """The rank's query heads, and its key and value heads; with fewer of those than ranks, several ranks share one."""
+    """The rank's query heads, and its key and value heads; if there are fewer of those than ranks, ranks share them."""
     q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     begin, end = _part(q_width, mapping)
     if spec.num_kv_heads >= mapping.tp_size:

@@ -1,7 +1,7 @@
-"""The `tensorrt_llm` target: engines for NVIDIA GPUs. Which of its two modes builds is the installed release's choice.
+"""The `tensorrt_llm` target: engines for NVIDIA GPUs. The installed release determines which of its two modes builds.
 
 Engine mode (1.2): our weight plan -> a TensorRT-LLM checkpoint -> tensorrt_llm.builder -> rank<i>.engine.
-LLM mode (1.3 and newer): our weight plan -> a checkpoint in canonical form, beside the arguments of tensorrt_llm.LLM.
+LLM mode (1.3 and newer): our weight plan -> a checkpoint in canonical form, and the arguments of tensorrt_llm.LLM.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ PLUGIN_OPTIONS = (
     "gemm_plugin", "gpt_attention_plugin", "context_fmha", "remove_input_padding", "multiple_profiles",
     "reduce_fusion", "workers", "parallel_build", "max_input_len",
 )  # fmt: skip
-NO_WEIGHT_ONLY = ((10, 0), (12, 0))  # from this compute capability to below that one builder.build refuses it
-REDUCE_FUSION_OF = "LlamaForCausalLM"  # the only class of ours that builder.build leaves it to, on several GPUs
-QK_NORM_EPS = 1e-05  # of Attention's q_layernorm and k_layernorm, which QWenDecoderLayer tells no other
+NO_WEIGHT_ONLY = ((10, 0), (12, 0))  # builder.build refuses compute capabilities from the first to below the second
+REDUCE_FUSION_OF = "LlamaForCausalLM"  # the only one of our classes that builder.build applies it to, on several GPUs
+QK_NORM_EPS = 1e-05  # the default of Attention's q_layernorm and k_layernorm, which QWenDecoderLayer does not override
 IN_FLIGHT = "the executor batches in flight, which needs a paged KV cache, the attention plugin and no padding"
 
 
 class TensorrtLlmTarget:
-    """For one checkpoint. `find` and `gpus` say what this machine has."""
+    """For one checkpoint. `find` and `gpus` describe this machine."""
 
     name = "tensorrt_llm"
     times_tactics = False
@@ -95,7 +95,7 @@ class TensorrtLlmTarget:
         return machine_problems(self._find, self._gpus)
 
     def engine_bytes(self, network: Network, parts: Mapping[str, Sequence[WeightPart]]) -> int:
-        """What the weights take. A compiled engine is a little larger."""
+        """The size of the weights. A compiled engine is slightly larger."""
         if self._mode() is Mode.LLM:
             return canonical_bytes(network.params, self._spec, network.options)
         return checkpoint_bytes(network.params, self._spec, network.options)
@@ -114,7 +114,7 @@ class TensorrtLlmTarget:
         return 0
 
     def read_bytes_per_s(self) -> float:
-        return 0.0  # whoever plans may have no GPU
+        return 0.0  # a plan can be made without a GPU
 
     def compile(self, job: CompileJob, directory: Path) -> Mapping[str, Any]:
         found, gpus = self._find(), self._gpus()
@@ -135,7 +135,7 @@ class TensorrtLlmTarget:
         raise no_kernels(self.name)
 
     def tune(self, directory: Path, earlier: Path, progress: Progress) -> None:
-        """TensorRT times its tactics while it compiles."""
+        """TensorRT measures its tactics while it compiles."""
 
     def _write_llm(self, job: CompileJob, directory: Path) -> None:
         folder = directory / CANONICAL_FOLDER
@@ -148,12 +148,12 @@ class TensorrtLlmTarget:
             (directory / name).write_text(json.dumps(content, indent=2) + "\n")
 
     def _build_engines(self, job: CompileJob, directory: Path, gpus: Sequence[Gpu]) -> str:
-        """Returns TensorRT's version. The checkpoint is gone afterwards."""
+        """Returns TensorRT's version. Deletes the checkpoint afterwards."""
         needed = 2 * checkpoint_bytes(job.params, self._spec, job.options)
         free = shutil.disk_usage(directory).free
         if free < needed:
             raise ResourceExhausted(
-                f"the checkpoint for TensorRT-LLM and the engines together need {needed / 2**20:.0f} MiB, and "
+                f"the checkpoint for TensorRT-LLM and the engines together need {needed / 2**20:.0f} MiB, but "
                 f"{directory.parent} has {free / 2**20:.0f} MiB free; free some space or choose another --output-dir"
             )
         with tempfile.TemporaryDirectory(prefix=".checkpoint-", dir=directory) as checkpoint:
@@ -164,24 +164,24 @@ class TensorrtLlmTarget:
             version = build_ranks(jobs, num_workers(job.options, gpus))
         missing = [name for rank in range(len(jobs)) if not (directory / (name := rank_file(rank))).is_file()]
         if missing:
-            raise InternalError(f"tensorrt_llm.builder left no {', '.join(missing)}")
+            raise InternalError(f"tensorrt_llm.builder did not write {', '.join(missing)}")
         return version
 
     def _engine_notes(self, given: TensorrtLlmOptions) -> list[str]:
-        """What the real builder and classes do, whatever they are given."""
+        """Effects of the real builder and classes that no option changes."""
         found = []
         fuses = given.tp_size > 1 and checkpoint_architecture(self._spec) == REDUCE_FUSION_OF
         if given.reduce_fusion == "enable" and not fuses:
             found.append("reduce_fusion enable has no effect: TensorRT-LLM supports it for Llama on several GPUs only")
         if self._spec.architecture == "Qwen3ForCausalLM" and self._spec.norm_eps != QK_NORM_EPS:
             found.append(
-                f"TensorRT-LLM's Qwen3 normalizes queries and keys with eps {QK_NORM_EPS}, the checkpoint says "
+                f"TensorRT-LLM's Qwen3 normalizes queries and keys with eps {QK_NORM_EPS}, the checkpoint with "
                 f"{self._spec.norm_eps}: answers may differ in the last bits"
             )
         return found
 
     def _gpu_problems(self, options: BuildOptions) -> list[str]:
-        """Where there is no GPU, `machine_problems` says so."""
+        """If there is no GPU, `machine_problems` reports it."""
         try:
             gpus = self._gpus() if options.quantization else ()
         except LlmserveError:
@@ -189,13 +189,13 @@ class TensorrtLlmTarget:
         first, end = NO_WEIGHT_ONLY
         return [
             f"TensorRT-LLM builds no weight-only engine for GPU {gpu.index}, a {gpu}: its kernels are for compute "
-            f"capabilities below {first[0]}.{first[1]} and from {end[0]}.{end[1]} on; leave quantization out"
+            f"capabilities below {first[0]}.{first[1]} and from {end[0]}.{end[1]} on; leave out quantization"
             for gpu in gpus
             if first <= tuple(map(int, gpu.compute_capability.split("."))) < end
         ]
 
     def _mode(self) -> Mode:
-        """Where nothing is installed, what a build would need is checked for the release that compiles engines."""
+        """If nothing is installed, requirements are checked for the release that compiles engines."""
         try:
             return self._find().mode
         except LlmserveError:
@@ -207,13 +207,13 @@ def make_target(spec: DecoderSpec, config: HfConfig) -> Target:
 
 
 def num_workers(options: BuildOptions, gpus: Sequence[Gpu]) -> int:
-    """As many as wanted and as there are ranks, and one GPU for each."""
+    """As many as requested, but at most one per rank and one per GPU."""
     own = options.of(TensorrtLlmOptions)
     return min(len(gpus) if own.parallel_build else own.workers, len(gpus), own.world_size)
 
 
 def rank_jobs(job: CompileJob, checkpoint: Path, directory: Path, gpus: Sequence[Gpu]) -> list[RankJob]:
-    """Rank 0 leaves its timing cache in the engine directory, for the next build of it."""
+    """Rank 0 writes its timing cache to the engine directory, for the next build of that engine."""
     workers = num_workers(job.options, gpus)
     earlier = timing_cache(job.earlier, gpus[0])
     return [
@@ -232,7 +232,7 @@ def rank_jobs(job: CompileJob, checkpoint: Path, directory: Path, gpus: Sequence
 
 
 def timing_cache(earlier: Path | None, gpu: Gpu) -> Path | None:
-    """The timings of an earlier build, where they are TensorRT's and of the same GPU."""
+    """The timings of an earlier build, if TensorRT's version and the GPU are the same."""
     if earlier is None or not (earlier / CACHE_FILE).is_file():
         return None
     try:
@@ -244,7 +244,7 @@ def timing_cache(earlier: Path | None, gpu: Gpu) -> Path | None:
 
 
 def llm_arguments(options: BuildOptions) -> dict[str, Any]:
-    """Of tensorrt_llm.LLM, as far as the build decides them."""
+    """Arguments of tensorrt_llm.LLM that the build determines."""
     own = options.of(TensorrtLlmOptions)
     return {
         "tensor_parallel_size": own.tp_size,

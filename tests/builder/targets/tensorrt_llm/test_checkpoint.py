@@ -253,10 +253,12 @@ def test_what_cannot_be_split_or_said_is_refused(tmp_path: Path) -> None:
         "pp_size 3 does not divide the 2 layers",
     ]
     scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    assert "'yarn' is not known" in checkpoint_problems(spec, {**config, "rope_scaling": scaled}, options())[0]
+    assert (
+        "do not support rope type 'yarn'" in checkpoint_problems(spec, {**config, "rope_scaling": scaled}, options())[0]
+    )
     narrow = checkpoint_problems(spec, config, options(quantization="int8", dtype="float16"))
     assert narrow == [
-        "weight-only quantization needs sizes that are multiples of 64: intermediate_size of a rank is 176"
+        "weight-only quantization requires sizes that are multiples of 64, but intermediate_size of a rank is 176"
     ]
 
 
@@ -266,7 +268,7 @@ def test_weight_only_layers_pad_their_sizes_for_all_ranks_together(tmp_path: Pat
         spec, config = source.spec, source.config
     assert checkpoint_problems(spec, config, options(quantization="int8", dtype="float16")) == []
     assert checkpoint_problems(spec, config, options(tp=2, quantization="int8", dtype="float16")) == [
-        "weight-only quantization needs sizes that are multiples of 128: hidden_size is 192"
+        "weight-only quantization requires sizes that are multiples of 128, but hidden_size is 192"
     ]
 
 
@@ -280,7 +282,7 @@ def test_weight_only_kernels_are_for_half_precision(tmp_path: Path) -> None:
 def test_baichuan_with_alibi_has_no_pipeline_stages(tmp_path: Path) -> None:
     with opened(tmp_path / "13b", "baichuan2-13b", options()) as source:
         (problem,) = checkpoint_problems(source.spec, source.config, options(pp=2))
-    assert "in every stage; share it with --tp-size" in problem
+    assert "in every stage; use --tp-size instead" in problem
     with opened(tmp_path / "7b", "baichuan2-7b", options()) as source:  # which is Llama there
         assert checkpoint_problems(source.spec, source.config, options(pp=2)) == []
 

@@ -173,7 +173,7 @@ def test_what_the_library_does_otherwise_is_said(tmp_path: Path) -> None:
         (note,) = notes(kind, tp_size=tp, reduce_fusion="enable")
         assert "reduce_fusion enable has no effect" in note
     (note,) = notes("qwen3")
-    assert "normalizes queries and keys with eps 1e-05, the checkpoint says 1e-06" in note
+    assert "normalizes queries and keys with eps 1e-05, the checkpoint with 1e-06" in note
 
 
 def test_llm_mode_says_which_options_have_no_effect(
