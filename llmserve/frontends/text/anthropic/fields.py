@@ -46,7 +46,7 @@ class ToolUseBlock(Strict):
     input: dict[str, JsonValue]
     cache_control: Any = Field(None, description="No effect: the prefix cache is automatic.")
     caller: Annotated[Any, ignored("only the model can call tools", {"type": "direct"})] = None
-    toolset_name: Annotated[Any, refused("toolsets are not supported")] = None
+    toolset_name: Annotated[Any, refused("toolsets are not supported")] = Field(None, description="Not supported.")
 
     def listed(self) -> JsonValue:
         arguments = json.dumps(self.input, ensure_ascii=False)
@@ -59,7 +59,7 @@ class ToolResultBlock(Strict):
     content: str | Annotated[list[TextBlock], at_most(MAX_MESSAGES)] | None = None
     is_error: bool | None = Field(None, description="No effect: state the error in content.")
     cache_control: Any = Field(None, description="No effect: the prefix cache is automatic.")
-    toolset_name: Annotated[Any, refused("toolsets are not supported")] = None
+    toolset_name: Annotated[Any, refused("toolsets are not supported")] = Field(None, description="Not supported.")
 
     def listed(self) -> dict[str, JsonValue]:
         return {"role": "tool", "content": _text(self.content or ""), "tool_call_id": self.tool_use_id}
@@ -155,7 +155,7 @@ ToolChoice: TypeAlias = Annotated[AutoChoice | NamedChoice | NoChoice, Field(dis
 
 class Thinking(Strict):
     type: Literal["adaptive", "enabled", "disabled"]
-    budget_tokens: Annotated[Any, ignored(NO_BUDGET)] = None
+    budget_tokens: Annotated[Any, ignored(NO_BUDGET)] = Field(None, description="No effect.")
     display: Annotated[Any, ignored("thoughts are not summarized or hidden", "summarized")] = None
 
 
@@ -171,12 +171,12 @@ class OutputConfig(Strict):
 
 class CountRequest(Strict):
     model: ModelName = ""
-    messages: Annotated[list[Turn], Field(min_length=1), at_most(MAX_MESSAGES)]
-    system: Blocks | None = None
-    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
+    messages: Annotated[list[Turn], Field(min_length=1), at_most(MAX_MESSAGES)] = Field(description="The conversation.")
+    system: Blocks | None = Field(None, description="Instructions for the whole conversation.")
+    tools: Annotated[list[ToolDefinition] | None, Field(max_length=MAX_TOOLS, description="Callable functions.")] = None
+    tool_choice: ToolChoice | None = Field(None, description="Which tools the model may or must call.")
+    thinking: Thinking | None = Field(None, description="Whether the model thinks before it answers.")
+    output_config: OutputConfig | None = Field(None, description="Effort and format.")
     cache_control: Any = Field(None, description="No effect: the prefix cache is automatic.")
     thread: dict[str, JsonValue] | None = Field(None, description="Not supported: send the conversation.")
 
@@ -211,19 +211,19 @@ class CountRequest(Strict):
 
 
 class MessagesRequest(CountRequest):
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-    stop_sequences: Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    stream: bool | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS, description="Maximum length of the answer.")]
+    stop_sequences: Annotated[list[StopText] | None, Field(max_length=MAX_STOPS, description="End the answer.")] = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="0: the likeliest tokens.")
+    top_p: Annotated[float | None, Field(gt=0, le=1, description="Total probability of tokens to sample from.")] = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(None, description="0: every token.")
+    stream: bool | None = Field(None, description="Send the answer in pieces, as server-sent events.")
     speculation: Speculates = None
-    metadata: Metadata | None = None
+    metadata: Metadata | None = Field(None, description="Labels; they have no effect.")
     service_tier: Annotated[Any, ignored("only one service tier is supported", "auto", "standard_only")] = None
     context_management: Annotated[Any, ignored("context editing is not supported")] = None
     mcp_servers: Annotated[Any, refused("MCP servers are not supported", [])] = None
-    container: Annotated[Any, refused("containers are not supported")] = None
-    speed: Annotated[Any, ignored("only one speed is supported", "standard")] = None
+    container: Annotated[Any, refused("containers are not supported")] = Field(None, description="Not supported.")
+    speed: Annotated[Any, ignored("only one speed is supported", "standard")] = Field(None, description="No effect.")
 
     def sampling(self, more: Mapping[str, Sequence[Any]]) -> Sampling:
         return Sampling(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from fastapi import Request, Response
+from pydantic import Field
 
 from llmserve.errors import InvalidArgument, Unsupported
 from llmserve.frontends.http.json_fields import Json
@@ -30,10 +31,10 @@ DISABLED = "this server does not store files and batches; start it with --batch-
 
 
 class BatchRequest(Strict):
-    input_file_id: str
-    endpoint: Endpoint
-    completion_window: Literal["24h"] = "24h"
-    metadata: Labels | None = None
+    input_file_id: str = Field(description="An uploaded file with a request per line.")
+    endpoint: Endpoint = Field(description="The API that the requests are for.")
+    completion_window: Literal["24h"] = Field("24h", description="Only 24h is supported.")
+    metadata: Labels | None = Field(None, description="Labels that the batch returns.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,30 +32,30 @@ class NativeRequest(Sampled):
     """The sampling fields of /v1/completions, also under llama.cpp's names and forms."""
 
     model: ModelName = ""
-    prompt: JsonValue
+    prompt: JsonValue = Field(description="A text, token ids, a mix of both, or a list of these.")
     n_predict: Annotated[Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None, MINUS_ONE_IS_NONE] = None
     max_tokens: Annotated[Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None, MINUS_ONE_IS_NONE] = None
-    n_probs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
-    repeat_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    seed: Seed = None
+    n_probs: Annotated[int, Field(ge=0, le=MAX_TOP)] = Field(0, description="Alternatives per token.")
+    repeat_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = Field(None, description="As repetition_penalty.")
+    seed: Seed = Field(None, description="The same seed returns the same answer.")
     logit_bias: Annotated[Any, BeforeValidator(lambda value: value)] = None  # see `biases`
-    return_tokens: bool | None = None
-    response_fields: Annotated[list[str], at_most(64)] | None = None
+    return_tokens: bool | None = Field(None, description="Return the answer's token ids.")
+    response_fields: Annotated[list[str], at_most(64)] | None = Field(None, description="Fields to return.")
     post_sampling_probs: Annotated[Any, refused("only log probs before sampling are supported", False)] = None
-    n: Annotated[Any, refused("send several prompts", 1)] = None
-    stream_options: Annotated[Any, ignored(NOT_HERE)] = None
-    mirostat: Annotated[Any, refused(SAMPLER, 0)] = None
-    typical_p: Annotated[Any, refused(SAMPLER, 1)] = None
-    xtc_probability: Annotated[Any, refused(SAMPLER, 0)] = None
-    dry_multiplier: Annotated[Any, refused(SAMPLER, 0)] = None
-    dynatemp_range: Annotated[Any, refused(SAMPLER, 0)] = None
-    top_n_sigma: Annotated[Any, refused(SAMPLER, 0, -1)] = None
-    samplers: Annotated[Any, ignored("the order of samplers is fixed")] = None
+    n: Annotated[Any, refused("send several prompts", 1)] = Field(None, description="Not supported.")
+    stream_options: Annotated[Any, ignored(NOT_HERE)] = Field(None, description="No effect.")
+    mirostat: Annotated[Any, refused(SAMPLER, 0)] = Field(None, description="Not supported.")
+    typical_p: Annotated[Any, refused(SAMPLER, 1)] = Field(None, description="Not supported.")
+    xtc_probability: Annotated[Any, refused(SAMPLER, 0)] = Field(None, description="Not supported.")
+    dry_multiplier: Annotated[Any, refused(SAMPLER, 0)] = Field(None, description="Not supported.")
+    dynatemp_range: Annotated[Any, refused(SAMPLER, 0)] = Field(None, description="Not supported.")
+    top_n_sigma: Annotated[Any, refused(SAMPLER, 0, -1)] = Field(None, description="Not supported.")
+    samplers: Annotated[Any, ignored("the order of samplers is fixed")] = Field(None, description="No effect.")
     repeat_last_n: Annotated[Any, ignored("penalties apply to the whole text", -1)] = None
     cache_prompt: bool | None = Field(None, description="No effect: the prefix cache is automatic.")
-    id_slot: Annotated[Any, ignored("slots are not supported", -1)] = None
-    n_keep: Annotated[Any, ignored(NOT_HERE, 0)] = None
-    return_progress: Annotated[Any, ignored("progress is not reported", False)] = None
+    id_slot: Annotated[Any, ignored("slots are not supported", -1)] = Field(None, description="No effect.")
+    n_keep: Annotated[Any, ignored(NOT_HERE, 0)] = Field(None, description="No effect.")
+    return_progress: Annotated[Any, ignored("progress is not reported", False)] = Field(None, description="No effect.")
 
     @model_validator(mode="after")
     def _has_prompts(self) -> Self:

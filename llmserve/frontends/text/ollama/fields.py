@@ -49,7 +49,7 @@ class OllamaOptions(Strict):
     repeat_last_n: Annotated[Any, ignored("penalties apply to the whole text", -1)] = None
     typical_p: Annotated[Any, refused("typical sampling is not supported", 1, 1.0)] = None
     tfs_z: Annotated[Any, refused("tail-free sampling is not supported", 1, 1.0)] = None
-    mirostat: Annotated[Any, refused("mirostat is not supported", 0)] = None
+    mirostat: Annotated[Any, refused("mirostat is not supported", 0)] = Field(None, description="Not supported.")
     mirostat_tau: Any = Field(None, description="No effect: mirostat is not supported.")
     mirostat_eta: Any = Field(None, description="No effect: mirostat is not supported.")
     penalize_newline: Annotated[Any, refused("penalties apply to all tokens equally", True)] = None
@@ -86,13 +86,13 @@ class OllamaOptions(Strict):
 
 class _Asked(Strict):
     model: ModelName = ""
-    format: Literal["", "json"] | Schema | None = None
-    options: OllamaOptions | None = None
-    stream: bool | None = None
-    think: Effort | None = None
+    format: Literal["", "json"] | Schema | None = Field(None, description="json, or a JSON schema.")
+    options: OllamaOptions | None = Field(None, description="Sampling settings.")
+    stream: bool | None = Field(None, description="false: one document instead of a stream.")
+    think: Effort | None = Field(None, description="Whether the model thinks, or how much.")
     keep_alive: Any = Field(None, description=LOADING)
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    logprobs: bool | None = Field(None, description="Return the log prob of each token.")
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = Field(None, description="Alternatives per token.")
 
     @property
     def streams(self) -> bool:
@@ -134,12 +134,12 @@ class OllamaMessage(Strict):
     tool_name: str | None = None
     tool_call_id: str | None = None
     name: str | None = None
-    images: Annotated[Any, refused(NO_IMAGES, [])] = None
+    images: Annotated[Any, refused(NO_IMAGES, [])] = Field(None, description="Not supported.")
 
 
 class OllamaChatRequest(_Asked):
     messages: Annotated[list[OllamaMessage], at_most(MAX_MESSAGES)] = Field(default_factory=list)
-    tools: Tools | None = None
+    tools: Tools | None = Field(None, description="Functions that the model may call.")
 
     def talk(self) -> Talk:
         """Raises `Refused` for tools that cannot be used."""
@@ -149,13 +149,13 @@ class OllamaChatRequest(_Asked):
 
 
 class OllamaGenerateRequest(_Asked):
-    prompt: str = ""
-    system: str | None = None
-    raw: bool | None = None
+    prompt: str = Field("", description="The text to answer.")
+    system: str | None = Field(None, description="Instructions before the prompt.")
+    raw: bool | None = Field(None, description="Use the prompt as it is, without the chat template.")
     template: Annotated[Any, refused("templates in requests are not supported: the checkpoint's is used", "")] = None
     context: Annotated[Any, refused("the server stores no context: send the conversation to /api/chat", [])] = None
     suffix: Annotated[Any, refused("fill-in-the-middle models are not supported", "")] = None
-    images: Annotated[Any, refused(NO_IMAGES, [])] = None
+    images: Annotated[Any, refused(NO_IMAGES, [])] = Field(None, description="Not supported.")
 
     def talk(self) -> Talk:
         opening: list[dict[str, JsonValue]] = [{"role": "system", "content": self.system}] if self.system else []
@@ -170,7 +170,7 @@ class OllamaGenerateRequest(_Asked):
 class OllamaShowRequest(Strict):
     model: ModelName = ""
     name: ModelName = Field("", description="The old name of model.")
-    verbose: bool | None = None
+    verbose: bool | None = Field(None, description="It has no effect.")
 
 
 def _listed(messages: Sequence[OllamaMessage]) -> list[dict[str, JsonValue]]:

@@ -21,7 +21,7 @@ class LoadAdapterRequest(Strict):
 
 
 class UnloadAdapterRequest(Strict):
-    lora_name: str
+    lora_name: str = Field(description="The adapter's name.")
     model: ModelName = ""
 
 

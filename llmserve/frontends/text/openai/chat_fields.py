@@ -76,11 +76,11 @@ class AssistantMessage(Strict):
     reasoning_content: str | None = Field(None, description="Earlier reasoning, for templates that use it.")
     reasoning: str | None = Field(None, description="Another name of reasoning_content.")
     provider_specific_fields: Any = Field(None, description="LiteLLM's notes on an answer; they have no effect.")
-    refusal: Annotated[Any, ignored("refusals are not passed to the model")] = None
-    audio: Annotated[Any, refused("audio is not supported")] = None
+    refusal: Annotated[Any, ignored("refusals are not passed to the model")] = Field(None, description="No effect.")
+    audio: Annotated[Any, refused("audio is not supported")] = Field(None, description="Not supported.")
     annotations: Annotated[Any, ignored("annotations are not passed to the model", [])] = None
     tool_calls: Annotated[list[ToolCall], at_most(MAX_MESSAGES)] | None = None
-    function_call: Annotated[Any, refused(OLD_TOOLS)] = None
+    function_call: Annotated[Any, refused(OLD_TOOLS)] = Field(None, description="Not supported.")
 
     def listed(self) -> dict[str, JsonValue]:
         message: dict[str, JsonValue] = {"role": "assistant", "content": text_of(self.content)}
@@ -119,22 +119,22 @@ class ChatFields(Sampled):
     """What a request says beside its conversation."""
 
     model: ModelName = ""
-    max_tokens: Limit = None
-    max_completion_tokens: Limit = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    max_tokens: Limit = Field(None, description="Maximum length of the answer.")
+    max_completion_tokens: Limit = Field(None, description="The same as max_tokens.")
+    logprobs: bool | None = Field(None, description="Return the log prob of each token.")
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = Field(None, description="Alternatives per token.")
     add_generation_prompt: bool | None = Field(None, description="false: do not open the answer's message.")
     continue_final_message: bool | None = Field(None, description="Default: if it is the assistant's.")
     echo: bool | None = Field(None, description="Repeat the continued message at the start of the answer.")
     chat_template: str | None = Field(None, description="Replaces the model's template, if the server allows it.")
     chat_template_kwargs: TemplateValues | None = None
-    tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
+    tools: Tools | None = Field(None, description="Functions that the model may call.")
+    tool_choice: ToolChoice | None = Field(None, description="Which tools the model may or must call.")
     parallel_tool_calls: bool | None = Field(None, description="Whether an answer may contain several calls.")
-    functions: Annotated[Any, refused(OLD_TOOLS, [])] = None
-    function_call: Annotated[Any, refused(OLD_TOOLS, "none", "auto")] = None
-    modalities: Annotated[Any, refused("only text is supported", ["text"])] = None
-    audio: Annotated[Any, refused("only text is supported")] = None
+    functions: Annotated[Any, refused(OLD_TOOLS, [])] = Field(None, description="Not supported.")
+    function_call: Annotated[Any, refused(OLD_TOOLS, "none", "auto")] = Field(None, description="Not supported.")
+    modalities: Annotated[Any, refused("only text is supported", ["text"])] = Field(None, description="Not supported.")
+    audio: Annotated[Any, refused("only text is supported")] = Field(None, description="Not supported.")
     prediction: Prediction | None = Field(None, description="A draft for speculative decoding.")
     reasoning_effort: str | None = Field(None, description="As the chat template supports it; none: off.")
     verbosity: Annotated[Any, ignored("not supported by these models", "medium")] = None
@@ -180,7 +180,7 @@ class ChatFields(Sampled):
 
 
 class ChatRequest(ChatFields):
-    messages: Messages
+    messages: Messages = Field(description="The conversation.")
 
     def talk(self) -> Talk:
         """Raises `Refused` for tools that cannot be used."""
@@ -202,7 +202,7 @@ class ChatRequest(ChatFields):
 class BatchChatRequest(ChatFields):
     """As in vLLM: several conversations, which share all other fields."""
 
-    messages: Annotated[list[Messages], Field(min_length=1, max_length=MAX_PROMPTS)]
+    messages: Annotated[list[Messages], Field(min_length=1, max_length=MAX_PROMPTS, description="Conversations.")]
 
     @model_validator(mode="after")
     def _can_be_several(self) -> Self:

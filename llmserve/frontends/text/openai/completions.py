@@ -62,12 +62,12 @@ IdLists: TypeAlias = Annotated[list[Ids], Field(min_length=1, max_length=MAX_PRO
 
 class CompletionRequest(Sampled):
     model: ModelName = ""
-    prompt: str | Texts | Ids | IdLists
+    prompt: str | Texts | Ids | IdLists = Field(description="A text, token ids, or a list of either.")
     max_tokens: Annotated[Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None, MINUS_ONE_IS_NONE] = DEFAULT_TOKENS
-    best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
-    echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
-    add_special_tokens: bool | None = None
+    best_of: Annotated[int | None, Field(ge=1, le=MAX_ANSWERS, description="Answers to choose the n best from.")] = None
+    echo: bool | None = Field(None, description="Repeat the prompt before the answer.")
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = Field(None, description="Alternatives per token.")
+    add_special_tokens: bool | None = Field(None, description="Default: as the model is configured.")
     suffix: Annotated[Any, refused("fill-in-the-middle models are not supported", "")] = None
 
     @model_validator(mode="after")

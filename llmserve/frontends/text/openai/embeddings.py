@@ -46,8 +46,8 @@ class EmbedRequest(Strict):
     """Ollama's request for embeddings."""
 
     model: ModelName = ""
-    input: str | Texts
-    dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    input: str | Texts = Field(description="A text, or a list of texts.")
+    dimensions: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="Length of the vectors.")] = None
     truncate: Annotated[Any, ignored("texts that are too long are refused, not truncated", False)] = None
     keep_alive: Any = Field(None, description="No effect: the server decides how long a model stays loaded.")
     options: Any = Field(None, description="No effect: they apply to generated text.")

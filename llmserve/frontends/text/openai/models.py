@@ -26,15 +26,15 @@ OWNER = "llmserve"
 
 class TokenizeRequest(Strict):
     model: ModelName = ""
-    prompt: str | None = None
-    messages: Messages | None = None
+    prompt: str | None = Field(None, description="The text to tokenize, or give messages.")
+    messages: Messages | None = Field(None, description="The conversation to tokenize.")
     add_special_tokens: bool | None = Field(None, description="Of a prompt. Default: as the model is configured.")
-    return_token_strs: bool | None = None
+    return_token_strs: bool | None = Field(None, description="Return the text of each token.")
     chat_template_kwargs: TemplateValues | None = None
-    tools: Tools | None = None
+    tools: Tools | None = Field(None, description="Functions in the conversation's prompt.")
     content: str | None = Field(None, description="The text, as llama.cpp names it, for the three fields below.")
     add_special: bool | None = Field(None, description="Add special tokens before and after content. Off by default.")
-    parse_special: Literal[True] | None = None  # as text is always read
+    parse_special: Literal[True] | None = Field(None, description="No effect: special tokens are always recognized.")
     with_pieces: bool | None = Field(None, description="Return the text of each token of content.")
 
     @model_validator(mode="after")
@@ -54,7 +54,7 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     model: ModelName = ""
-    tokens: list[TokenId]
+    tokens: list[TokenId] = Field(description="The token ids to convert to text.")
 
 
 @dataclass(frozen=True, slots=True)

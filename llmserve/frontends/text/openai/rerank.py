@@ -26,12 +26,10 @@ class Document(Strict):
 
 class RerankRequest(Strict):
     model: ModelName = ""
-    query: str
-    documents: Annotated[list[str | Document], Field(min_length=1), at_most(MAX_INPUTS)]
-    top_n: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Maximum number of results, best first. All by default."
-    )
-    return_documents: bool | None = None
+    query: str = Field(description="The text that documents are compared with.")
+    documents: Annotated[list[str | Document], Field(min_length=1, description="Texts to score."), at_most(MAX_INPUTS)]
+    top_n: Annotated[int | None, Field(ge=1, description="Most results, best first. All by default.")] = None
+    return_documents: bool | None = Field(None, description="Return the texts, too.")
     user: str | None = Field(None, description="A label; it has no effect.")
     max_tokens_per_doc: Annotated[Any, ignored("documents that are too long are refused, not truncated")] = None
     truncate_prompt_tokens: Annotated[Any, ignored("documents that are too long are refused, not truncated", -1)] = None

@@ -55,7 +55,7 @@ class InputMessage(Strict):
     content: str | Texts
     id: str | None = None
     status: str | None = None
-    phase: Annotated[Any, ignored("phases are not passed to the model")] = None
+    phase: Annotated[Any, ignored("phases are not passed to the model")] = Field(None, description="No effect.")
 
     def listed(self) -> dict[str, JsonValue]:
         return {"role": "system" if self.role == "developer" else self.role, "content": _text(self.content)}
@@ -69,7 +69,7 @@ class CallItem(Strict):
     id: str | None = None
     status: Status | None = None
     caller: Annotated[Any, refused("only the model can call tools", {"type": "direct"})] = None
-    namespace: Annotated[Any, refused("namespaces are not supported")] = None
+    namespace: Annotated[Any, refused("namespaces are not supported")] = Field(None, description="Not supported.")
     async_: Annotated[Any, refused("asynchronous calls are not supported", False)] = Field(None, alias="async")
     parsed_arguments: Any = Field(None, description="No effect: the official client sends back what it has parsed.")
 
@@ -177,8 +177,8 @@ class ResponseAllowedTools(Strict):
 
 class Reasoning(Strict):
     effort: str | None = None
-    summary: Annotated[Any, ignored("thoughts are not summarized", "auto")] = None
-    generate_summary: Annotated[Any, ignored("thoughts are not summarized")] = None
+    summary: Annotated[Any, ignored("thoughts are not summarized", "auto")] = Field(None, description="No effect.")
+    generate_summary: Annotated[Any, ignored("thoughts are not summarized")] = Field(None, description="No effect.")
     context: Annotated[Any, ignored("this server does not store conversations", "auto")] = None
 
 
@@ -191,15 +191,15 @@ def _included(names: list[str]) -> list[str]:
 
 class ResponseRequest(Strict):
     model: ModelName = ""
-    input: Input
-    instructions: str | None = None
-    max_output_tokens: Limit = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    stream: bool | None = None
+    input: Input = Field(description="A text, or a list of messages and other items.")
+    instructions: str | None = Field(None, description="A system message before the input.")
+    max_output_tokens: Limit = Field(None, description="Maximum length of the answer.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="0: the likeliest tokens.")
+    top_p: Annotated[float | None, Field(gt=0, le=1, description="Total probability of tokens to sample from.")] = None
+    stream: bool | None = Field(None, description="Send the answer in pieces, as server-sent events.")
     speculation: Speculates = None
-    text: TextOptions | None = None
-    metadata: Labels | None = None
+    text: TextOptions | None = Field(None, description="The format of the answer.")
+    metadata: Labels | None = Field(None, description="Labels that the response returns.")
     user: str | None = Field(None, description="A label; it has no effect.")
     safety_identifier: str | None = Field(None, description="A label; it has no effect.")
     prompt_cache_key: str | None = Field(None, description="No effect: the prefix cache is automatic.")
@@ -208,18 +208,18 @@ class ResponseRequest(Strict):
     background: bool | None = Field(None, description="Fetch or cancel the response by its id.")
     previous_response_id: str | None = Field(None, description="The id of the stored response that this one continues.")
     conversation: Annotated[Any, refused("conversations are not stored: give previous_response_id")] = None
-    include: Annotated[list[str], AfterValidator(_included)] | None = None
-    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
+    include: Annotated[list[str], AfterValidator(_included)] | None = Field(None, description="More to return.")
+    tools: Annotated[list[ResponseTool] | None, Field(max_length=MAX_TOOLS, description="Callable functions.")] = None
     tool_choice: Mode | Annotated[ResponseNamedTool | ResponseAllowedTools, Field(discriminator="type")] | None = None
     parallel_tool_calls: bool | None = Field(None, description="Whether an answer may contain several calls.")
     max_tool_calls: Annotated[Any, ignored("server-side tools are not supported")] = None
-    reasoning: Reasoning | None = None
-    truncation: Annotated[Any, ignored("prompts are not truncated", "disabled")] = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    reasoning: Reasoning | None = Field(None, description="How much the model thinks.")
+    truncation: Annotated[Any, ignored("prompts are not truncated", "disabled")] = Field(None, description="No effect.")
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = Field(None, description="Alternatives per token.")
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(None, description="As in vLLM.")
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: Annotated[int | None, Field(ge=-(2**63), le=2**63 - 1, description="Makes the answer repeatable.")] = None
     chat_template_kwargs: TemplateValues | None = None
-    prompt: Annotated[Any, refused("stored prompts are not supported")] = None
+    prompt: Annotated[Any, refused("stored prompts are not supported")] = Field(None, description="Not supported.")
     service_tier: Annotated[Any, ignored("only one service tier is supported", "auto", "default")] = None
     stream_options: Annotated[Any, ignored("usage is always included", {}, {"include_obfuscation": False})] = None
 

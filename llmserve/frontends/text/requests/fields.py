@@ -38,8 +38,6 @@ ModelName: TypeAlias = Annotated[
     Field(description="Required if the server has several models."),
 ]
 TemplateValues: TypeAlias = Annotated[dict[str, JsonValue], Field(description="Extra variables for the chat template.")]
-
-
 Speculates: TypeAlias = Annotated[
     bool | None, Field(description="false turns speculative decoding off. The answer is the same.")
 ]
@@ -60,7 +58,7 @@ def stop_list(stop: str | Sequence[str] | None) -> list[str]:
 
 
 class StreamOptions(Strict):
-    include_usage: bool | None = False
+    include_usage: bool | None = Field(False, description="The last chunk reports the usage.")
     include_obfuscation: Annotated[Any, ignored("padding is not supported", False)] = None
     continuous_usage_stats: bool | None = Field(None, description="Every chunk reports the usage so far.")
 
@@ -68,35 +66,37 @@ class StreamOptions(Strict):
 class TransferredPrompt(Strict):
     """Added by a router that has already tokenized the prompt."""
 
-    prompt_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    prompt_token_ids: Annotated[list[TokenId] | None, Field(min_length=1, description="The prompt's ids.")] = None
 
 
 class Sampled(Formatted):
     """What both of OpenAI's older APIs say about sampling, with vLLM's additions."""
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="0: the likeliest tokens.")
+    top_p: Annotated[float | None, Field(gt=0, le=1, description="Total probability of tokens to sample from.")] = None
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1, description="0 or -1: every token.")] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], at_most(MAX_BIASES)] | None = None
-    seed: Seed = None
-    stop: Stops = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS)] | None = None
+    min_p: Annotated[float | None, Field(ge=0, le=1, description="Minimum, relative to the likeliest token.")] = None
+    presence_penalty: Annotated[float | None, Field(ge=-2, le=2, description="For tokens in the text.")] = None
+    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2, description="Per occurrence of a token.")] = None
+    repetition_penalty: Annotated[float | None, Field(gt=0, le=1e6, description="Above 1: fewer repetitions.")] = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], at_most(MAX_BIASES)] | None = Field(
+        None, description="What to add to the logits of tokens, by token id."
+    )
+    seed: Seed = Field(None, description="The same seed returns the same answer.")
+    stop: Stops = Field(None, description="Texts that end the answer; they are not part of it.")
+    stop_token_ids: Annotated[list[TokenId] | None, Field(max_length=MAX_STOPS, description="End the answer.")] = None
     bad_words: Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = Field(
         None, description="Words that must not appear in the answer."
     )
     use_beam_search: Annotated[Any, refused("beam search is not supported", False)] = None
-    include_stop_str_in_output: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = Field(None, description="The answer includes the stop text.")
+    min_tokens: Annotated[int | None, Field(ge=0, le=MAX_TOKENS, description="Minimum length of the answer.")] = None
+    ignore_eos: bool | None = Field(None, description="Do not stop at end tokens.")
     skip_special_tokens: bool | None = Field(None, description="false: the answer includes them as text.")
     spaces_between_special_tokens: Annotated[Any, ignored("the tokenizer decides where spaces go", True)] = None
-    return_token_ids: bool | None = None
+    return_token_ids: bool | None = Field(None, description="Return the ids of prompt and answer.")
     return_tokens_as_token_ids: bool | None = Field(None, description="Log probs name tokens as token_id:ID.")
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    prompt_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP, description="Alternatives per prompt token.")] = None
     logprob_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_CHOSEN)] | None = Field(
         None, description="Report log probs of these tokens, and of the generated one, instead of the likeliest."
     )
@@ -106,12 +106,12 @@ class Sampled(Formatted):
     truncate_prompt_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
         None, description="Maximum prompt length in tokens. Drops the first ones unless truncation_side is right."
     )
-    truncation_side: Literal["left", "right"] | None = None
-    kv_transfer_params: TransferredPrompt | None = None
+    truncation_side: Literal["left", "right"] | None = Field(None, description="The end of the prompt to shorten.")
+    kv_transfer_params: TransferredPrompt | None = Field(None, description="A prompt in token ids, from a router.")
     timings_per_token: bool | None = Field(None, description="As in llama.cpp: the end of the answer includes timings.")
-    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = Field(None, description="Number of answers.")
+    stream: bool | None = Field(None, description="Send the answer in pieces, as server-sent events.")
+    stream_options: StreamOptions | None = Field(None, description="Only with stream.")
     user: str | None = Field(None, description="A label; it has no effect.")
     speculation: Speculates = None
     return_receipt: bool | None = Field(

@@ -120,12 +120,12 @@ class StructuredOutputs(Strict):
     """As in vLLM: formats that `response_format` cannot express."""
 
     json_: SchemaDocument | None = Field(None, alias="json")
-    regex: Text | None = None
-    choice: Choices | None = None
-    grammar: Text | None = None
-    json_object: bool | None = None
+    regex: Text | None = Field(None, description="The answer matches this regular expression.")
+    choice: Choices | None = Field(None, description="The answer is one of these texts.")
+    grammar: Text | None = Field(None, description="The answer follows this grammar.")
+    json_object: bool | None = Field(None, description="The answer is any JSON object.")
     structural_tag: Annotated[Any, refused("structural tags are not supported")] = None
-    disable_additional_properties: bool | None = None
+    disable_additional_properties: bool | None = Field(None, description="Objects have only the listed properties.")
     disable_fallback: Annotated[Any, ignored("only one backend is supported", False, True)] = None
     disable_any_whitespace: Annotated[Any, refused("whitespace can be limited, not turned off", False)] = None
     whitespace_pattern: Annotated[Any, refused("the whitespace pattern is fixed")] = None
@@ -164,12 +164,12 @@ class StructuredOutputs(Strict):
 class Formatted(Strict):
     """The fields of a request that say it."""
 
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    response_format: ResponseFormat | None = Field(None, description="text, a JSON object, or a JSON schema.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="Formats as in vLLM.")
     guided_json: SchemaDocument | None = Field(None, description="As in older releases of vLLM.")
-    guided_regex: Text | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: Text | None = None
+    guided_regex: Text | None = Field(None, description="As in older releases of vLLM.")
+    guided_choice: Choices | None = Field(None, description="As in older releases of vLLM.")
+    guided_grammar: Text | None = Field(None, description="As in older releases of vLLM.")
     guided_decoding_backend: Annotated[Any, ignored("only one backend is supported")] = None
     guided_whitespace_pattern: Annotated[Any, refused("the whitespace pattern is fixed")] = None
     grammar: Text | None = Field(None, description="As in llama.cpp: a GBNF grammar.")
