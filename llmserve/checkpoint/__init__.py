@@ -1,1 +1,1 @@
-"""Reading a Hugging Face folder: weight files of every layout, and the plan from tensors to parameters."""
+"""Reads checkpoints: weight files in every layout, and the plan from tensors to parameters."""

@@ -1,4 +1,4 @@
-"""Weights that a GGUF file has as blocks of codes: an engine can keep them as they are."""
+"""Weights that a GGUF file stores as blocks of codes; an engine can keep the blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmserve.checkpoint.gguf.block_types import BlockType
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """Rows of a weight that are blocks of one type, each row times its scale."""
+    """Rows of a weight as blocks of one type; each row has a scale."""
 
     kind: BlockType
     blocks: NDArray[Any]  # [N, blocks of a row], of the type's layout
@@ -21,7 +21,7 @@ class BlockRows:
 
     @property
     def weight(self) -> NDArray[np.float32]:
-        """[N, K], the numbers that they stand for."""
+        """[N, K], the numbers that the blocks represent."""
         expand = self.kind.expand
         assert expand is not None
         values: NDArray[np.float32] = expand(self.blocks.reshape(-1)).reshape(len(self.blocks), -1)
@@ -33,10 +33,10 @@ class StoredInBlocks(Protocol):
     """Rows that may be blocks of a file."""
 
     def blocks(self, rows: slice, /) -> BlockRows | None:
-        """None where they are not: for all rows or for none."""
+        """The blocks of all these rows; None if any row has none."""
         ...
 
 
 def blocks(source: object, rows: slice) -> BlockRows | None:
-    """`rows` has both ends, and blocks of one type."""
+    """`rows` has both ends, and all its blocks have one type."""
     return source.blocks(rows) if isinstance(source, StoredInBlocks) else None

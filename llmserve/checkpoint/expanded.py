@@ -1,4 +1,4 @@
-"""Any checkpoint as a Hugging Face folder with its values in float32, for those who read nothing else."""
+"""Writes any checkpoint as a Hugging Face folder in float32, for programs that read no other format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from llmserve.core import TOKENIZER_FILES
 def write_expanded(
     checkpoint: Checkpoint, folder: Path, advance: Callable[[int], None] = lambda num_tensors: None
 ) -> None:
-    """Into `folder`, which is made. Holds two tensors in memory; `advance` is told of each that is written."""
+    """Write to `folder`, which is created. Holds two tensors in memory; `advance` receives each tensor that is
+    written."""
     write_text_files(checkpoint, folder)
     planned = _planned(checkpoint)
     with SafetensorsWriter(folder / "model.safetensors", planned) as writer:
@@ -24,7 +25,7 @@ def write_expanded(
 
 
 def write_text_files(checkpoint: Checkpoint, folder: Path) -> None:
-    """All but the weights."""
+    """Write everything except the weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {**checkpoint.config, "torch_dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -33,7 +34,7 @@ def write_text_files(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def expanded_bytes(checkpoint: Checkpoint) -> int:
-    """Of the weights that `write_expanded` writes."""
+    """Bytes of the weights that `write_expanded` writes."""
     return sum(planned.num_bytes for planned in _planned(checkpoint).values())
 
 

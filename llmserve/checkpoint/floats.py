@@ -1,4 +1,4 @@
-"""Two-byte floats at the speed of integers: numpy converts and checks them one at a time."""
+"""Converts and checks two-byte floats with integer operations: numpy would process them one at a time."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # all of their bits are set in what is infinite, or no number
-SIGN_AND_MAGNITUDE = np.int32(-0x7000_2000)  # of a float16 whose sign was extended and which was moved 13 bits up
-EXPONENT_DIFFERENCE = np.float32(2.0**112)  # between the two formats; multiplying by it is exact, for subnormals too
+EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # all of these bits are set in infinities and NaN
+SIGN_AND_MAGNITUDE = np.int32(-0x7000_2000)  # bits of a float16 after its sign was extended and it was shifted up by 13
+EXPONENT_DIFFERENCE = np.float32(2.0**112)  # between the two formats; multiplying by it is exact, even for subnormals
 
 
 def is_finite(array: NDArray[Any]) -> bool:
@@ -20,7 +20,7 @@ def is_finite(array: NDArray[Any]) -> bool:
 
 
 def to_float32(array: NDArray[Any]) -> NDArray[np.float32]:
-    """A copy. All numbers of a float16 array must be finite."""
+    """Copy to float32. All numbers of a float16 array must be finite."""
     if array.dtype != np.float16:
         return array.astype(np.float32)
     bits = array.view(np.int16).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Weights that a checkpoint has as integers, with a scale for each few: an engine of eight bits can keep them."""
+"""Weights that a checkpoint stores as integers, with a scale per group; eight-bit engines can keep them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-STEP_COLUMNS = 32  # that share a step
+STEP_COLUMNS = 32  # columns that share a step
 
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """Rows of a weight that are `values * steps`, each step for its columns."""
+    """Rows of a weight that are `values * steps`, with a step for each group of columns."""
 
     values: NDArray[np.signedinteger[Any]]  # [N, K]
     steps: NDArray[np.float32]  # [N, groups], of STEP_COLUMNS each; the last one may have fewer
@@ -21,10 +21,10 @@ class Integers:
 
 @runtime_checkable
 class IntegerRows(Protocol):
-    """Rows that may have been made from integers."""
+    """Rows that may be stored as integers."""
 
     def integers(self, rows: slice, /) -> Integers | None:
-        """None where they were not, or steps are for other columns: for all rows or for none."""
+        """The integers of all these rows; None if there are none, or if steps have other columns."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Reading JSON files of a checkpoint: an object, or a CheckpointError that names the file."""
+"""Reads a checkpoint's JSON files: returns an object, or raises a CheckpointError that names the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path.name} must hold a JSON object, not {type(content).__name__}")
+        raise CheckpointError(f"{path.name} must be a JSON object, not {type(content).__name__}")
     return content
 
 

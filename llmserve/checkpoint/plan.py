@@ -1,4 +1,4 @@
-"""The weight plan: which checkpoint tensors become which parameter, checked both ways before anything is read."""
+"""The weight plan: which checkpoint tensors become which parameter, checked in both directions before reading."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize's guard
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A source tensor, and which rows of the parameter it is."""
+    """A source tensor, and its rows in the parameter."""
 
     source: Rows
     dtype: np.dtype[Any]  # of the source
@@ -37,10 +37,10 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class ParamRows:
-    """A parameter in an engine's dtype. Rows are read, combined and cast when they are asked for, by any thread.
+    """A parameter in an engine's dtype. Any thread may request rows, which are then read, combined and cast.
 
-    They are contiguous, perhaps a read-only view of the file. Asking raises CheckpointError when a number is not
-    finite, or does not fit `dtype`.
+    Rows are contiguous, and may be a read-only view of the file. A request raises CheckpointError if a number is not
+    finite or does not fit `dtype`.
     """
 
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class ParamRows:
         return result
 
     def integers(self, rows: slice, /) -> Integers | None:
-        """Where all of these rows are integers in the checkpoint, and none is changed on the way."""
+        """Integers, if all of these rows are integers in the checkpoint and nothing changes them."""
         if self.combine is Combine.NORMALIZE_ROWS or len(self.shape) != 2:
             return None
         found = []
@@ -78,7 +78,7 @@ class ParamRows:
         return Integers(values, np.concatenate([each.steps for each in found]))
 
     def blocks(self, rows: slice, /) -> BlockRows | None:
-        """Rows of one of `block_types`, which are changed by nothing on the way."""
+        """Blocks, if these rows are blocks of one of `block_types` and nothing changes them."""
         found = []
         for part in self.parts:
             first, last = max(rows.start, part.begin), min(rows.stop, part.end)
@@ -92,7 +92,7 @@ class ParamRows:
 
     @property
     def block_types(self) -> list[tuple[int, int, str]]:
-        """Begin, end and type of runs of rows that are blocks of one type; without a name where they are none."""
+        """(begin, end, type) of runs of rows with blocks of one type; the type is empty for rows without blocks."""
         found: list[tuple[int, int, str]] = []
         for part in self.parts:
             stored = None if self.combine is Combine.NORMALIZE_ROWS else blocks(part.source, slice(0, 1))
@@ -104,7 +104,7 @@ class ParamRows:
         return found
 
     def _fill(self, target: Tensor, part: _Part, first: int) -> None:
-        """Cast rows of one source, from `first` on, into their place."""
+        """Cast rows of one source, from `first` on, to their place."""
         for rows in _row_chunks(target):
             piece = part.source[first + rows.start : first + rows.stop]
             if self.combine is Combine.NORMALIZE_ROWS:
@@ -130,7 +130,7 @@ class WeightPlan:
         return self.rows(name, dtype)[:]
 
     def rows(self, name: str, dtype: str) -> ParamRows:
-        """The same, to be had in pieces."""
+        """The same, in pieces."""
         param = self._params[name]
         dtype = "float32" if param.is_exact else dtype
         self._check_duplicates(param)
@@ -194,7 +194,7 @@ def plan_weights(checkpoint: Checkpoint, params: Sequence[Param], ignored: Seque
 
 
 def row_factors(param: Param) -> NDArray[np.float32]:
-    """What each row of a parameter that has factors is multiplied with."""
+    """The factor of each row of a parameter that has factors."""
     counts, values = zip(*param.factors, strict=True)
     return np.repeat(np.array(values, np.float32), counts)
 
@@ -207,7 +207,7 @@ def _as_stored(param: Param, tensors: Collection[str]) -> Param:
 
 
 def named_as_stored(params: Sequence[Param], prefix: str, tensors: Collection[str]) -> list[Param]:
-    """Their sources without `prefix`, where no tensor has it: so is a network saved without its head."""
+    """Sources without `prefix`, if no tensor has it: networks saved without their head do not."""
     found = any(param.sources[0].removeprefix(prefix) in tensors for param in params)
     if not found or any(name.startswith(prefix) for name in tensors):
         return list(params)
@@ -227,7 +227,7 @@ def _source_problems(checkpoint: Checkpoint, source: str, shape: tuple[int, ...]
         return [f"tensor {name} {list(shape)} is missing"]
     problems = []
     if info.shape != shape:
-        problems.append(f"tensor {name} has shape {list(info.shape)}, {checkpoint.config_name} asks for {list(shape)}")
+        problems.append(f"tensor {name} has shape {list(info.shape)}, {checkpoint.config_name} requires {list(shape)}")
     if info.dtype not in FLOAT_DTYPES:
         problems.append(f"tensor {name} has dtype {info.dtype}; supported: {', '.join(FLOAT_DTYPES)}")
     return problems
@@ -240,7 +240,7 @@ def _row_chunks(tensor: Tensor) -> Iterator[slice]:
 
 
 def _normalize_rows(rows: Tensor) -> Tensor:
-    """Each row divided by its L2 norm, in float32. The sum is taken in float64, so its order cannot matter."""
+    """Divide each row by its L2 norm, in float32. The sum is in float64, so its order cannot matter."""
     values = rows.astype(np.float32)
     norms = np.sqrt(np.square(values, dtype=np.float64).sum(axis=1, keepdims=True)).astype(np.float32)
     normalized: Tensor = values / np.maximum(norms, np.float32(SMALLEST_NORM))
@@ -263,5 +263,5 @@ def _check_finite(target: Tensor, source: Tensor, name: str) -> None:
     if is_finite(target):
         return
     if not is_finite(source):
-        raise CheckpointError(f"tensor {name} has NaN or infinite values: the checkpoint is damaged")
+        raise CheckpointError(f"tensor {name} has NaN or infinite values; the checkpoint is damaged")
     raise CheckpointError(f"tensor {name} does not fit {target.dtype} (a value overflows); build with --dtype bfloat16")

@@ -1,6 +1,6 @@
-"""A checkpoint: a Hugging Face folder, in whichever of the four weight layouts, quantized or not, or a GGUF file.
+"""A checkpoint: a Hugging Face folder in any of the four weight layouts, quantized or not, or a GGUF file.
 
-Nothing of it is ever executed: no remote code, and pickles are read by our own reader.
+Nothing in it is ever executed: there is no remote code, and llmserve has its own reader for pickles.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SINGLE_NAMES = ("model.safetensors", "pytorch_model.bin")
 TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model")
 INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 DIGEST_CHUNK_BYTES = 1 << 20
-LFS_POINTER = b"version https://git-lfs."  # as such a file begins
-MAX_LISTED = 40  # a folder that is wrong has hundreds of problems of one kind
+LFS_POINTER = b"version https://git-lfs."  # how such a file begins
+MAX_LISTED = 40  # a wrong folder has hundreds of problems of one kind
 
 
 class Checkpoint:
@@ -52,7 +52,7 @@ class Checkpoint:
     def open(cls, path: Path) -> Checkpoint:
         """Open and check it; no tensor is read. Raises one CheckpointError listing every problem.
 
-        `path` is a folder or a GGUF file. A folder without weights of Hugging Face's may have one GGUF file instead.
+        `path` is a folder or a GGUF file. A folder without Hugging Face weights may have one GGUF file instead.
         """
         if path.is_file() and path.suffix == SUFFIX:
             return GgufCheckpoint(path, path)
@@ -65,7 +65,7 @@ class Checkpoint:
             )
             raise CheckpointError(f"checkpoint {path} {what}; give a Hugging Face folder or a {SUFFIX} file{hub}")
         if (path / ENGINE_MANIFEST).is_file():
-            raise CheckpointError(f"{path} is an engine already: use it, or build from its checkpoint")
+            raise CheckpointError(f"{path} is already an engine; use it, or build from its checkpoint")
         if (gguf := _only_gguf(path)) is not None:
             return GgufCheckpoint(path, gguf)
         problems: list[str] = []
@@ -85,11 +85,11 @@ class Checkpoint:
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        """What `digest` covers: the configuration and the weight files."""
+        """The files that `digest` covers: the configuration and the weight files."""
         return (CONFIG_NAME, *sorted(self._files))
 
     def file(self, name: str) -> Path:
-        """Where one of `file_names` is."""
+        """The path of one of `file_names`."""
         return self.path / name
 
     @property
@@ -98,50 +98,50 @@ class Checkpoint:
 
     @property
     def config_name(self) -> str:
-        """What says which tensors there must be."""
+        """The file that determines which tensors must exist."""
         return CONFIG_NAME
 
     @property
     def is_expanded(self) -> bool:
-        """Whether it is no folder of numbers as they are, which others could read."""
+        """Whether it is not a plain folder that other programs can read."""
         return False
 
     @property
     def has_text_files(self) -> bool:
-        """Whether tokenizer and template are files of its folder."""
+        """Whether tokenizer and template are files in its folder."""
         return not self.is_expanded
 
     @property
     def surplus(self) -> Collection[str]:
-        """Tensors that mean nothing, and that a network may be without."""
+        """Meaningless tensors that a network may lack."""
         return ()
 
     @property
     def rounded_shares(self) -> Mapping[str, float]:
-        """Which part of the numbers is stored in which form that rounds."""
+        """The share of numbers stored in each quantized form."""
         return {}
 
     @property
     def rounded(self) -> str:
-        """The same in words; empty where nothing is."""
+        """The same as text; empty if nothing is quantized."""
         return ", ".join(f"{share:.0%} {name}" for name, share in self.rounded_shares.items())
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the user should know about an engine that is made from it."""
+        """Notes for the user about engines made from it."""
         if not self.rounded:
             return ()
         return (
-            f"the checkpoint's numbers are rounded already ({self.rounded}): they are expanded to the values that they "
-            "stand for, and an engine is at most as good as these",
+            f"the checkpoint is already quantized ({self.rounded}): its numbers are expanded to the values that they "
+            "represent, so an engine cannot be more accurate",
         )
 
     def stored_name(self, name: str) -> str:
-        """What the files call a tensor."""
+        """A tensor's name in the files."""
         return name
 
     def text_file(self, name: str) -> bytes | None:
-        """A small file of the checkpoint, such as config.json or the tokenizer's; None where it has none."""
+        """A small file of the checkpoint, such as config.json or the tokenizer's; None if missing."""
         path = self.path / name
         if not path.is_file():
             return None
@@ -149,17 +149,17 @@ class Checkpoint:
         return path.read_bytes()
 
     def copy_text_file(self, name: str, place: Path) -> None:
-        """Where the checkpoint has it. The folder is made, such as that of further chat templates."""
+        """Copy the file if the checkpoint has it. Creates the folder, such as that of further chat templates."""
         if (content := self.text_file(name)) is not None:
             place.parent.mkdir(exist_ok=True)
             place.write_bytes(content)
 
     def read(self, name: str) -> Tensor:
-        """The tensor in its own dtype (bfloat16 is ml_dtypes.bfloat16), lazily where the format allows it."""
+        """The tensor in its own dtype (bfloat16 is ml_dtypes.bfloat16), read lazily if the format allows it."""
         return whole(self.rows(name))
 
     def rows(self, name: str) -> Rows:
-        """The same, to be had in pieces, of which no more is in memory than is asked for where the format allows it."""
+        """The same, in pieces; if the format allows it, only the requested rows are in memory."""
         return self._stored(name)
 
     def _stored(self, name: str) -> Rows:
@@ -173,7 +173,7 @@ class Checkpoint:
     def digest(self, progress: Callable[[str, int], None] = lambda name, num_bytes: None) -> str:
         """SHA-256 (hex) over the names and contents of config.json and the weight files. Reads all of them.
 
-        `progress` is told the file and the bytes of each piece.
+        `progress` receives the file's name and the bytes of each piece.
         """
         digest = hashlib.sha256()
         for name in self.file_names:
@@ -198,7 +198,7 @@ class Checkpoint:
 
 
 class QuantizedCheckpoint(Checkpoint):
-    """A folder whose weights are expanded when they are read. Its config is that of the original."""
+    """A folder whose weights are expanded when they are read. Its config is that of the original model."""
 
     def __init__(
         self,
@@ -254,10 +254,9 @@ class QuantizedCheckpoint(Checkpoint):
 
 
 class GgufCheckpoint(Checkpoint):
-    """`path` as the user gave it: `file`, or the folder that it is in.
+    """`path` as given by the user: `file`, or its folder.
 
-    A folder's own tokenizer is taken before that of the file; what lies beside a file that was named has nothing to do
-    with it.
+    A folder's own tokenizer is preferred to the file's. If `path` is a file, other files in its folder are ignored.
     """
 
     def __init__(self, path: Path, file: Path) -> None:
@@ -309,7 +308,7 @@ def _only_gguf(folder: Path) -> Path | None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of its network, whether or not a folder has weights beside it. Raises CheckpointError."""
+    """A checkpoint's config, whether or not the folder has weights. Raises CheckpointError."""
     if path.is_dir() and (path / CONFIG_NAME).is_file():
         config = read_json_object(path / CONFIG_NAME)
         return {key: value for key, value in config.items() if key not in CONFIG_KEYS}
@@ -337,7 +336,7 @@ def _open_weights(path: Path, problems: list[str]) -> dict[str, TensorFile]:
 
 
 def _open_shards(path: Path, index: str, problems: list[str]) -> dict[str, TensorFile]:
-    """Open the shards that the index names, and check that it tells the truth about them."""
+    """Open the shards in the index, and check its entries for them."""
     weight_map = _read_config(path / index, problems).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         problems.append(f"{index} must have a weight_map from tensor names to file names")
@@ -348,7 +347,7 @@ def _open_shards(path: Path, index: str, problems: list[str]) -> dict[str, Tenso
         return {}
     files = _open_files(path, shards, problems)
     problems.extend(
-        f"{index} says that {shard} has tensor {name}, but it does not"
+        f"{index} lists tensor {name} in {shard}, which does not have it"
         for name, shard in weight_map.items()
         if shard in files and name not in files[shard].tensors
     )
@@ -368,7 +367,7 @@ def _open_files(path: Path, names: Sequence[str], problems: list[str]) -> dict[s
             problems.append(str(error))
             continue
         problems.extend(
-            f"tensor {tensor} is both in {owner[tensor]} and in {name}"
+            f"tensor {tensor} is in both {owner[tensor]} and {name}"
             for tensor in files[name].tensors
             if owner.setdefault(tensor, name) != name
         )
@@ -376,11 +375,11 @@ def _open_files(path: Path, names: Sequence[str], problems: list[str]) -> dict[s
 
 
 def _check_downloaded(file: Path) -> None:
-    """A clone without Git LFS has small texts in place of large files."""
+    """A clone without Git LFS has small text files instead of large files."""
     with file.open("rb") as stream:
         if stream.read(len(LFS_POINTER)) == LFS_POINTER:
             raise CheckpointError(
-                f"{file} is a Git LFS pointer, not the file itself: run `git lfs pull` in the folder, or download it"
+                f"{file} is a Git LFS pointer, not the file itself; run `git lfs pull` in the folder, or download it"
             )
 
 

@@ -1,4 +1,4 @@
-"""Rows of a tensor in another order, shape or size than a file has them, made when they are asked for."""
+"""Rows of a tensor in another order, shape or size than in the file, made when they are requested."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from llmserve.checkpoint.integers import Integers, integers
 from llmserve.checkpoint.stored_tensor import Rows, Tensor
 from llmserve.models.spec import Pairs, RowOrder, Shares
 
-MOST_UNWANTED = 4  # times as many rows as are wanted are read at once
+MOST_UNWANTED = 4  # times as many rows as requested are read at once
 
 
 @dataclass(frozen=True, slots=True)
 class ReorderedRows:
-    """Row i is row `order[i]` of `source`. Rows that are asked for together lie near to each other, or in runs."""
+    """Row i is row `order[i]` of `source`. Rows that are requested together are close to each other, or in runs."""
 
     source: Rows
     order: NDArray[np.intp]
@@ -47,18 +47,18 @@ class ReorderedRows:
 
 @runtime_checkable
 class HasMatrixRows(Protocol):
-    """Matrices of experts that are expanded by rows: an expert's whole would be expanded again for each piece."""
+    """Experts' matrices that are expanded by rows: otherwise each piece would expand a whole expert again."""
 
     def matrix_rows(self, rows: slice, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class StackedRows:
-    """Matrices of all experts, one below the other, of a source of the shape [experts, rows, ...]."""
+    """Stacked matrices of all experts, from a source of the shape [experts, rows, ...]."""
 
     source: Rows
     num_rows: int  # of each matrix
-    is_transposed: bool = False  # it is [experts, columns, rows]
+    is_transposed: bool = False  # the source is [experts, columns, rows]
 
     def __getitem__(self, rows: slice, /) -> Tensor:
         if isinstance(self.source, HasMatrixRows):
@@ -70,7 +70,7 @@ class StackedRows:
         return matrices.reshape(-1, *matrices.shape[2:])[rows.start - offset : rows.stop - offset]
 
     def blocks(self, rows: slice, /) -> BlockRows | None:
-        """A source that has them, or `matrix_rows`, counts the rows of all matrices, and knows of no transposition."""
+        """A source with `blocks` or `matrix_rows` counts the rows of all matrices, and supports no transposition."""
         return blocks(self.source, rows)
 
 
@@ -109,7 +109,7 @@ class RowDifference:
 
 
 def row_order(num_rows: int, stored: RowOrder) -> NDArray[np.intp]:
-    """Where the rows of a parameter are that is stored in another order."""
+    """The places of a parameter's rows in a tensor with another order."""
     if isinstance(stored, Pairs):
         return pair_order(num_rows, stored.head_dim, stored.rotary_dim)
     if isinstance(stored, Shares):
@@ -120,14 +120,14 @@ def row_order(num_rows: int, stored: RowOrder) -> NDArray[np.intp]:
 
 
 def pair_order(num_rows: int, head_dim: int, rotary_dim: int) -> NDArray[np.intp]:
-    """Where the rows of heads are that are stored as pairs of a rotary embedding; see `Pairs`."""
+    """The places of heads' rows that are stored by pairs of a rotary embedding; see `Pairs`."""
     heads = np.arange(num_rows).reshape(-1, head_dim)
     pairs = heads[:, :rotary_dim].reshape(len(heads), rotary_dim // 2, 2).swapaxes(1, 2).reshape(len(heads), -1)
     return np.concatenate([pairs, heads[:, rotary_dim:]], axis=1).reshape(-1)
 
 
 def _runs(wanted: NDArray[np.intp]) -> list[slice]:
-    """Rows that stand together."""
+    """Adjacent rows."""
     runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
     return [slice(int(run[0]), int(run[-1]) + 1) for run in runs]
 

@@ -29,7 +29,7 @@ DTYPE_NAMES: Mapping[str, str] = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E8M0": "float8_e8m0fnu",
 }
-METADATA = "__metadata__"  # in the header, beside the tensors
+METADATA = "__metadata__"  # in the header, next to the tensors
 
 
 class SafetensorsFile:
@@ -56,7 +56,7 @@ class SafetensorsFile:
 
 
 def _offsets(path: Path) -> dict[str, int]:
-    """Where each tensor begins in the file, whose header the library has checked."""
+    """The start of each tensor in the file; the library has checked its header."""
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header: dict[str, Any] = json.loads(stream.read(length))

@@ -1,7 +1,7 @@
 """Writes a .safetensors file one tensor at a time.
 
-The safetensors library writes a file from tensors that are all in memory; here the header is written first, from
-names, types and shapes, and each tensor goes to its place as it comes. The format: eight bytes of header length
+The safetensors library writes a file from tensors that are all in memory; here the header is written first, from names,
+types and shapes, and each tensor is written to its place when it is ready. The format: eight bytes of header length
 (little-endian), a JSON header padded with spaces, then the data (github.com/huggingface/safetensors, README).
 """
 
@@ -27,7 +27,7 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a tensor will be."""
+    """The type and shape of a tensor to be written."""
 
     dtype: str  # a key of checkpoint.tensors.DTYPES
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class Planned:
 
 
 class SafetensorsWriter:
-    """Use as a context manager; every planned tensor must have been written when it ends without an error."""
+    """Use as a context manager. If it ends without an error, every planned tensor must have been written."""
 
     def __init__(self, path: Path, tensors: Mapping[str, Planned]) -> None:
         self._tensors = dict(tensors)
@@ -67,7 +67,7 @@ class SafetensorsWriter:
 
 
 def _header(tensors: Mapping[str, Planned]) -> tuple[bytes, dict[str, int]]:
-    """The file's beginning, and where each tensor's data is in the file."""
+    """The file's beginning, and the place of each tensor's data."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position, offsets = 0, {}
     for name, planned in tensors.items():

@@ -1,4 +1,4 @@
-"""How a folder makes embeddings of texts, as sentence-transformers' files say: modules.json, and one file a module."""
+"""How a folder produces embeddings, from sentence-transformers' files: modules.json, and one file per module."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ANSWERS = "LogitScore"  # two answers of a language model
 KNOWN = ([TRANSFORMER, POOLING], [TRANSFORMER, POOLING, NORMALIZE], [TRANSFORMER, ANSWERS])
 ANSWER_KEYS = ("true_token_id", "false_token_id")
 MODES = {"cls": "first", "lasttoken": "last", "mean": "mean", "max": "max"}
-FLAGS = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean", "lasttoken": "lasttoken"}  # of older files
+FLAGS = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean", "lasttoken": "lasttoken"}  # in older files
 FLAG = "pooling_mode_"
 
 
 def read_pooling(checkpoint: Checkpoint, usual: Pooling | None) -> Pooling | None:
-    """`usual` where a folder has no such files. Raises one CheckpointError listing every problem."""
+    """`usual` if the folder has no such files. Raises one CheckpointError listing every problem."""
     if usual is None and str(next(iter(checkpoint.config.get("architectures") or ()), "")).endswith(TASK):
         reader = ConfigReader(checkpoint.config)
         usual = read_scores(reader, "last")
@@ -45,7 +45,7 @@ def read_pooling(checkpoint: Checkpoint, usual: Pooling | None) -> Pooling | Non
     mode = _mode(checkpoint, places.get(POOLING, ""), problems) if not problems else ""
     text = _read(checkpoint, TEXT_FILE)
     if isinstance(text, dict) and text.get("do_lower_case"):
-        problems.append(f"do_lower_case of {TEXT_FILE} is not supported: a tokenizer does that by itself")
+        problems.append(f"do_lower_case of {TEXT_FILE} is not supported: the tokenizer does this itself")
     raise_problems(CheckpointError, f"{MODULES_FILE} of {checkpoint.path}", problems)
     return Pooling(MODES[mode], normalize=NORMALIZE in places)
 
@@ -65,7 +65,7 @@ def prompt_notes(checkpoint: Checkpoint) -> list[str]:
 
 
 def _read_scores(checkpoint: Checkpoint, usual: Pooling) -> Pooling:
-    """A cross-encoder's network pools by itself; newer versions say in a file of their own what becomes of scores."""
+    """A cross-encoder's network pools its own output; newer versions have a file for the conversion of scores."""
     settings, problems = _read(checkpoint, SETTINGS_FILE), list[str]()
     if not isinstance(settings, dict) or not settings.get("activation_fn"):
         return usual
@@ -75,7 +75,7 @@ def _read_scores(checkpoint: Checkpoint, usual: Pooling) -> Pooling:
 
 
 def _places(modules: Any, problems: list[str]) -> dict[str, str]:
-    """Folders of the modules by their kinds."""
+    """Folders of the modules by kind."""
     found: dict[str, str] = {}
     for module in modules if isinstance(modules, list) else [None]:
         kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
@@ -110,7 +110,7 @@ def _answers(checkpoint: Checkpoint, folder: str, problems: list[str]) -> tuple[
     given = [config.get(key) for key in ANSWER_KEYS] if isinstance(config, dict) else []
     ids = tuple(each for each in given if type(each) is int and type(vocab_size) is int and 0 <= each < vocab_size)
     if len(ids) != len(ANSWER_KEYS):
-        problems.append(f"{name} must have {' and '.join(ANSWER_KEYS)}, tokens of the vocabulary")
+        problems.append(f"{name} must have {' and '.join(ANSWER_KEYS)}, ids of tokens in the vocabulary")
         return ()
     return ids
 
@@ -120,4 +120,4 @@ def _read(checkpoint: Checkpoint, name: str) -> Any:
     try:
         return None if content is None else json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{checkpoint.path / name} is no JSON: {error}") from error
+        raise CheckpointError(f"{checkpoint.path / name} is not valid JSON: {error}") from error

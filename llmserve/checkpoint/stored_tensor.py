@@ -1,4 +1,4 @@
-"""What a weight file offers, whatever its format: tensor facts without reading, and one tensor at a time."""
+"""The common interface of weight files: facts about tensors without reading them, and one tensor at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Tensor: TypeAlias = NDArray[Any]
 
-STRIP_ELEMENTS = 1 << 18  # expanded at a time: what the steps of an expansion leave behind stays in the cache
+STRIP_ELEMENTS = 1 << 18  # expanded at a time, so that temporaries stay in the cache
 
 FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16")
 FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e8m0fnu")  # of quantized weights and their scales
@@ -23,7 +23,7 @@ DTYPES = {name: np.dtype(name) for name in (*FLOAT_DTYPES, *FLOAT8_DTYPES, *INTE
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    dtype: str  # a key of DTYPES, or the file format's own name where we cannot read it
+    dtype: str  # a key of DTYPES, or the file format's own name if it is not supported
     shape: tuple[int, ...]
     nbytes: int
 
@@ -33,7 +33,7 @@ class TensorInfo:
 
 
 class Rows(Protocol):
-    """A tensor whose rows are had in pieces. An array is one; another may make the rows when they are asked for."""
+    """A tensor whose rows are read in pieces. An array qualifies; other classes make rows when they are requested."""
 
     def __getitem__(self, rows: slice, /) -> Tensor: ...
 
@@ -43,13 +43,13 @@ def whole(rows: Rows) -> Tensor:
 
 
 class TensorFile(Protocol):
-    """One open weight file. Opening raises CheckpointError naming the file when it is damaged."""
+    """One open weight file. Opening raises a CheckpointError that names the file if it is damaged."""
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
     def read(self, name: str) -> Rows:
-        """The tensor, in its own dtype; read-only where it is a view of the file. `name` must be in `tensors`."""
+        """The tensor in its own dtype; read-only if it is a view of the file. `name` must be in `tensors`."""
         ...
 
     def close(self) -> None: ...

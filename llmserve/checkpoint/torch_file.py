@@ -35,7 +35,7 @@ class TorchFile:
                 with zipfile.ZipFile(path) as archive:
                     self._stored = self._read_directory(archive)
         except zipfile.BadZipFile as error:
-            raise CheckpointError(f"{path.name} is damaged, or no file of torch: {error}") from error
+            raise CheckpointError(f"{path.name} is damaged, or is not a torch file: {error}") from error
         except (OSError, ValueError, EOFError, RuntimeError, struct.error) as error:
             raise CheckpointError(f"{path.name} is damaged: {error}") from error
         except CheckpointError as error:
@@ -65,7 +65,7 @@ class TorchFile:
         entries = {entry.filename: entry for entry in archive.infolist()}
         pickles = [name for name in entries if name.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise CheckpointError(f"is not a torch checkpoint: it has {len(pickles)} entries named data.pkl")
+            raise CheckpointError(f"is not a torch checkpoint: it has {len(pickles)} entries named data.pkl, not one")
         root = pickles[0].removesuffix("data.pkl")
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries.values()):
             raise CheckpointError("has compressed entries, which torch does not write; save it again with torch")
@@ -83,12 +83,12 @@ class TorchFile:
         wanted = storage.num_elements * DTYPES[storage.dtype].itemsize
         if entry is None or entry.file_size < wanted:
             found = 0 if entry is None else entry.file_size
-            raise CheckpointError(f"is damaged: storage {storage.key!r} needs {wanted} bytes and has {found}")
+            raise CheckpointError(f"is damaged: storage {storage.key!r} needs {wanted} bytes but has {found}")
         header = bytes(self._bytes[entry.header_offset : entry.header_offset + LOCAL_HEADER.size])
         signature, name_length, extra_length = LOCAL_HEADER.unpack(header)
         offset: int = entry.header_offset + LOCAL_HEADER.size + name_length + extra_length
         if signature != LOCAL_SIGNATURE or offset + wanted > len(self._bytes):
-            raise CheckpointError(f"is damaged: storage {storage.key!r} lies outside the file")
+            raise CheckpointError(f"is damaged: storage {storage.key!r} is outside the file")
         return offset
 
 

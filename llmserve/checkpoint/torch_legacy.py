@@ -1,4 +1,4 @@
-"""A pytorch_model.bin as torch before 1.6 wrote it: pickles one behind the other, then the storages' bytes.
+"""A pytorch_model.bin as written by torch before 1.6: consecutive pickles, then the storages' bytes.
 
 magic number, protocol version, facts of the machine, the tensors, the storages' keys
 for each key: its number of elements (int64), then the elements
@@ -24,7 +24,7 @@ MAX_PICKLE_BYTES = 16 << 20  # a hundred times what a large network needs
 
 
 def read_legacy(content: NDArray[np.uint8]) -> tuple[dict[str, StoredTensor], dict[str, int]]:
-    """The tensors, and where in the file each storage begins. Raises CheckpointError as `load_tensors` does."""
+    """The tensors, and the start of each storage in the file. Raises CheckpointError as `load_tensors` does."""
     place = len(HEAD)
     pickles = []
     for _ in range(4):
@@ -32,7 +32,7 @@ def read_legacy(content: NDArray[np.uint8]) -> tuple[dict[str, StoredTensor], di
         place += len(pickles[-1])
     version, machine, tensors, keys = pickles
     if unpickle(version) != PROTOCOL:
-        raise CheckpointError(f"was written by a torch of another protocol than {PROTOCOL}; save it again with torch")
+        raise CheckpointError(f"was written by a torch with another protocol than {PROTOCOL}; save it again with torch")
     facts = unpickle(machine)
     if not isinstance(facts, dict) or dict.get(facts, "little_endian") is not True:
         raise CheckpointError("was written on a big-endian machine; save it again on a little-endian one")
@@ -45,13 +45,13 @@ def _pickle_at(content: NDArray[np.uint8], place: int) -> bytes:
     try:
         for _ in pickletools.genops(stream):
             pass
-    except Exception as error:  # a damaged or hostile pickle can make it fail in any way
-        raise CheckpointError(f"holds a damaged pickle: {type(error).__name__}: {error}") from error
+    except Exception as error:  # a damaged or hostile pickle can fail in any way
+        raise CheckpointError(f"has a damaged pickle: {type(error).__name__}: {error}") from error
     return stream.getvalue()[: stream.tell()]
 
 
 def _offsets(content: NDArray[np.uint8], place: int, keys: object, stored: dict[str, StoredTensor]) -> dict[str, int]:
-    """Storages follow each other in the order of `keys`, so the size of each has to be known."""
+    """Storages follow each other in the order of `keys`, so the size of each must be known."""
     storages = {tensor.storage.key: tensor.storage for tensor in stored.values()}
     are_equal = all(tensor.storage == storages[tensor.storage.key] for tensor in stored.values())
     if not are_equal or not isinstance(keys, list) or sorted(map(str, keys)) != sorted(storages):

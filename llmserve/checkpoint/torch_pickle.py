@@ -1,9 +1,9 @@
 """The pickle inside a pytorch_model.bin, read without torch and without running anything.
 
-A pickle is a program. This reader knows the handful of globals that a dictionary of tensors needs and refuses every
-other by name, so a hostile file cannot call anything. Tensors come out as `StoredTensor`: where their numbers lie.
-What the pickle can reach is a named tuple or has no attributes, because the opcode BUILD sets the state of any object;
-and every tensor is checked after the whole pickle has run.
+A pickle is a program. This reader knows the few globals that a dictionary of tensors needs and refuses all others by
+name, so a hostile file cannot call anything. Tensors are returned as `StoredTensor`, the place of their numbers. What
+the pickle can reach is a named tuple or has no attributes, because the opcode BUILD sets the state of any object; and
+every tensor is checked after the whole pickle has run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STORAGE_DTYPES: Mapping[str, str] = {
 NESTING_OPCODES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
 MAX_TUPLES = 20_000  # a tensor takes four or five
 MAX_RANK = 32  # dimensions of a tensor; numpy's own limit is not lower
-MAX_ELEMENTS = 2**48  # bounds what a view with repeated elements claims, and strides that no element uses
+MAX_ELEMENTS = 2**48  # limits views with repeated elements, and strides that no element uses
 
 
 class StorageType(NamedTuple):
@@ -57,11 +57,11 @@ class StoredTensor(NamedTuple):
 
 
 def load_tensors(pickled: bytes) -> dict[str, StoredTensor]:
-    """The tensors by name. Raises CheckpointError when the pickle holds, or does, anything else."""
+    """The tensors by name. Raises CheckpointError if the pickle contains or does anything else."""
     content = unpickle(pickled)
     if not isinstance(content, dict):
-        raise CheckpointError(f"holds a {type(content).__name__} instead of a dictionary of tensors")
-    # the methods of `dict` itself: a pickle may give an OrderedDict attributes that hide its own
+        raise CheckpointError(f"contains a {type(content).__name__} instead of a dictionary of tensors")
+    # the methods of `dict` itself, because a pickle may give an OrderedDict attributes that hide its own
     items = list(dict.items(content))
     for name, value in items:
         if not isinstance(name, str) or not isinstance(value, StoredTensor):
@@ -73,7 +73,7 @@ def load_tensors(pickled: bytes) -> dict[str, StoredTensor]:
 
 
 def _problem(tensor: StoredTensor) -> str:
-    """What is wrong with a tensor whose fields may hold anything; empty when it is a view inside its storage."""
+    """The problem with a tensor whose fields may have any value; empty if it is a view inside its storage."""
     storage = tensor.storage
     if not isinstance(storage, Storage) or storage.dtype not in STORAGE_DTYPES.values():
         return "has no storage of a known type"
@@ -81,9 +81,9 @@ def _problem(tensor: StoredTensor) -> str:
         return "has a storage without a name or a size"
     shape, stride = tensor.shape, tensor.stride
     if not all(map(_is_count, (tensor.offset, *shape, *stride))):
-        return "has an offset, a shape or a stride that is not made of counts"
+        return "has an offset, a shape or a stride with values that are not counts"
     if len(shape) != len(stride) or len(shape) > MAX_RANK:
-        return f"has a shape of {len(shape)} and a stride of {len(stride)} dimensions; at most {MAX_RANK} are possible"
+        return f"has a shape of {len(shape)} and a stride of {len(stride)} dimensions; at most {MAX_RANK} are allowed"
     if math.prod(filter(None, shape)) > MAX_ELEMENTS:
         return f"has more than {MAX_ELEMENTS} elements"
     last = tensor.offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
@@ -97,21 +97,21 @@ def _is_count(value: object) -> bool:
 
 
 def unpickle(pickled: bytes) -> object:
-    """Plain values, and `StoredTensor`s. Raises CheckpointError for anything else."""
+    """Returns plain values and `StoredTensor`s. Raises CheckpointError for anything else."""
     try:
         _check_program(pickled)
         return _TensorUnpickler(io.BytesIO(pickled)).load()
     except CheckpointError:
         raise
     except Exception as error:  # a damaged or hostile pickle can make the unpickler fail in any way
-        raise CheckpointError(f"holds a damaged pickle: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"has a damaged pickle: {type(error).__name__}: {error}") from error
 
 
 def _check_program(pickled: bytes) -> None:
-    """Refuse what no honest pickle has, and what would end the process instead of raising an error.
+    """Refuse opcodes that no honest pickle has and that would end the process instead of raising an error.
 
-    For a memo index the unpickler allocates room for all the lower ones. For a dictionary's key Python computes a hash,
-    tuple inside tuple, without a limit to the depth but the end of the stack.
+    For a memo index, the unpickler allocates memory for all lower ones. For a dictionary's key, Python computes a hash
+    of nested tuples, and only the end of the stack limits the depth.
     """
     num_tuples = 0
     for opcode, argument, _ in pickletools.genops(pickled):
@@ -124,7 +124,7 @@ def _check_program(pickled: bytes) -> None:
 
 class _TensorUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """The globals we know, by our own stand-ins; nothing is ever imported."""
+        """The known globals, as llmserve's own stand-ins; nothing is ever imported."""
         if module == "torch" and name in STORAGE_DTYPES:
             return StorageType(STORAGE_DTYPES[name])
         found = self._globals().get((module, name))
@@ -152,7 +152,7 @@ class _TensorUnpickler(pickle.Unpickler):
 
 
 class _RebuildTensor:
-    __slots__ = ()  # a function would take attributes from the pickle, and keep them
+    __slots__ = ()  # a function would accept attributes from the pickle, and keep them
 
     def __call__(self, storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> StoredTensor:
         return StoredTensor(storage, offset, tuple(shape), tuple(stride))

@@ -255,4 +255,4 @@ def test_pickles_are_not_read(folders: Path, tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "a/adapter_model.safetensors")
     assert tensors
     (tmp_path / "a/adapter_model.safetensors").rename(tmp_path / "a/adapter_model.bin")
-    assert "adapter_model.bin is not read" in refused(folders, tmp_path / "a")
+    assert "adapter_model.bin is not supported" in refused(folders, tmp_path / "a")

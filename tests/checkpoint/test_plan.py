@@ -217,7 +217,7 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
     assert "(4 problems)" in message
     for problem in (
         "tensor model.norm.weight [64] is missing",
-        "tensor lm_head.weight has shape [100, 64], config.json asks for [320, 64]",
+        "tensor lm_head.weight has shape [100, 64], config.json requires [320, 64]",
         "tensor model.embed_tokens.weight has dtype int8; supported: float64, float32, float16, bfloat16",
         "tensor model.layers.2.mlp.up_proj.weight is not part of this architecture",
     ):

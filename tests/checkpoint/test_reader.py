@@ -109,7 +109,7 @@ def test_the_folder_is_missing_or_empty(tmp_path: Path) -> None:
     [
         (b"{", "config.json is not valid JSON"),
         (b"", "config.json is not valid JSON"),
-        (b"[]", "config.json must hold a JSON object, not list"),
+        (b"[]", "config.json must be a JSON object, not list"),
         (b"\xff\xfe", "config.json is not valid JSON"),
         (b"[" * 100_000, "config.json is not valid JSON"),
         (b'{"hidden_size": 64, "hidden_size": 128}', "key 'hidden_size' appears twice"),
@@ -145,14 +145,14 @@ def test_a_truncated_file_is_refused_by_name(name: str, keep: float, tmp_path: P
 def test_a_git_lfs_pointer_is_told_from_weights(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
-    assert f"{name} is a Git LFS pointer, not the file itself: run `git lfs pull`" in problems_of(tmp_path)
+    assert f"{name} is a Git LFS pointer, not the file itself; run `git lfs pull`" in problems_of(tmp_path)
 
 
 def test_a_git_lfs_pointer_is_no_tokenizer(tmp_path: Path) -> None:
     (checkpoint(tmp_path) / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
     with Checkpoint.open(tmp_path) as found, pytest.raises(CheckpointError) as caught:
         found.text_file("tokenizer.json")
-    assert f"{tmp_path}/tokenizer.json is a Git LFS pointer, not the file itself: run" in str(caught.value)
+    assert f"{tmp_path}/tokenizer.json is a Git LFS pointer, not the file itself; run" in str(caught.value)
 
 
 def test_trailing_bytes_are_refused(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def edit_index(path: Path, edit: Any) -> None:
 def test_an_index_that_promises_too_much(tmp_path: Path) -> None:
     checkpoint(tmp_path, format="sharded")
     edit_index(tmp_path, lambda index: {"weight_map": index["weight_map"] | {"ghost": SHARD_1}})
-    assert f"{INDEX} says that {SHARD_1} has tensor ghost, but it does not" in problems_of(tmp_path)
+    assert f"{INDEX} lists tensor ghost in {SHARD_1}, which does not have it" in problems_of(tmp_path)
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"x": 3}}])
@@ -218,7 +218,7 @@ def test_an_index_that_points_outside_the_folder(tmp_path: Path) -> None:
 def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
     checkpoint(tmp_path, format="sharded")
     shutil.copy(tmp_path / SHARD_1, tmp_path / SHARD_2)
-    assert f"tensor model.embed_tokens.weight is both in {SHARD_1} and in {SHARD_2}" in problems_of(tmp_path)
+    assert f"tensor model.embed_tokens.weight is in both {SHARD_1} and {SHARD_2}" in problems_of(tmp_path)
 
 
 def test_remote_code_is_never_run(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_two_answers_must_be_tokens(folder: Path) -> None:
     assert pooling_of(folder) == Pooling("last", scores=True, sigmoid=True, answers=(5, 9))
     for wrong in (-1, 320, True, "yes", None):
         write_json(folder / "1_LogitScore" / "config.json", {"true_token_id": 5, "false_token_id": wrong})
-        assert "must have true_token_id and false_token_id, tokens of the vocabulary" in problems_of(folder)
+        assert "must have true_token_id and false_token_id, ids of tokens in the vocabulary" in problems_of(folder)
 
 
 def test_a_decoder_for_one_class_scores_texts(folder: Path) -> None:

@@ -134,12 +134,12 @@ def test_other_globals_are_refused(program: bytes, tmp_path: Path) -> None:
     ids=range(11),
 )
 def test_a_damaged_pickle(program: bytes, tmp_path: Path) -> None:
-    assert "w.bin holds a damaged pickle" in refusal(archive(tmp_path / "w.bin", {"w/data.pkl": program}))
+    assert "w.bin has a damaged pickle" in refusal(archive(tmp_path / "w.bin", {"w/data.pkl": program}))
 
 
 def test_content_that_is_no_dictionary_of_tensors(tmp_path: Path) -> None:
     for content, problem in (
-        ([torch.ones(2)], "holds a list instead of a dictionary of tensors"),
+        ([torch.ones(2)], "contains a list instead of a dictionary of tensors"),
         ({"state_dict": {"x": torch.ones(2)}}, "entry 'state_dict' is not a tensor"),
         ({"x": torch.ones(2), "step": 3}, "entry 'step' is not a tensor"),
         ({3: torch.ones(2)}, "entry 3 is not a tensor"),
@@ -242,9 +242,9 @@ def test_a_pickle_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_storage_that_is_short_or_missing(tmp_path: Path) -> None:
     short = archive(tmp_path / "w.bin", {"w/data.pkl": tensor_pickle(), "w/data/0": b"\0" * 15})
-    assert "storage '0' needs 16 bytes and has 15" in refusal(short)
+    assert "storage '0' needs 16 bytes but has 15" in refusal(short)
     missing = archive(tmp_path / "w.bin", {"w/data.pkl": tensor_pickle()})
-    assert "storage '0' needs 16 bytes and has 0" in refusal(missing)
+    assert "storage '0' needs 16 bytes but has 0" in refusal(missing)
 
 
 def test_a_local_header_that_lies(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_local_header_that_lies(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[start + 26 : start + 28] = struct.pack("<H", 0xFFFF)
     path.write_bytes(content)
-    assert "storage '0' lies outside the file" in refusal(path)
+    assert "storage '0' is outside the file" in refusal(path)
 
 
 def test_archives_of_another_kind(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_archives_of_another_kind(tmp_path: Path) -> None:
     assert "compressed entries" in refusal(archive(path, {"w/data.pkl": b"}."}, zipfile.ZIP_DEFLATED))
     assert "big-endian" in refusal(archive(path, {"w/data.pkl": b"}.", "w/byteorder": b"big"}))
     path.write_bytes(b"no archive")
-    assert "damaged, or no file of torch" in refusal(path)
+    assert "damaged, or is not a torch file" in refusal(path)
 
 
 def legacy(path: Path, content: Any) -> Path:

@@ -148,7 +148,7 @@ def test_what_is_no_checkpoint_says_what_to_do(
     assert "pull" not in capsys.readouterr().err
     (tmp_path / "manifest.json").write_text("{}")
     assert llmserve(monkeypatch, "build", "--checkpoint_dir", tmp_path) == 2
-    assert "is an engine already" in capsys.readouterr().err
+    assert "is already an engine" in capsys.readouterr().err
 
 
 def test_convert_then_build(

@@ -1,7 +1,7 @@
-"""A checkpoint with a LoRA adapter merged into it: each weight that the adapter changes is made when it is read.
+"""A checkpoint with a LoRA adapter merged into it; each changed weight is computed when it is read.
 
-Names, shapes and sums follow PEFT's `merge_and_unload`. The sum of a row is taken in one order, in float32 and element
-by element, so it depends neither on the piece that is read nor on a linear-algebra library.
+Names, shapes and sums follow PEFT's `merge_and_unload`. Sums of a row are computed in one order, in float32 and element
+by element, so they depend neither on the piece that is read nor on a linear-algebra library.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIED = "tie_word_embeddings"
 
 @dataclass(frozen=True, slots=True)
 class MergedRows:
-    """`base` plus the scaled product of two thin matrices, perhaps with a length of its own for each row (DoRA)."""
+    """`base` plus the scaled product of two thin matrices; with DoRA, each row then gets a given length."""
 
     base: Rows
     change: LowRank
@@ -42,7 +42,7 @@ class MergedRows:
 
 
 class AdaptedCheckpoint(Checkpoint):
-    """`base` as the adapter in `folder` changes it. Tied embeddings that it changes are tied no longer."""
+    """`base` as changed by the adapter in `folder`. Tied embeddings that it changes are no longer tied."""
 
     def __init__(self, base: Checkpoint, folder: Path) -> None:
         self._base, self._adapter = base, Adapter.read(folder)
@@ -115,17 +115,17 @@ class AdaptedCheckpoint(Checkpoint):
         return found
 
     def _problems(self) -> Iterator[str]:
-        """Whatever the adapter says about another network than this."""
+        """Problems with an adapter that was made for another network."""
         known = self._base.tensors.keys() | ({HEAD} if self._untied else set())
         shapes = [(name, change.shape) for name, change in self._adapter.changes.items()]
         shapes += [(name, tensor.shape) for name, tensor in self._adapter.replaced.items()]
         for name, shape in shapes:
             if name not in known:
-                yield f"it changes {name}, and the checkpoint has no such tensor"
+                yield f"it changes {name}, but the checkpoint has no such tensor"
                 continue
             base = self._base.tensors.get(name) or self._base.tensors[EMBED]
             if base.shape != shape:
-                yield f"{name} has the shape {list(base.shape)} in the checkpoint, and {list(shape)} in the adapter"
+                yield f"{name} has the shape {list(base.shape)} in the checkpoint, but {list(shape)} in the adapter"
 
 
 def open_checkpoint(path: Path, adapter: Path | None) -> Checkpoint:

@@ -1,7 +1,7 @@
-"""adapter_config.json, as PEFT writes it for LoRA: what its numbers mean.
+"""Reads adapter_config.json, as PEFT writes it for LoRA.
 
-Source: peft 0.21, `LoraConfig`. A key that changes what the adapter computes is honoured or refused by name. One that
-nobody here knows is refused unless it says nothing (null, false, empty).
+Source: peft 0.21, `LoraConfig`. A key that changes what the adapter computes is supported or refused by name. An
+unknown key is refused unless its value is null, false or empty.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Number = TypeVar("Number", int, float)
 
 CONFIG_NAME = "adapter_config.json"
 HONOURED = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "alpha_pattern", "rank_pattern", "use_dora"})
-IN_THE_TENSORS = frozenset(  # which modules: the tensors' names say that
+IN_THE_TENSORS = frozenset(  # keys that select modules; the tensors' names show which
     {"target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern", "bias"}
 )
 OF_TRAINING = frozenset(
@@ -31,14 +31,14 @@ OF_TRAINING = frozenset(
         "ensure_weight_tying", "loftq_config", "qalora_group_size",
     }
 )  # fmt: skip
-PATTERN = re.compile(r"\^?[\w-]+(?:\\?\.\*?[\w-]*)*\$?")  # names with stars: matching one is quick
+PATTERN = re.compile(r"\^?[\w-]+(?:\\?\.\*?[\w-]*)*\$?")  # names with stars, limited so that matching is quick
 MAX_STARS = 3
-PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # that leave the base's weights as they are
+PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # values that leave the base's weights unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """`alphas` and `ranks`: of modules whose name ends with a pattern, in place of `alpha` and `rank`."""
+    """`alphas` and `ranks` replace `alpha` and `rank` for modules whose name ends with a pattern."""
 
     alpha: float
     rank: int
@@ -51,13 +51,13 @@ class LoraConfig:
         return _of(module, self.ranks, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What the product of both matrices is multiplied with."""
+        """The factor of the product of both matrices."""
         rank = self.rank_of(module)
         return _of(module, self.alphas, self.alpha) / (math.sqrt(rank) if self.is_rank_stabilized else rank)
 
 
 def read_lora_config(folder: Path, problems: list[str]) -> LoraConfig | None:
-    """None where `problems` say why."""
+    """None if `problems` were added."""
     try:
         config = read_json_object(folder / CONFIG_NAME)
     except CheckpointError as error:
@@ -68,12 +68,12 @@ def read_lora_config(folder: Path, problems: list[str]) -> LoraConfig | None:
     alphas, ranks = (config.get(name) or {} for name in ("alpha_pattern", "rank_pattern"))
     for name, values in (("lora_alpha", {"": alpha}), ("alpha_pattern", alphas)):
         if not isinstance(values, dict) or not all(is_number(value) for value in values.values()):
-            found.append(f"{CONFIG_NAME}: {name} must be a number, or a number for each pattern")
+            found.append(f"{CONFIG_NAME}: {name} must be a number, or one number per pattern")
     for name, values in (("r", {"": rank}), ("rank_pattern", ranks)):
         if not isinstance(values, dict) or not all(type(value) is int and value > 0 for value in values.values()):
-            found.append(f"{CONFIG_NAME}: {name} must be an integer above 0, or one for each pattern")
+            found.append(f"{CONFIG_NAME}: {name} must be an integer above 0, or one per pattern")
     found += [
-        f"{CONFIG_NAME}: the pattern {pattern!r} is not supported: give names of modules, with at most {MAX_STARS} `*`"
+        f"{CONFIG_NAME}: the pattern {pattern!r} is not supported: use module names with at most {MAX_STARS} `*`"
         for pattern in dict.fromkeys([*_keys(alphas), *_keys(ranks)])
         if not PATTERN.fullmatch(pattern) or pattern.count("*") > MAX_STARS
     ]
@@ -105,6 +105,6 @@ def _keys(patterns: Any) -> list[str]:
 
 
 def _of(module: str, patterns: Mapping[str, Number], default: Number) -> Number:
-    """PEFT's rule: the first pattern that is the whole name, or its end behind a dot."""
+    """PEFT's rule: the first pattern that equals the name, or its end after a dot."""
     matching = (value for pattern, value in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
     return next(matching, default)

@@ -1,4 +1,4 @@
-"""A LoRA adapter's folder as PEFT saves it: adapter_config.json beside adapter_model.safetensors."""
+"""A LoRA adapter's folder as PEFT saves it: adapter_config.json and adapter_model.safetensors."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ WEIGHTS_NAME, PICKLE_NAME = "adapter_model.safetensors", "adapter_model.bin"
 ADAPTER_FILES = (CONFIG_NAME, WEIGHTS_NAME)
 PREFIX = "base_model.model."
 DOWN, UP, MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
-TABLE_UP, TABLE_DOWN = ".lora_embedding_A", ".lora_embedding_B"  # of an embedding; both are stored transposed
+TABLE_UP, TABLE_DOWN = ".lora_embedding_A", ".lora_embedding_B"  # for an embedding; both are stored transposed
 LORA = ".lora_"
-BASE_LAYER = ".base_layer"  # in names of a changed module's own tensors
+BASE_LAYER = ".base_layer"  # in names of a module's own tensors that are replaced
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What is added to a weight [rows, columns]: `scale` times the product of `up` [rows, rank] and `down`
-    [rank, columns]. Where there is a `magnitude` [rows], each row of the sum then gets that length."""
+    """A change to a weight [rows, columns]: `scale` times the product of `up` [rows, rank] and `down` [rank, columns]
+    is added. If there is a `magnitude` [rows], each row of the sum is then scaled to that length."""
 
     up: Tensor
     down: Tensor
@@ -39,7 +39,7 @@ class LowRank:
         return len(self.up), self.down.shape[1]
 
     def add_to(self, strip: Tensor, first: int) -> None:
-        """Change rows from `first` on in place, in float32: one rank after the other."""
+        """Change rows from `first` on in place, in float32: one rank after another."""
         up = self.up[first : first + len(strip)].astype(np.float32) * np.float32(self.scale)
         product = np.empty_like(strip)
         for rank, row in enumerate(self.down.astype(np.float32)):
@@ -55,7 +55,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """By the tensor's name in the base: `replaced` are in its place, and `changes` are added to either."""
+    """By the tensor's name in the base: tensors in `replaced` replace it, and `changes` are added to the result."""
 
     folder: Path
     changes: Mapping[str, LowRank]
@@ -80,11 +80,11 @@ class Adapter:
 
 
 def _tensors(folder: Path, problems: list[str]) -> dict[str, Tensor]:
-    """All of the file's, under names that begin as the base's do. The file is mapped."""
+    """All tensors of the file, with the prefix of the base's names. The file is mapped."""
     path = folder / WEIGHTS_NAME
     if not path.is_file():
         pickled = (
-            f"; {PICKLE_NAME} is not read, save it again with safe_serialization" * (folder / PICKLE_NAME).exists()
+            f"; {PICKLE_NAME} is not supported; save it again with safe_serialization" * (folder / PICKLE_NAME).exists()
         )
         problems.append(f"{WEIGHTS_NAME} is missing{pickled}")
         return {}
@@ -96,7 +96,7 @@ def _tensors(folder: Path, problems: list[str]) -> dict[str, Tensor]:
     found = {}
     for name, info in file.tensors.items():
         if (problem := _problem(name, info)) or not is_finite(file.read(name)):
-            problems.append(problem or f"tensor {name} has NaN or infinite values: the adapter is damaged")
+            problems.append(problem or f"tensor {name} has NaN or infinite values; the adapter is damaged")
         else:
             found[name.removeprefix(PREFIX).replace(BASE_LAYER, "")] = file.read(name)
     return found
@@ -104,14 +104,14 @@ def _tensors(folder: Path, problems: list[str]) -> dict[str, Tensor]:
 
 def _problem(name: str, info: TensorInfo) -> str:
     if not name.startswith(PREFIX):
-        return f"tensor {name} does not begin with {PREFIX}, as PEFT's do"
+        return f"tensor {name} does not begin with {PREFIX}, unlike PEFT's tensors"
     if info.dtype not in FLOAT_DTYPES:
         return f"tensor {name} has dtype {info.dtype}; supported: {', '.join(FLOAT_DTYPES)}"
     return ""
 
 
 def _changes(config: LoraConfig, tensors: Mapping[str, Tensor], problems: list[str]) -> Iterator[tuple[str, LowRank]]:
-    """Pairs of thin matrices, by the weight that they change. What is left of LoRA's tensors is a problem."""
+    """Pairs of thin matrices, by the weight that they change. Each other LoRA tensor is a problem."""
     left = {name for name in tensors if LORA in name}
     for module in dict.fromkeys(name[: name.index(LORA)] for name in sorted(left)):
         is_table = module + TABLE_UP in tensors
@@ -119,15 +119,13 @@ def _changes(config: LoraConfig, tensors: Mapping[str, Tensor], problems: list[s
         up, down, magnitude = (tensors.get(name) for name in (up_name, down_name, module + MAGNITUDE))
         left -= {up_name, down_name, *([module + MAGNITUDE] if config.is_dora and not is_table else [])}
         if up is None or down is None:
-            problems.append(f"module {module} has one of the two matrices of LoRA, and not the other")
+            problems.append(f"module {module} has only one of LoRA's two matrices")
             continue
         up, down = (up.T, down.T) if is_table else (up, down)
         if found := _shape_problem(config, module, up, down, magnitude):
             problems.append(f"module {module}: {found}")
         elif config.is_dora and magnitude is None:
-            problems.append(
-                f"module {module} has use_dora and no {MAGNITUDE.lstrip('.')}: such modules are not supported"
-            )
+            problems.append(f"module {module} has use_dora but no {MAGNITUDE.lstrip('.')}, which is not supported")
         else:
             yield f"{module}.weight", LowRank(up, down, config.scale_of(module), magnitude if config.is_dora else None)
     problems += [f"tensor {name} is not supported" for name in sorted(left)]

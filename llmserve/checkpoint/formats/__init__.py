@@ -1,5 +1,5 @@
-"""Quantized Hugging Face checkpoints: what their tensors stand for, as float weights under the names of the original.
+"""Reads quantized Hugging Face checkpoints: float weights under the original names.
 
-One file per format. `config` finds out which one a folder has, a format says of each linear module which tensors are
-its weight (all checks are made then, before a weight is read), and `scaled_rows` expands rows when they are asked for.
+One file per format. `config` finds the format of a folder. A format finds the tensors of each linear module's weight;
+all checks happen then, before a weight is read. `scaled_rows` expands rows when they are requested.
 """

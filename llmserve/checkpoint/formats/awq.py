@@ -32,14 +32,14 @@ from llmserve.checkpoint.stored_tensor import Tensor
 from llmserve.models.config import ConfigReader
 
 PER_WORD = 8
-MIDDLE = 8  # of four bits: the zero point where there is none to choose
-PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # in a word, of each of eight outputs
+MIDDLE = 8  # of four bits: the zero point of symmetric weights
+PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position in a word of each of eight outputs
 
 
 @dataclass(frozen=True, slots=True)
 class Awq:
     group_size: int  # -1: all inputs
-    symmetric: bool  # every zero point is the middle; they are stored all the same
+    symmetric: bool  # every zero point is the middle; they are stored nevertheless
     kept: ListedModules  # modules that are not quantized
 
     name = "AWQ"
@@ -60,7 +60,7 @@ class Awq:
         check.expect("qzeros", (num_inputs // group_size, num_words), WORDS)
         check.expect("scales", (num_inputs // group_size, shape[0]), SCALE_DTYPES)
         if self.symmetric and check.passed and (unpacked(module.read("qzeros"), 4) != MIDDLE).any():
-            check.wrong(f"the config says that it has no zero points (zero_point), but not all of them are {MIDDLE}")
+            check.wrong(f"zero_point is false in the config, but not all zero points are {MIDDLE}")
         others = frozenset({"qzeros", "scales"} & module.tensors.keys())
         kind = f"AWQ int4 ({grouped(self.group_size)})"
         return StoredWeight(shape, kind, self.main, others, partial(_expand, module, shape))
@@ -86,7 +86,7 @@ def _in_order(words: Tensor) -> Bytes:
 
 
 def awq(reader: ConfigReader) -> Awq:
-    """From the config that AutoAWQ or GPTQModel has written, whose problems are added to the reader's."""
+    """Read a config written by AutoAWQ or GPTQModel; problems are added to the reader's."""
     reader.integer("bits", 4, maximum=32)
     reader.expect("bits", 4)
     order = str(reader.get("version", reader.get("format", "gemm"))).lower()

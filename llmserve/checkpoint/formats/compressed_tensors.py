@@ -9,7 +9,7 @@
     weight_zero_point  likewise, int8; beside packed weights packed int32 [outputs * bits / 32, groups]
     weight_g_idx       int32 [inputs], the group of each input, with actorder `group`
 
-What is packed is a number plus half its range, from the lowest bits on. From compressed-tensors' quant_args.py,
+A packed number is the value plus half its range, from the lowest bits on. From compressed-tensors' quant_args.py,
 compressors/ and quantization/lifecycle/forward_helpers.py. Scales of activations and of the KV cache are not used.
 """
 
@@ -41,7 +41,7 @@ from llmserve.checkpoint.formats.scheme import KINDS, MX, NV, PACKED, Scheme, re
 from llmserve.checkpoint.stored_tensor import Tensor
 from llmserve.models.config import ConfigReader
 
-EVERY = "Linear"  # the target that is every linear module
+EVERY = "Linear"  # the target that matches every linear module
 SCALE, ZERO, ORDER = "weight_scale", "weight_zero_point", "weight_g_idx"
 PARTS = frozenset({"weight_packed", SCALE})
 
@@ -75,7 +75,7 @@ class CompressedTensors:
         check.not_listed(self.kept, "ignore")
         scheme = self._scheme_of(module.name)
         if scheme is None:
-            check.wrong("it is quantized, though no group of the config has it")
+            check.wrong("it is quantized, but no group in the config includes it")
             return None
         if scheme.format in (MX, NV):
             return fp4_weight(module, check, is_nvidia=scheme.format == NV)
@@ -115,20 +115,20 @@ def _packed_shape(module: Module, scheme: Scheme, check: ModuleCheck) -> Block |
 
 
 def _check_others(module: Module, scheme: Scheme, shape: Block, check: ModuleCheck) -> frozenset[str]:
-    """Everything beside the numbers; their names."""
+    """Check all tensors except the numbers, and return their names."""
     parts = {SCALE, "weight_shape"} if scheme.format == PACKED else {SCALE}
     scales, *same = scheme.scale_shapes(shape)
     check.expect(SCALE, scales, SCALE_DTYPES, *same)
     if scheme.symmetric:
         if ZERO in module.tensors and module.read(ZERO).any():
-            check.wrong("it has zero points, but the config says that it is symmetric")
+            check.wrong("it has zero points, but the config describes it as symmetric")
     elif scheme.format == PACKED:
         check.expect(ZERO, (-(-scales[0] * scheme.bits // 32), scales[1]), WORDS)
     else:
         check.expect(ZERO, scales, ("int8",), *same)
         half = 2 ** (scheme.bits - 1)
         if check.passed and ((zeros := module.read(ZERO)).min() < -half or zeros.max() >= half):
-            check.wrong(f"a zero point is out of range: {zeros.min()} to {zeros.max()}, of {-half} to {half - 1}")
+            check.wrong(f"zero points are {zeros.min()} to {zeros.max()}, but must be from {-half} to {half - 1}")
     if scheme.has_order:
         check.group_indexes(ORDER, shape[1], shape[1] // scheme.group_size)
         parts.add(ORDER)
@@ -175,7 +175,7 @@ def compressed_tensors(reader: ConfigReader) -> CompressedTensors:
         )
     transforms = reader.get("transform_config", {})
     if not isinstance(transforms, Mapping) or transforms.get("config_groups"):
-        reader.problems.append("transform_config is not supported: activations would have to be transformed, too")
+        reader.problems.append("transform_config is not supported, as it would also transform activations")
     groups = reader.get("config_groups")
     if not isinstance(groups, Mapping) or not (groups or reader.get("kv_cache_scheme")):
         reader.problems.append(f"config_groups must be an object with the groups of modules, got {groups!r}")
@@ -186,7 +186,7 @@ def compressed_tensors(reader: ConfigReader) -> CompressedTensors:
 
 
 def _group(reader: ConfigReader, name: str, group: Any) -> Group | None:
-    """None for one whose weights are not rounded, or where problems have been added."""
+    """None for a group whose weights are not quantized, or if problems were added."""
     key = f"config_groups {name!r}"
     if not isinstance(group, Mapping) or not isinstance(group.get("weights") or {}, Mapping):
         reader.problems.append(f"{key} must be an object with targets and weights")

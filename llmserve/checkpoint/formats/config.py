@@ -1,4 +1,4 @@
-"""Which quantization format a folder's configs name, and what they say about it."""
+"""Finds the quantization format that a folder's configs name, and its settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmserve.errors import CheckpointError, Unsupported
 from llmserve.models.config import ConfigReader
 
 CONFIG_KEYS = ("quantization_config", "compression_config")  # in config.json; the second: early compressed-tensors
-# other files, with the method of those that name none
+# other files, with the method to assume if they name none
 FILES: Mapping[str, str] = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
@@ -41,21 +41,21 @@ METHODS: Mapping[str, Callable[[ConfigReader], Format]] = {
 }
 ORIGINAL = "use the original checkpoint, and quantize at build time: --quantization int8 or int4"
 INSTEAD: Mapping[str, str] = {
-    "bitsandbytes": f"bitsandbytes rounds a model when it is loaded, so nothing is lost: {ORIGINAL}",
+    "bitsandbytes": f"bitsandbytes quantizes a model when it is loaded, so the original loses nothing: {ORIGINAL}",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
     format: Format
-    source: str  # the key of config.json, or the file
-    files: tuple[str, ...]  # beside config.json, that say something about it
+    source: str  # key of config.json, or name of the file
+    files: tuple[str, ...]  # files besides config.json that describe it
 
 
 def read_quantization(folder: Path, config: Mapping[str, Any], problems: list[str]) -> Quantization | None:
-    """None for a checkpoint that is not quantized, and where `problems` have been added.
+    """None if the checkpoint is not quantized, or if problems were added to `problems`.
 
-    Raises `Unsupported` for a method that we don't read.
+    Raises `Unsupported` for an unknown method.
     """
     found = _descriptions(folder, config, problems)
     if not found:
@@ -63,7 +63,7 @@ def read_quantization(folder: Path, config: Mapping[str, Any], problems: list[st
     (source, description), *others = found.items()
     for other, said in others:
         problems += [
-            f"{source} and {other} differ: {key} is {description[key]!r} in the first, {said[key]!r} in the second"
+            f"{source} and {other} differ: {key} is {description[key]!r} in the first, but {said[key]!r} in the second"
             for key in COMPARED
             if key in description and key in said and description[key] != said[key]
         ]
@@ -71,7 +71,7 @@ def read_quantization(folder: Path, config: Mapping[str, Any], problems: list[st
     if method is None and ("load_in_4bit" in description or "load_in_8bit" in description):
         method = "bitsandbytes"
     if not isinstance(method, str):
-        problems.append(f"{source} must name its quant_method, got {method!r}")
+        problems.append(f"quant_method in {source} must be a name, got {method!r}")
         return None
     if (make := METHODS.get(method.lower())) is None:
         raise Unsupported(
@@ -85,7 +85,7 @@ def read_quantization(folder: Path, config: Mapping[str, Any], problems: list[st
 
 
 def _descriptions(folder: Path, config: Mapping[str, Any], problems: list[str]) -> dict[str, dict[str, Any]]:
-    """What each source says, that of config.json first."""
+    """The description in each source, config.json's first."""
     found: dict[str, dict[str, Any]] = {}
     for key in CONFIG_KEYS:
         if isinstance(value := config.get(key), dict):

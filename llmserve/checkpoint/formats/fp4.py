@@ -1,4 +1,4 @@
-"""Weights of four bits in float4_e2m1fn: MXFP4, with an exponent per 32 inputs, and NVIDIA's, with two scales.
+"""Four-bit weights in float4_e2m1fn: MXFP4, with an exponent per 32 inputs, and NVFP4, with two scales.
 
     weight_packed        uint8 [outputs, inputs / 2]    two consecutive inputs, the low half first
     weight_scale         MXFP4: uint8 or float8_e8m0fnu [outputs, inputs / 32], exponents; NVFP4: float8_e4m3fn by 16
@@ -43,7 +43,7 @@ def fp4_weight(module: Module, check: ModuleCheck, *, is_nvidia: bool) -> Stored
 
 def _expand(module: Module, shape: Block, is_nvidia: bool) -> ScaledRows:
     stored, scales = module.read("weight_packed"), module.read("weight_scale").view(np.uint8)
-    with np.errstate(over="ignore", invalid="ignore"):  # reported where the values are used
+    with np.errstate(over="ignore", invalid="ignore"):  # reported when the values are used
         scales = E4M3[scales] / module.read(GLOBAL).reshape(1, 1) if is_nvidia else EXPONENTS[scales]
 
     def numbers(rows: slice) -> Tensor:

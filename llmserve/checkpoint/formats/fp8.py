@@ -1,11 +1,11 @@
-"""FP8: weights in float8_e4m3fn with a scale per block, output or tensor, under the names that several programs gave.
+"""FP8: weights in float8_e4m3fn with a scale per block, output or tensor, under the names that several programs use.
 
     weight            float8_e4m3fn [outputs, inputs]
     weight_scale_inv  [rows of blocks, columns of blocks], the last of which may be narrower; or one number
     weight_scale      one number, or [outputs, 1]
 
-Both are what a stored number is multiplied by; the inverse is that of the scale when it was rounded. Only GPTQModel
-stores the scale itself as weight_scale_inv, and says so (weight_scale_semantics): there a number is divided by it.
+A stored number is multiplied by either; "inverse" refers to the scale used for rounding. Only GPTQModel
+stores the rounding scale itself as weight_scale_inv, marked by weight_scale_semantics: a number is divided by it.
 Scales of blocks in uint8 or float8_e8m0fnu are exponents. Scales of activations and of the KV cache are not used.
 
 From transformers' integrations/finegrained_fp8.py and fbgemm_fp8.py, vLLM's quantization/fp8.py, ModelOpt's export and
@@ -44,10 +44,10 @@ SCALES = ("weight_scale_inv", "weight_scale")
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    block: Block | None  # outputs and inputs that share a scale; None: an output's, or all
+    block: Block | None  # outputs and inputs that share a scale; None: one scale per output, or a single one
     kept: ListedModules
     kept_key: str
-    divides: bool = False  # by the stored scales
+    divides: bool = False  # numbers are divided by the stored scales
 
     name = "FP8"
     main = "a weight in float8_e4m3fn"
@@ -62,7 +62,7 @@ class Fp8:
         check.not_listed(self.kept, self.kept_key)
         shape = check.matrix("weight", FLOAT8)
         if len(scales) != 1:
-            check.wrong(f"it must have one of {' and '.join(SCALES)}" + (", it has both" if scales else ""))
+            check.wrong(f"it must have either {' or '.join(SCALES)}" + (", but has both" if scales else ""))
         if not check.passed:
             return None
         (part,) = scales
@@ -72,7 +72,7 @@ class Fp8:
 
 
 def _scale_block(module: Module, part: str, shape: Block, block: Block | None, check: ModuleCheck) -> Block:
-    """How many outputs and inputs share a scale of `part`, as its shape and the config say."""
+    """How many outputs and inputs share a scale of `part`, from its shape and the config."""
     stored = module.tensors[part].shape
     if int(np.prod(stored)) == 1 and block is None:
         check.expect(part, (), SCALE_DTYPES, stored)
@@ -91,7 +91,7 @@ def _expand(module: Module, part: str, shape: Block, block: Block, divides: bool
     if scales.dtype.itemsize == 1:
         scales = EXPONENTS[scales.view(np.uint8)]
     if divides:
-        with np.errstate(divide="ignore"):  # reported where the values are used
+        with np.errstate(divide="ignore"):  # reported when the values are used
             scales = np.float32(1) / scales.astype(np.float32)
 
     def numbers(rows: slice) -> Tensor:
@@ -101,7 +101,7 @@ def _expand(module: Module, part: str, shape: Block, block: Block, divides: bool
 
 
 def fp8(reader: ConfigReader) -> Fp8:
-    """Of DeepSeek, Qwen and others (blocks), of AutoFP8 and vLLM (tensors), and of GPTQModel (any)."""
+    """Formats of DeepSeek, Qwen and others (blocks), of AutoFP8 and vLLM (tensors), and of GPTQModel (any)."""
     reader.expect("fmt", "e4m3", "float8_e4m3fn")
     reader.expect("activation_scheme", "dynamic", "static")
     reader.expect("weight_scale_semantics", "inverse")
@@ -115,13 +115,13 @@ def fp8(reader: ConfigReader) -> Fp8:
 
 
 def fbgemm(reader: ConfigReader) -> Fp8:
-    """Of FBGEMM: a scale per output."""
+    """FBGEMM's format: one scale per output."""
     key = "modules_to_not_convert"
     return Fp8(None, listed_modules(reader.get(key), key, reader.problems), key)
 
 
 def modelopt(reader: ConfigReader) -> Fp8:
-    """Of NVIDIA's ModelOpt, of whose formats this is the one without packed numbers."""
+    """The format of NVIDIA's ModelOpt without packed numbers."""
     if reader.get("quant_algo") is None:
         reader.problems.append("quant_algo is missing")
     reader.expect("quant_algo", "FP8")

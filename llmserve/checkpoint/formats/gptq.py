@@ -5,8 +5,8 @@
     scales   float [groups, outputs]
     g_idx    int32 [inputs]                         the group of each input; may be missing where groups are in order
 
-From AutoGPTQ's qlinear_cuda.py and GPTQModel's utils/model.py. A zero point 0 in version 1 is stored as -1, which the
-programs that read it take for 0, for 2**bits, or for a borrow from its neighbour: such files are refused.
+From AutoGPTQ's qlinear_cuda.py and GPTQModel's utils/model.py. Version 1 stores a zero point 0 as -1, which programs
+read as 0, as 2**bits, or as a borrow from its neighbour: such files are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from llmserve.checkpoint.formats.scaled_rows import ScaledRows
 from llmserve.checkpoint.stored_tensor import Tensor
 from llmserve.models.config import ConfigReader
 
-SHIFTS = {"gptq": 1, "gptq_v2": 0}  # what is added to a stored zero point, by the name of the format
+SHIFTS = {"gptq": 1, "gptq_v2": 0}  # what to add to a stored zero point, by the name of the format
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class Settings:
     bits: int
     group_size: int  # -1: all inputs
     symmetric: bool
-    has_order: bool  # desc_act: inputs were taken in an order of their own, so g_idx must be there
+    has_order: bool  # desc_act: inputs were processed in another order, so g_idx is required
 
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
     settings: Settings
     shift: int
-    special: Sequence[tuple[Pattern, Settings | None]] = ()  # for some modules; None: they are not quantized
+    special: Sequence[tuple[Pattern, Settings | None]] = ()  # settings of some modules; None: not quantized
 
     name = "GPTQ"
     main = "qweight"
@@ -63,7 +63,7 @@ class Gptq:
         settings = next((own for pattern, own in self.special if pattern.matches(module.name)), self.settings)
         check = ModuleCheck(module, problems)
         if settings is None:
-            check.wrong("it is quantized, but the config says that it is not")
+            check.wrong("it is quantized, but the config lists it as unquantized")
             return None
         rows, num_outputs = check.matrix("qweight", WORDS)
         per_word = 32 // settings.bits
@@ -93,12 +93,12 @@ class Gptq:
         stored = unpacked(module.read("qzeros"), settings.bits)
         if self.shift and (stored == largest).any():
             check.wrong(
-                f"a zero point in qzeros is out of range: {largest} + 1, of 0 to {largest}; save it again with "
+                f"a zero point in qzeros is {largest} + 1, but must be from 0 to {largest}; save it again with "
                 '"checkpoint_format": "gptq_v2"'
             )
         elif settings.symmetric and (stored != (largest + 1) // 2 - self.shift).any():
             check.wrong(
-                f"the config says that it is symmetric (sym), but not all of its zero points are {(largest + 1) // 2}: "
+                f"sym is true in the config, but not all zero points are {(largest + 1) // 2}: "
                 "sym, checkpoint_format or packing_format is wrong"
             )
 
@@ -119,7 +119,7 @@ class Gptq:
 
 
 def gptq(reader: ConfigReader) -> Gptq:
-    """From the config that AutoGPTQ or GPTQModel has written, whose problems are added to the reader's."""
+    """Read a config written by AutoGPTQ or GPTQModel; problems are added to the reader's."""
     bits = reader.integer("bits", maximum=32)
     reader.expect("bits", 4, 8)
     kind = str(reader.get("checkpoint_format", reader.get("format", "gptq"))).lower()
@@ -131,7 +131,7 @@ def gptq(reader: ConfigReader) -> Gptq:
         )
     if rotation := reader.get("rotation"):
         reader.problems.append(
-            f"rotation {rotation!r} is not supported: activations would have to be transformed, too; quantize it again "
+            f"rotation {rotation!r} is not supported, as it would also transform activations; quantize it again "
             "without rotation"
         )
     settings = Settings(
@@ -144,7 +144,7 @@ def gptq(reader: ConfigReader) -> Gptq:
 
 
 def _special(reader: ConfigReader, settings: Settings) -> list[tuple[Pattern, Settings | None]]:
-    """GPTQModel's `dynamic`: by pattern, what differs; after `-:` modules that are not quantized."""
+    """GPTQModel's `dynamic`: settings that differ, by pattern; `-:` marks modules that are not quantized."""
     dynamic = reader.get("dynamic", {})
     if not isinstance(dynamic, Mapping):
         reader.problems.append(f"dynamic must be an object, got {dynamic!r}")

@@ -1,4 +1,4 @@
-"""Lists of modules in quantization configs: names, the beginnings and ends of names, and patterns."""
+"""Lists of modules in quantization configs: names, prefixes and suffixes of names, and patterns."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from fnmatch import fnmatchcase
 
 MAX_PATTERN = 200
 MAX_REPEATS = 6
-SLOW = re.compile(r"\)[*+{]|\(\?P=|\\[1-9]")  # what can make a search take exponential time
+SLOW = re.compile(r"\)[*+{]|\(\?P=|\\[1-9]")  # constructs that can make a search take exponential time
 
 
 class Pattern:
-    """A regular expression that matches from a name's beginning. Raises ValueError for one that is wrong or slow."""
+    """A regular expression that matches from a name's start. Raises ValueError if it is invalid or slow."""
 
     def __init__(self, text: str) -> None:
         repeats = len(re.findall(r"[*+{]", text))
         if len(text) > MAX_PATTERN or repeats > MAX_REPEATS or SLOW.search(text):
-            raise ValueError(f"pattern {text[:MAX_PATTERN]!r} is too complicated")
+            raise ValueError(f"pattern {text[:MAX_PATTERN]!r} is too complex")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self._compiled = re.compile(text)
         except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"pattern {text!r} is wrong: {error}") from error
+            raise ValueError(f"pattern {text!r} is invalid: {error}") from error
 
     def matches(self, module: str) -> bool:
         return self._compiled.match(module) is not None
 
 
 class ListedModules:
-    """Which modules a list means.
+    """The modules that a list matches.
 
-    An entry is a module, one that it is in, or the end of its name; with `*` it stands for any characters; after `re:`
-    it is a regular expression.
+    An entry is a module's name, the name of a module that contains it, or the end of its name. `*` matches any
+    characters; `re:` introduces a regular expression.
     """
 
     def __init__(self, entries: Sequence[str] = ()) -> None:
@@ -53,7 +53,7 @@ class ListedModules:
 
 
 def listed_modules(value: object, key: str, problems: list[str]) -> ListedModules:
-    """Of a config's value: a list of strings, or null."""
+    """Read a config's value: a list of strings, or null."""
     entries = value if value is not None else []
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         problems.append(f"{key} must be a list of module names, got {value!r}")

@@ -1,9 +1,9 @@
 """MXFP4 as gpt-oss has it: the matrices of all experts of a layer, in float4_e2m1fn with an exponent per 32 inputs.
 
-    NAME_blocks  uint8 [experts, outputs, inputs / 32, 16]    two consecutive inputs a byte, the low half first
+    NAME_blocks  uint8 [experts, outputs, inputs / 32, 16]    two consecutive inputs per byte, the low half first
     NAME_scales  uint8 [experts, outputs, inputs / 32]        exponents
 
-They stand for NAME [experts, inputs, outputs], as transformers has it. From transformers' integrations/mxfp4.py.
+They represent NAME [experts, inputs, outputs], as in transformers. From transformers' integrations/mxfp4.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llmserve.checkpoint.stored_tensor import Tensor
 from llmserve.models.config import ConfigReader
 
 GROUP, GROUP_BYTES = 32, 16
-KEPT_EXPERTS = 2  # expanded at a time: their rows are asked for in pieces
+KEPT_EXPERTS = 2  # expanded at a time: rows are requested in pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +54,16 @@ class ExpertRows:
 
     def __getitem__(self, experts: slice, /) -> Tensor:
         found = [self._matrix(expert) for expert in range(*experts.indices(len(self._blocks)))]
-        matrices = found[0][np.newaxis] if len(found) == 1 else np.stack(found)  # one is not copied
+        matrices = found[0][np.newaxis] if len(found) == 1 else np.stack(found)  # a single expert is not copied
         return matrices.swapaxes(1, 2)
 
     def _expanded(self, expert: int) -> Tensor:
         numbers = np.take(E2M1, halves(self._blocks[expert]))
-        with np.errstate(over="ignore", invalid="ignore"):  # reported where the values are used
+        with np.errstate(over="ignore", invalid="ignore"):  # reported when the values are used
             numbers *= EXPONENTS[self._scales[expert]][:, :, np.newaxis]
         return numbers.reshape(len(numbers), -1)
 
 
 def mxfp4(reader: ConfigReader) -> Mxfp4:
-    """Which modules are stored otherwise, the tensors say."""
+    """The tensors show which modules are stored otherwise."""
     return Mxfp4()

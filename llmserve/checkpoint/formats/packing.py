@@ -1,4 +1,4 @@
-"""Numbers of four or eight bits in larger words, and of floats in a few bits."""
+"""Unpacks numbers of four or eight bits from larger words, and small floats."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def unpacked(words: NDArray[Any], bits: int) -> Bytes:
 
 
 def halves(octets: Bytes) -> Bytes:
-    """[..., n] bytes -> [..., 2 n] numbers of four bits, of each byte the low one first."""
+    """[..., n] bytes -> [..., 2 n] four-bit numbers, the low one of each byte first."""
     wide = octets.astype(np.uint16)
     return (wide & 0xF | wide << 4 & 0xF00).view(np.uint8)

@@ -1,4 +1,4 @@
-"""A weight whose numbers have a scale for each block of them; its rows are expanded when they are asked for."""
+"""A weight with a scale for each block of its numbers; rows are expanded when they are requested."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ScaledRows:
         strip = max(1, STRIP_ELEMENTS // self.shape[1])
         for first in range(start, stop, strip):
             last = min(first + strip, stop)
-            with np.errstate(invalid="ignore", over="ignore"):  # reported where the values are used
+            with np.errstate(invalid="ignore", over="ignore"):  # reported when the values are used
                 self._expand(slice(first, last), values[first - start : last - start])
         return values
 
@@ -60,11 +60,11 @@ class ScaledRows:
         np.multiply(numbers, self._of_columns(self.scales[blocks]), out=target)
 
     def _of_columns(self, of_blocks: Tensor) -> Tensor:
-        """[rows, blocks] -> float32 for each column, or with an axis more, for the columns of a run."""
+        """[rows, blocks] -> float32 for each column; or with one more axis, for the columns of a run."""
         values = of_blocks.astype(np.float32)
         return values[:, :, np.newaxis] if self.block_of is None else values[:, self.block_of]
 
 
 def blocks_of(num_columns: int, width: int) -> NDArray[np.intp] | None:
-    """The block of each column where the last may be narrower; None where none is."""
+    """The block of each column if the last block may be narrower; None if no block is."""
     return None if num_columns % width == 0 else np.arange(num_columns) // width

@@ -21,7 +21,7 @@ KINDS: Mapping[str, tuple[tuple[str, int], ...]] = {
     NV: (("float", 4),),
 }
 STRATEGIES = ("tensor", "channel", "group", "block")
-ORDERED = ("group", "dynamic")  # of `actorder`: inputs were taken in an order of their own
+ORDERED = ("group", "dynamic")  # values of `actorder`: inputs were processed in another order
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Scheme:
         return whole.get(self.strategy) or at_most(self.block_structure, shape)
 
     def scale_shapes(self, shape: Block) -> tuple[tuple[int, ...], ...]:
-        """Of the scales: as a matrix, and other shapes that mean the same."""
+        """The scales' shape as a matrix, and equivalent shapes."""
         height, width = self.block(shape)
         others = {"tensor": ((1,), ()), "channel": ((shape[0],),)}
         return ((-(-shape[0] // height), -(-shape[1] // width)), *others.get(self.strategy, ()))
@@ -60,7 +60,7 @@ class Scheme:
 
 
 def read_scheme(weights: Mapping[str, Any], format: str, key: str, problems: list[str]) -> Scheme | None:
-    """Of a group's `weights`; None where `problems` have been added."""
+    """Read a group's `weights`; None if problems were added to `problems`."""
     reader = ConfigReader(weights)
     kind = (str(reader.get("type", "int")).lower(), reader.integer("num_bits", 8))
     if kind not in KINDS[format]:
@@ -77,18 +77,18 @@ def read_scheme(weights: Mapping[str, Any], format: str, key: str, problems: lis
     elif strategy not in STRATEGIES:
         reader.problems.append(f"strategy {strategy!r} is not supported; supported: {', '.join(STRATEGIES)}")
     if strategy == "group" and group_size < 1:
-        reader.problems.append("strategy 'group' needs a positive group_size")
+        reader.problems.append("strategy 'group' requires a positive group_size")
     reader.expect("dynamic", False)
     order = reader.get("actorder")
     block = read_block(reader.get("block_structure"), "block_structure", reader.problems)
     if strategy == "block" and block is None:
-        reader.problems.append("strategy 'block' needs a block_structure")
+        reader.problems.append("strategy 'block' requires a block_structure")
     scheme = Scheme(
         format, kind[0], kind[1] if kind in KINDS[format] else 8, strategy, reader.flag("symmetric", True), group_size,
         block or (1, 1), order is True or str(order).lower() in ORDERED,
     )  # fmt: skip
     if strategy != "group" and scheme.has_order:
-        reader.problems.append(f"actorder {order!r} needs strategy 'group'")
+        reader.problems.append(f"actorder {order!r} requires strategy 'group'")
     if scheme.is_float and not scheme.symmetric:
         reader.problems.append("floats must be symmetric")
     problems += [f"{key}: {problem}" for problem in reader.problems]

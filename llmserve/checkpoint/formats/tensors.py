@@ -14,7 +14,7 @@ BIAS = "bias"
 
 
 class ExpandedTensors:
-    """Opening checks everything but the weights' numbers, and adds what is wrong to `problems`."""
+    """Opening checks everything except the weights' numbers, and adds problems to `problems`."""
 
     def __init__(
         self, stored: Mapping[str, TensorInfo], read: Callable[[str], Tensor], format: Format, problems: list[str]
@@ -28,7 +28,7 @@ class ExpandedTensors:
             if weight is not None:
                 self._take(module, weight, problems)
         if format.main and not self._weights and not problems:
-            problems.append(f"the config says {format.name}, but no module has {format.main}")
+            problems.append(f"the config names {format.name}, but no module has {format.main}")
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -36,12 +36,12 @@ class ExpandedTensors:
 
     @property
     def surplus(self) -> frozenset[str]:
-        """Tensors that a network may be without: where a module had no bias, AutoGPTQ gave it one of zeros."""
+        """Tensors that a network may lack: AutoGPTQ adds biases of zeros to modules without a bias."""
         return frozenset(self._surplus)
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """Which part of the numbers is in which form."""
+        """The share of numbers in each form."""
         counted: Counter[str] = Counter()
         for name, info in self._tensors.items():
             counted[self._weights[name].kind if name in self._weights else ""] += math.prod(info.shape)
@@ -52,7 +52,7 @@ class ExpandedTensors:
         return name if weight is None or weight.main == WEIGHT else f"{name} (stored as {weight.main})"
 
     def rows(self, name: str) -> Rows | None:
-        """None where the tensor is stored as it is."""
+        """None if the tensor is not quantized."""
         weight = self._weights.get(name)
         return None if weight is None else weight.expand()
 

@@ -1,4 +1,4 @@
-"""An architecture of llama.cpp's: which of Hugging Face's it is, and what the converter did to names and numbers."""
+"""An architecture of llama.cpp: its Hugging Face counterpart, and how the converter changed names and numbers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from llmserve.checkpoint.gguf.tensor_names import (
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Tensors of a block that are one in Hugging Face's checkpoints: the matrices, or biases, of all experts, or two
-    matrices one below the other."""
+    """Tensors of a block that are a single one in Hugging Face's checkpoints: the matrices or biases of all experts, or
+    two stacked matrices."""
 
     parts: tuple[str, ...]  # gate and up, or down
     tensor: str  # in a layer
-    is_transposed: bool = False  # it has inputs as rows
-    in_turns: bool = False  # it has the first gate, its up, the next gate and so on
-    is_matrix: bool = False  # there is one expert, and no dimension of experts
+    is_transposed: bool = False  # its rows are inputs
+    in_turns: bool = False  # its order is: the first gate, its up, the next gate and so on
+    is_matrix: bool = False  # it has one expert, without a dimension for experts
 
 
 def joined(gate_up: str, down: str, *, bias: str = "", **form: bool) -> tuple[Joined, ...]:
@@ -48,22 +48,22 @@ class GgufArchitecture:
     hf_name: str  # in `architectures` of config.json
     model_type: str
     block: Mapping[str, str]  # modules of a block: GGUF's name -> Hugging Face's
-    tensors: Mapping[str, str] = field(default_factory=dict)  # of a block, whose last part changes, too
+    tensors: Mapping[str, str] = field(default_factory=dict)  # tensors of a block whose last part changes, too
     joined: tuple[Joined, ...] = ()
-    interleaved: bool = False  # rows of q and k are in pairs of the rotary embedding
-    norm_shift: float = 0.0  # to be added to the weights of every norm
-    layer_norm: str = ""  # where norms take the mean off: what config.json calls their epsilon
-    factors: tuple[str, ...] = ()  # tensors that the config takes
-    own_keys: tuple[str, ...] = ()  # of those that make another network of others
-    by_layer: bool = False  # there are numbers of KV heads, or widths of MLPs, for each layer, which the family reads
-    outside: Mapping[str, str] = field(default_factory=lambda: OUTSIDE)  # modules that are in no block
-    layers: str = LAYERS  # what a layer's name begins with in Hugging Face's checkpoints
+    interleaved: bool = False  # rows of q and k are ordered by pairs of the rotary embedding
+    norm_shift: float = 0.0  # added to the weights of every norm
+    layer_norm: str = ""  # the config.json key of the epsilon, if norms subtract the mean
+    factors: tuple[str, ...] = ()  # tensors that belong to the config
+    own_keys: tuple[str, ...] = ()  # those of them that change the network
+    by_layer: bool = False  # each layer may have its own number of KV heads or MLP width; the family reads them
+    outside: Mapping[str, str] = field(default_factory=lambda: OUTSIDE)  # modules outside of blocks
+    layers: str = LAYERS  # prefix of a layer's name in Hugging Face's checkpoints
     tiled_heads: bool = False  # value heads of delta nets: the first of every key head, then the second of each
-    drops_drafting: bool = False  # the last blocks draft tokens, and are left out
-    has_mtp: bool = False  # but for one alone, which checkpoints have under names of its own
+    drops_drafting: bool = False  # the last blocks draft tokens and are left out
+    has_mtp: bool = False  # except for this one, which has its own names in checkpoints
 
     def to_hf(self, name: str) -> str:
-        """Hugging Face's name of a tensor; one that is not known here stays as it is, and has no place in the plan."""
+        """Hugging Face's name of a tensor; an unknown tensor keeps its name and has no place in the plan."""
         module, _, suffix = name.rpartition(".")
         if module in self.outside:
             return f"{self.outside[module]}.{suffix}"
@@ -75,7 +75,7 @@ class GgufArchitecture:
         return f"{self.layers}.{found[1]}.{self.block[found[2]]}.{found[3]}"
 
     def joined_of(self, name: str) -> tuple[Joined, list[str]] | None:
-        """How a tensor of Hugging Face's is made of several, and their names."""
+        """How a Hugging Face tensor is joined from several, and their names."""
         found = LAYER.fullmatch(name)
         for joined in self.joined:
             if found is not None and found[2] == joined.tensor:
@@ -91,7 +91,7 @@ class GgufArchitecture:
         return next((joined.tensor for joined in self.joined if name in joined.parts), self.tensors.get(name))
 
     def to_gguf(self, name: str) -> str:
-        """The inverse of `to_hf`; of tensors that are one, the first."""
+        """The inverse of `to_hf`; for joined tensors, the first one."""
         if joined := self.joined_of(name):
             return joined[1][0]
         module, _, suffix = EXPERT.sub("*", name).rpartition(".")

@@ -1,8 +1,8 @@
-"""The architectures of llama.cpp's that are read.
+"""The supported architectures of llama.cpp.
 
-The one place of GGUF's tensor names is `tensor_names.py`. To add an architecture: name it here; what its config needs
-beyond the common keys is in `families.py`, `mixtures.py` and `hybrids.py`. Source: llama.cpp,
-`gguf-py/gguf/tensor_mapping.py`, and its converters in `conversion/`.
+All GGUF tensor names are in `tensor_names.py`. To add an architecture, add it here; its config keys beyond the common
+ones go to `families.py`, `mixtures.py` or `hybrids.py`. Source: llama.cpp, `gguf-py/gguf/tensor_mapping.py`, and its
+converters in `conversion/`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ ROUTER_KEYS = (*EXPERT_KEYS, "{}.expert_gating_func", "{}.expert_weights_scale",
 MULTIPLIERS = ("{}.attention.scale", "{}.embedding_scale", "{}.residual_scale", "{}.logit_scale")
 ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
-# Tensors with those of all experts
+# Tensors that contain those of all experts
 EXPERTS_IN_TWO = joined("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 ALL = (
     GgufArchitecture("llama", "LlamaForCausalLM", "llama", NORMS | ATTENTION | MLP, interleaved=True,
@@ -105,7 +105,7 @@ ALL = (
                      layer_norm="norm_eps", norm_shift=-1.0),
     GgufArchitecture("mistral3", "Ministral3ForCausalLM", "ministral3", NORMS | ATTENTION | MLP, interleaved=True,
                      own_keys=("{}.rope.scaling.yarn_log_multiplier",)),
-    # InternLM 2: its queries, keys and values are apart, so that it is a Llama
+    # InternLM 2: its queries, keys and values are separate, so it is a Llama
     GgufArchitecture("internlm2", "LlamaForCausalLM", "llama", NORMS | ATTENTION | MLP, interleaved=True),
     GgufArchitecture("hunyuan-dense", "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense",
                      NORMS | ATTENTION | TURNED_NORMS | MLP),
@@ -141,7 +141,7 @@ ALL = (
     GgufArchitecture("hunyuan-moe", "HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe",
                      NORMS | ATTENTION | TURNED_NORMS | EXPERTS | {"ffn_gate_inp": "mlp.gate.wg"} | SHARED_MLP,
                      own_keys=EXPERT_KEYS),
-    # Qwen3-Next is the network of Qwen3.5 with experts, whose checkpoints have these tensors, too
+    # Qwen3-Next is the network of Qwen3.5 with experts; its checkpoints have these tensors, too
     GgufArchitecture("qwen3next", "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text",
                      QWEN35 | NEXT_DELTA_NET | SHARED_EXPERT | {"ffn_gate_inp": "mlp.gate"}, DELTA_TENSORS,
                      EXPERTS_IN_TWO, norm_shift=-1.0, own_keys=EXPERT_KEYS),
@@ -221,6 +221,6 @@ def gguf_architecture(name: object, num_experts: object, tensors: Collection[str
             f"{', '.join(sorted(ARCHITECTURES))}"
         )
     if found.joined == EXPERTS_IN_TWO and any(tensor.endswith(FUSED_EXPERTS) for tensor in tensors):
-        gate_up, down = found.joined  # a converter may leave gate and up as one
+        gate_up, down = found.joined  # a converter may keep gate and up joined
         return replace(found, joined=(replace(gate_up, parts=(FUSED_EXPERTS,)), down))
     return found

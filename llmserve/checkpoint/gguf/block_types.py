@@ -1,7 +1,7 @@
-"""How ggml stores numbers: each type is a block of so many elements, and one way to make float32 values of it.
+"""How ggml stores numbers: each type has blocks of a number of elements, and a conversion to float32.
 
 The layouts are those of ggml's `ggml-common.h`, the arithmetic and its order those of `dequantize_row_*` in
-`ggml-quants.c` without fused multiply-adds, so that the values are the same to the bit on every machine. Names of
+`ggml-quants.c` without fused multiply-adds, so that the values are bitwise identical on every machine. Names of
 fields follow ggml's: `d` is a scale, `m` or `dmin` an offset, `qs` the low bits, `qh` the high ones.
 """
 
@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-Blocks: TypeAlias = NDArray[Any]  # [blocks] of a type's layout
+Blocks: TypeAlias = NDArray[Any]  # [blocks] in a type's layout
 Values: TypeAlias = NDArray[np.float32]  # [blocks, elements]
 Bytes: TypeAlias = NDArray[np.uint8]
 SignedBytes: TypeAlias = NDArray[np.int8]
@@ -23,7 +23,7 @@ SignedBytes: TypeAlias = NDArray[np.int8]
 FOUR = np.uint8(4)
 TWICE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-SMALL, LARGE = 32, 256  # elements of a block: of the first types, and of those with a K
+SMALL, LARGE = 32, 256  # elements of a block: of the first types, and of K types
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class BlockType:
     name: str
     num_elements: int
     layout: np.dtype[Any]
-    expand: Callable[[Blocks], Values] | None = None  # None: the elements are numbers already
-    codes: Callable[[Blocks], Bytes] | None = None  # [blocks, elements], without the scales and minima of groups:
+    expand: Callable[[Blocks], Values] | None = None  # None: the elements already are numbers
+    codes: Callable[[Blocks], Bytes] | None = None  # [blocks, elements], before scales and minima of groups:
     items: Callable[[Blocks], Sequence[NDArray[Any]]] | None = None  # arrays [blocks], in the order of an engine file
-    integers: Callable[[Blocks], SignedBytes] | None = None  # where an element is one of these, times the block's `d`
+    integers: Callable[[Blocks], SignedBytes] | None = None  # if elements are these numbers, times the block's `d`
 
     @property
     def num_bytes(self) -> int:
@@ -42,7 +42,7 @@ class BlockType:
 
 
 def _halves(qs: Bytes) -> Bytes:
-    """[..., n] bytes -> [..., 2 n]: all low halves, then all high ones."""
+    """[..., n] bytes -> [..., 2 n]: all low halves, then all high halves."""
     return np.concatenate((qs & 0xF, qs >> 4), axis=-1)
 
 
@@ -52,7 +52,7 @@ def _bits(qh: Bytes) -> Bytes:
 
 
 def _column(scales: NDArray[Any]) -> Values:
-    """[blocks] or [blocks, groups] -> float32 with an axis more, for the elements."""
+    """[blocks] or [blocks, groups] -> float32 with one more axis, for the elements."""
     return scales.astype(np.float32)[..., np.newaxis]
 
 
@@ -97,7 +97,7 @@ def _scales_and_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
     """[blocks, 12] bytes -> two times [blocks, 8] numbers of six bits.
 
     The first four scales are the low bits of bytes 0 to 3, the first four minima those of 4 to 7. The others have their
-    low four bits in the halves of bytes 8 to 11, and their high two above those of the first.
+    low four bits in the halves of bytes 8 to 11, and their high two bits above those of the first four.
     """
     scales, minima, rest = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     return (
@@ -191,7 +191,7 @@ def _scales_and_minima_of_half_groups(blocks: Blocks) -> Sequence[NDArray[Any]]:
 
 
 def _three_bits_k(blocks: Blocks) -> Bytes:
-    """As `_two_bits_k`; bit i of 32 bytes is the highest of run i."""
+    """Like `_two_bits_k`; bit i of 32 more bytes is the highest bit of run i."""
     planes = np.arange(8, dtype=np.uint8)[:, np.newaxis]
     high = (blocks["hmask"][:, np.newaxis] >> planes & 1).reshape(-1, LARGE)
     codes: Bytes = _two_bits_k(blocks) | np.left_shift(high, np.uint8(2))
@@ -199,7 +199,7 @@ def _three_bits_k(blocks: Blocks) -> Bytes:
 
 
 def _scales_of_three_bits(blocks: Blocks) -> SignedBytes:
-    """[blocks, 16]: low four bits in the halves of eight bytes, high two in the quarters of the four behind them."""
+    """[blocks, 16]: low four bits in the halves of eight bytes, high two in the quarters of the next four."""
     low, high = _halves(blocks["scales"][:, :8]), blocks["scales"][:, 8:]
     quarters = (high[:, np.newaxis] >> np.arange(0, 8, 2, dtype=np.uint8)[:, np.newaxis] & 3).reshape(-1, 16)
     scales: SignedBytes = (low | np.left_shift(quarters, FOUR)).view(np.int8) - np.int8(32)
@@ -226,7 +226,7 @@ def _uneven_codes(blocks: Blocks) -> Bytes:
 
 
 def _uneven_scales(blocks: Blocks) -> SignedBytes:
-    """[blocks, 8]: low four bits in the halves of four bytes, high two in a number of sixteen bits."""
+    """[blocks, 8]: low four bits in the halves of four bytes, high two in a 16-bit number."""
     packed = blocks["scales_l"]
     low = np.stack((packed & 0xF, packed >> 4), axis=-1).reshape(-1, 8)
     high = (blocks["scales_h"][:, np.newaxis] >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8)
@@ -249,7 +249,7 @@ def _exponent(blocks: Blocks) -> Sequence[NDArray[Any]]:
 
 
 def _mxfp4(blocks: Blocks) -> Values:
-    """Numbers of four bits with an exponent: twice the number is in the table, so that it is half of a power of two."""
+    """Four-bit numbers with an exponent. The table has twice each number, so the scale is half of a power of two."""
     exponents = blocks["e"].astype(np.uint32)
     bits = np.where(exponents < 2, np.uint32(0x00200000) << exponents, (exponents - np.uint32(1)) << np.uint32(23))
     values: Values = bits.astype(np.uint32).view(np.float32)[:, np.newaxis] * TWICE_E2M1[_halves(blocks["qs"])]
@@ -261,7 +261,7 @@ def _layout(**fields: tuple[DTypeLike, int]) -> np.dtype[Any]:
 
 
 _HALF = ("<f2", 1)
-TYPES: Mapping[int, BlockType] = {  # by the number in the file
+TYPES: Mapping[int, BlockType] = {  # by the type's number in the file
     0: BlockType("F32", 1, np.dtype("<f4")),
     1: BlockType("F16", 1, np.dtype("<f2")),
     2: BlockType("Q4_0", SMALL, _layout(d=_HALF, qs=("u1", 16)),

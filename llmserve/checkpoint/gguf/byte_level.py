@@ -1,8 +1,8 @@
-"""`tokenizer.json` from a vocabulary of kind `gpt2`, byte-level BPE, or `gemma4`: the file has the merges.
+"""Makes `tokenizer.json` from a vocabulary of kind `gpt2` (byte-level BPE) or `gemma4`, with the file's merges.
 
-How a text is cut into words before the merges is not in the file, only a name for it (`tokenizer.ggml.pre`), which
-llama.cpp's converter gives after comparing the ids of a test text. The patterns are those of the models' own
-tokenizers.
+The file does not describe how text is split into words before the merges, but only names the rule
+(`tokenizer.ggml.pre`). llama.cpp's converter finds this name by comparing the ids of a test text. The patterns are
+those of the models' own tokenizers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 
 
 def _words(digits: str, after_signs: str = r"[\r\n]*") -> str:
-    """Llama 3's pattern, and with other runs of digits that of many since. `after_signs`: line ends that belong to
-    them."""
+    """Llama 3's pattern; many later models use it with other runs of digits. `after_signs`: line ends that follow
+    signs."""
     return rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+{after_signs}|{SPACES}"
 
 
 def _words_by_case(digits: str, ending: str) -> str:
-    """GPT-4o's pattern: a capital letter begins a word."""
+    """GPT-4o's pattern: a capital letter starts a word."""
     begin = r"[^\r\n\p{L}\p{N}]?"
     return (
         rf"{begin}[{UPPER}]*[{LOWER}]+{ending}|{begin}[{UPPER}]+[{LOWER}]*{ending}|{digits}"
@@ -41,12 +41,12 @@ def _words_by_case(digits: str, ending: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WordRule:
-    """How text becomes words."""
+    """How text is split into words."""
 
-    patterns: tuple[str, ...] = ()  # each cuts what the ones before it have left
+    patterns: tuple[str, ...] = ()  # each splits what the previous ones have left
     digits_apart: bool = False
-    then_gpt2: bool = False  # GPT-2's own pattern last
-    takes_whole_words: bool = False  # a word that is a token is not put together by merges
+    then_gpt2: bool = False  # whether GPT-2's own pattern comes last
+    takes_whole_words: bool = False  # whether a word that is a token is used without merges
     adds_bos: bool = False
     normalizer: Json | None = field(default=None)
 
@@ -54,7 +54,7 @@ class WordRule:
 LLAMA3 = WordRule((_words(r"\p{N}{1,3}"),), takes_whole_words=True, adds_bos=True)
 WORDS_OF_3_DIGITS = WordRule((_words(r"\p{N}{1,3}"),))
 QWEN2 = WordRule((_words(r"\p{N}"),), normalizer={"type": "NFC"})
-QWEN35 = WordRule(  # marks belong to letters
+QWEN35 = WordRule(  # marks belong to the preceding letters
     (_words(r"\p{N}").replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}"),),
     normalizer={"type": "NFC"},
 )
@@ -81,20 +81,20 @@ RULES: Mapping[str, WordRule] = {
 
 
 def word_rule(reader: MetadataReader) -> WordRule:
-    """By `tokenizer.ggml.pre`. One that is not known is a problem: other words give other ids."""
+    """The rule named by `tokenizer.ggml.pre`. An unknown name is a problem, because other words give other ids."""
     name = reader.text(PRE_KEY, "")
     if name in RULES:
         return RULES[name]
     given = f"{name!r} is not supported" if name else "is missing, as in files from before May 2024"
     reader.problems.append(
-        f"metadata {PRE_KEY}, which says how text is cut into words, {given}; supported: {', '.join(RULES)}. Or put "
-        "the model's own tokenizer.json and tokenizer_config.json beside the file, and build from the folder"
+        f"metadata {PRE_KEY}, the rule that splits text into words, {given}; supported: {', '.join(RULES)}. Or put "
+        "the model's own tokenizer.json and tokenizer_config.json next to the file, and build from the folder"
     )
     return DEFAULT
 
 
 def tokenizer_json(reader: MetadataReader, vocabulary: Vocabulary, rule: WordRule) -> Json:
-    """What the `tokenizers` library reads. Problems go to `reader`."""
+    """The file for the `tokenizers` library. Problems go to `reader`."""
     return {
         **_common(vocabulary),
         "normalizer": rule.normalizer,
@@ -105,7 +105,8 @@ def tokenizer_json(reader: MetadataReader, vocabulary: Vocabulary, rule: WordRul
 
 
 def gemma4_tokenizer_json(reader: MetadataReader, vocabulary: Vocabulary) -> Json:
-    """Of Gemma 4: merges of characters, with `▁` for spaces. What has no token is written in bytes. Lines are words."""
+    """For Gemma 4: merges of characters, with `▁` for spaces. Characters without a token become bytes. Lines are
+    words."""
     unknown = vocabulary.special.get("unk_token")
     model = {"byte_fallback": True, "fuse_unk": True, "unk_token": vocabulary.tokens[unknown] if unknown else None}
     return {
@@ -175,7 +176,7 @@ def _pre_tokenizer(rule: WordRule) -> Json:
 
 
 def _post_processor(vocabulary: Vocabulary) -> Json | None:
-    """Which special tokens stand around a text."""
+    """Which special tokens surround a text."""
     head = [vocabulary.special["bos_token"]] if vocabulary.adds_bos else []
     tail = [vocabulary.special["eos_token"]] if vocabulary.adds_eos else []
     if not head and not tail:
@@ -200,7 +201,7 @@ def _merges(reader: MetadataReader, ids: Mapping[str, int]) -> list[Sequence[str
         left = text[:1] + left
         if not (left in ids and right in ids and left + right in ids):
             reader.problems.append(
-                f"merge {text!r} (number {len(merges)} of {MERGES_KEY}) is of tokens that the vocabulary does not have"
+                f"merge {text!r} (number {len(merges)} of {MERGES_KEY}) has tokens that the vocabulary lacks"
             )
             break
         merges.append((left, right))

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file as the config.json that transformers would have for the same network."""
+"""Makes the config.json of transformers' equivalent network from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from llmserve.errors import Unsupported, raise_problems
 
 RMS_EPSILON = "{}.attention.layer_norm_rms_epsilon"
 OWN = {**families.OWN, **mixtures.OWN, **hybrids.OWN, **encoders.OWN}
-# What makes another network of one that we know, and the value that does not.
+# Metadata that changes a network, and the value that does not.
 NEUTRAL: Mapping[str, object] = {
-    "{}.expert_count": 0,  # of the architectures that have none
+    "{}.expert_count": 0,  # for architectures without one
     "{}.expert_gating_func": 1,  # softmax
     "{}.expert_group_count": 1,
     "{}.expert_weights_scale": 1.0,
@@ -34,7 +34,7 @@ NEUTRAL: Mapping[str, object] = {
 
 
 def config_of(file: Described) -> Config:
-    """Problems of single values go to the reader; Unsupported for a network that is none of ours."""
+    """Problems with single values go to the reader; raises Unsupported for an unknown network."""
     reader, shapes = file.reader, file.shapes
     _refuse_other_networks(reader, file.architecture.own_keys)
     hidden_size, num_heads = reader.integer("{}.embedding_length"), reader.integer("{}.attention.head_count")
@@ -63,7 +63,7 @@ def config_of(file: Described) -> Config:
 
 
 def _epsilon(file: Described) -> float:
-    """Converters of Nemotron-H call that of norms which keep the mean as that of others."""
+    """Converters of Nemotron-H write the epsilon of RMS norms under the key for norms that subtract the mean."""
     of_others = "{}.attention.layer_norm_epsilon"
     if file.architecture.layer_norm or (not file.reader.has(RMS_EPSILON) and file.reader.has(of_others)):
         return file.reader.positive(of_others)
@@ -71,7 +71,7 @@ def _epsilon(file: Described) -> float:
 
 
 def _mlp_size(file: Described) -> int:
-    """Where every layer has experts, the file may not say it."""
+    """The file may omit it if every layer has experts."""
     if file.architecture.by_layer and isinstance(file.reader.metadata.get(file.reader.key(MLP_SIZE)), np.ndarray):
         return 1
     inner = file.reader.metadata.get(file.reader.key("{}.expert_feed_forward_length"))
@@ -80,7 +80,7 @@ def _mlp_size(file: Described) -> int:
 
 def _refuse_other_networks(reader: MetadataReader, own_keys: Collection[str]) -> None:
     changed = [
-        f"{reader.key(key)} {value!r} makes it a network that is not supported"
+        f"{reader.key(key)} {value!r} is not supported: it changes the network"
         for key, neutral in NEUTRAL.items()
         if key not in own_keys
         if isinstance(value := reader.metadata.get(reader.key(key), neutral), np.ndarray) or value != neutral
@@ -89,16 +89,16 @@ def _refuse_other_networks(reader: MetadataReader, own_keys: Collection[str]) ->
 
 
 def _rope_scaling(reader: MetadataReader) -> Config | None:
-    """By type and factor; scaling by factors of their own is the architecture's.
+    """By type and factor; the architecture handles scaling by separate factors.
 
-    `yarn_attn_factor` says nothing: converters write vLLM's attn_factor or transformers' attention_factor there, and
+    `yarn_attn_factor` is ignored: converters write vLLM's attn_factor or transformers' attention_factor there, and
     llama.cpp reads neither.
     """
     kind = reader.text("{}.rope.scaling.type", "none")
     if kind in ("none", "longrope"):
         if not reader.has("{}.rope.scale_linear"):
             return None
-        linear = reader.positive("{}.rope.scale_linear")  # files of 2023
+        linear = reader.positive("{}.rope.scale_linear")  # files from 2023
         return None if linear == 1.0 else {"rope_type": "linear", "factor": linear}
     if kind not in ("linear", "yarn"):
         reader.problems.append(f"{reader.key('{}.rope.scaling.type')} {kind!r} is not supported")

@@ -1,4 +1,4 @@
-"""Reading little-endian values one after the other, from bytes that may end too early or lie about what follows."""
+"""Reads little-endian values from bytes that may end too early or contain false lengths."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import struct
 from llmserve.errors import CheckpointError
 
 UINT32, UINT64 = struct.Struct("<I"), struct.Struct("<Q")
-MAX_STRINGS = 1 << 21  # of the whole header; the largest vocabularies have half a million tokens and merges
+MAX_STRINGS = 1 << 21  # in the whole header; the largest vocabularies have half a million tokens and merges
 
 
 class Cursor:
-    """`limit` is where the header must have ended; it bounds what any length in it can claim."""
+    """`limit` is the latest end of the header; it bounds all lengths in it."""
 
     def __init__(self, data: mmap.mmap, limit: int) -> None:
         self._data = data
@@ -27,7 +27,7 @@ class Cursor:
     def bytes(self, count: int) -> bytes:
         if count > self.remaining:
             raise CheckpointError(
-                f"{count} bytes are claimed at byte {self.position}, but the header can have {self.remaining} more: "
+                f"byte {self.position} claims {count} more bytes, but the header can only have {self.remaining}: "
                 "the file is cut short or damaged"
             )
         start = self.position
@@ -46,12 +46,11 @@ class Cursor:
         return int(self.unpack(UINT64))
 
     def count(self, what: str, smallest: int, most: int) -> int:
-        """How many follow, each of `smallest` bytes or more."""
+        """The number of items that follow, each at least `smallest` bytes long."""
         count = self.uint64()
         if count > most or count * smallest > self.remaining:
             raise CheckpointError(
-                f"{count} {what} are claimed at byte {self.position}, which is more than the header can have: the file "
-                "is damaged"
+                f"byte {self.position} claims {count} {what}, more than the header can have: the file is damaged"
             )
         return count
 
@@ -59,7 +58,7 @@ class Cursor:
         return self.texts(1)[0]
 
     def texts(self, count: int) -> list[str]:
-        """Vocabularies have hundreds of thousands: this is the one loop of a header that takes time."""
+        """Vocabularies have hundreds of thousands, so this is the only slow loop of a header."""
         self._num_strings += count
         if self._num_strings > MAX_STRINGS:
             raise CheckpointError(f"the header has more than {MAX_STRINGS} strings: the file is damaged")
@@ -71,10 +70,10 @@ class Cursor:
                 position = start + unpack(data, position)[0]
                 if position > limit:
                     self.position = start
-                    self.bytes(position - start)  # says what is wrong
+                    self.bytes(position - start)  # raises an error that says what is wrong
                 found.append(data[start:position].decode("utf-8"))
         except struct.error:
-            raise CheckpointError(f"a string begins at byte {position}, where the file ends: it is cut short") from None
+            raise CheckpointError(f"the file is cut short at byte {position}, where a string begins") from None
         except UnicodeDecodeError as error:
             raise CheckpointError(f"the string before byte {position} is not UTF-8: {error.reason}") from error
         self.position = position

@@ -1,4 +1,4 @@
-"""What the config of a network is made from: the metadata of a GGUF file, and the shapes of its tensors."""
+"""The sources of a network's config: the metadata of a GGUF file, and the shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Config: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a config is made from."""
+    """The sources of a config."""
 
     reader: MetadataReader
     architecture: GgufArchitecture
-    shapes: Mapping[str, tuple[int, ...]]  # of the tensors, by GGUF's names
-    factors: Mapping[str, Tensor]  # the architecture's `factors`, as far as the file has them
+    shapes: Mapping[str, tuple[int, ...]]  # shapes of the tensors, by GGUF's names
+    factors: Mapping[str, Tensor]  # the architecture's `factors` that the file has
 
     def has_bias(self, name: str) -> bool:
-        """Of a module of the first block."""
+        """Whether a module of the first block has a bias."""
         return f"blk.0.{name}.bias" in self.shapes
 
     def experts(self, count: str, used: str = "num_experts_per_tok") -> Config:
-        """How many experts a layer has and a token uses, by the config's names of both."""
+        """The numbers of experts per layer and per token, under the config's names."""
         keys = {count: "{}.expert_count", used: "{}.expert_used_count"}
         return {name: self.reader.integer(key) for name, key in keys.items()}

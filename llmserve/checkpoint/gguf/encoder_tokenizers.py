@@ -1,6 +1,7 @@
-"""`tokenizer.json` of encoders, from a vocabulary of kind `bert` (word pieces) or `t5` (pieces with probabilities).
+"""Makes an encoder's `tokenizer.json` from a vocabulary of kind `bert` (word pieces) or `t5` (pieces with
+probabilities).
 
-llama.cpp's converter writes `▁` before pieces that begin a word, in place of `##` before those that do not.
+llama.cpp's converter writes `▁` before pieces that begin a word, instead of `##` before other pieces.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ LOWERCASE, STRIP_ACCENTS = "tokenizer.ggml.normalizer.lowercase", "tokenizer.ggm
 CHARSMAP, TRIMS = "tokenizer.ggml.precompiled_charsmap", "tokenizer.ggml.remove_extra_whitespaces"
 ADDS_SPACE = "tokenizer.ggml.add_space_prefix"
 CONTINUES, LONGEST_WORD = "##", 100
-# of what stands around texts: keys, the misspelled one as llama.cpp has it; and how the token is written otherwise
+# tokens around texts: keys, misspelled as in llama.cpp; and the token's usual text
 FIRST = (("tokenizer.ggml.cls_token_id", "tokenizer.ggml.bos_token_id"), ("[CLS]", "<s>"))
 LAST = (("tokenizer.ggml.seperator_token_id", "tokenizer.ggml.eos_token_id"), ("[SEP]", "</s>"))
 UNKNOWN = (("tokenizer.ggml.unknown_token_id",), ("[UNK]", "<unk>"))
 
 
 def encoder_tokenizer_json(reader: MetadataReader, vocabulary: Vocabulary, kind: str) -> Json:
-    """What the `tokenizers` library reads. Problems go to `reader`."""
+    """The file for the `tokenizers` library. Problems go to `reader`."""
     tokens = [_spelling(text, of) if kind == WORD_PIECES else text for text, of in _typed(vocabulary)]
     if len(set(tokens)) < len(tokens):
         reader.problems.append(f"its vocabulary has pieces that differ only in {SPACE}")
@@ -70,7 +71,7 @@ def _special(reader: MetadataReader, vocabulary: Vocabulary, keys: tuple[str, ..
             return token
     named = [token for token, text in vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN).items() if text in texts]
     if not named:
-        reader.problems.append(f"its vocabulary names no {texts[0]} (metadata {keys[0]})")
+        reader.problems.append(f"its vocabulary does not name {texts[0]} (metadata {keys[0]} is missing)")
     return named[0] if named else 0
 
 
@@ -90,7 +91,7 @@ def _pieces(scores: list[float], tokens: list[str], unknown: int) -> Json:
 
 
 def _bert_normalizer(reader: MetadataReader, vocabulary: Vocabulary) -> Json:
-    """A vocabulary without capital letters is of small ones only, where the file does not say it."""
+    """If the file does not say it, a vocabulary without capital letters implies lowercasing."""
     words = (text for text, kind in _typed(vocabulary) if kind == TokenType.NORMAL and text[:2] != f"{SPACE}[")
     lowercase = reader.flag(LOWERCASE, not any(text != text.lower() for text in words))
     return {
@@ -103,7 +104,7 @@ def _bert_normalizer(reader: MetadataReader, vocabulary: Vocabulary) -> Json:
 
 
 def _charsmap(reader: MetadataReader) -> Json | None:
-    """sentencepiece's table of characters and what becomes of them."""
+    """sentencepiece's table of character replacements."""
     stored = reader.metadata.get(CHARSMAP)
     if stored is None:
         return None
@@ -123,14 +124,14 @@ def _metaspace(*, prepends: bool = True) -> Json:
 
 
 def _spaces(reader: MetadataReader) -> Json:
-    """Words by themselves, where spaces between them count as one."""
+    """Split at spaces; consecutive spaces count as one."""
     space = _metaspace(prepends=reader.flag(ADDS_SPACE, True))
     words = [{"type": "WhitespaceSplit"}] if reader.flag(TRIMS, False) else []
     return {"type": "Sequence", "pretokenizers": [*words, space]}
 
 
 def _around(tokens: list[str], first: int, last: int, *, is_bert: bool) -> Json:
-    """The second text of a pair is of another type in BERT, and has one more token before it in others."""
+    """In BERT, the second text of a pair has another type; in others, one more token precedes it."""
 
     def special(token: int, type_id: int = 0) -> Json:
         return {"SpecialToken": {"id": tokens[token], "type_id": type_id}}

@@ -1,4 +1,4 @@
-"""Networks that make embeddings or scores: what a GGUF file says of an encoder, and how texts are pooled."""
+"""Networks that produce embeddings or scores: an encoder's metadata in a GGUF file, and how texts are pooled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCORER = ("cls.weight", "cls.output.weight")
 
 
 def _bert(file: Described, config: Config) -> Config:
-    """Also RoBERTa and XLM-R, of whose positions a converter leaves out the first rows. It names no activation."""
+    """Also RoBERTa and XLM-R; converters omit the first rows of their positions. The metadata has no activation."""
     reader, shapes = file.reader, file.shapes
     if reader.flag(CAUSAL, False):
         reader.problems.append(f"{reader.key(CAUSAL)} must be false")
@@ -30,21 +30,21 @@ def _bert(file: Described, config: Config) -> Config:
         return own
     if missing := [name for name in SCORER if name not in shapes]:
         reader.problems.append(
-            f"{reader.key(POOLING_KEY)} says that it scores pairs of texts, but it has no tensor "
+            f"{reader.key(POOLING_KEY)} makes it score pairs of texts, but it has no tensor "
             f"{' and '.join(missing)}: converters leave out the pooler of BERT; build from the original folder"
         )
     return own | {"architectures": [f"Bert{TASK}"], "num_labels": shapes.get(SCORER[1], (1,))[0]}
 
 
 def scored(file: Described) -> Config:
-    """Of a language model that scores pairs by two answers: as Qwen3-Reranker is converted."""
+    """A language model that scores pairs by two answers, as converted from Qwen3-Reranker."""
     if file.reader.integer(POOLING_KEY, NO_POOLING, minimum=0) != RANK or file.reader.architecture in OWN:
         return {}
     return {"architectures": [file.architecture.hf_name.replace("ForCausalLM", TASK)], "num_labels": 1}
 
 
 def pooling_files(reader: MetadataReader, tensors: Collection[str]) -> dict[str, bytes]:
-    """sentence-transformers' files, by llama.cpp's rules: embeddings have a length of one."""
+    """sentence-transformers' files, by llama.cpp's rules: embeddings are normalized."""
     kind = reader.integer(POOLING_KEY, NO_POOLING, minimum=0)
     if kind == NO_POOLING or (kind == RANK and reader.architecture in OWN):
         return {}

@@ -1,4 +1,4 @@
-"""What config.json says of a dense family beside the common keys, from the metadata of a GGUF file."""
+"""The config.json keys of dense families beyond the common ones, from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ WINDOWS = "{}.attention.sliding_window_pattern"
 GEMMA_SCALE_BY_WIDTH = {
     "gemma2": 46,
     "gemma3": 62,
-}  # layers of the 27B models, whose attention is scaled by another rule
+}  # layers of the 27B models, which scale attention by another rule
 GEMMA3_PATTERN = 6
 BIASED = {"attention_bias": "attn_q", "mlp_bias": "ffn_down"}
 
 
 def require_whole_heads(reader: MetadataReader, config: Config) -> None:
-    """Every element of a head is turned."""
+    """Require that rotary embeddings cover whole heads."""
     if reader.integer("{}.rope.dimension_count", config["head_dim"]) != config["head_dim"]:
         reader.problems.append(
-            f"{reader.key('{}.rope.dimension_count')} must be the head size ({config['head_dim']}): heads that are "
-            "rotated in part are not supported"
+            f"{reader.key('{}.rope.dimension_count')} must be the head size ({config['head_dim']}): partly "
+            "rotated heads are not supported"
         )
 
 
 def _frequency_factors(file: Described, config: Config) -> Config:
-    """`rope_freqs`, in which a converter has put Llama 3's scaling: LongRoPE with one set of factors says the same."""
+    """`rope_freqs`, where converters store Llama 3's scaling; LongRoPE with one set of factors is equivalent."""
     if ROPE_FREQS not in file.factors:
         return {}
     divisors = _divisors(file.factors[ROPE_FREQS])
@@ -53,11 +53,11 @@ def _frequency_factors(file: Described, config: Config) -> Config:
 
 
 def _divisors(factors: Tensor) -> list[float]:
-    return [float(str(factor)) for factor in factors.astype(np.float32)]  # the shortest number that is this float32
+    return [float(str(factor)) for factor in factors.astype(np.float32)]  # the shortest decimal for this float32
 
 
 def _llama(file: Described, config: Config) -> Config:
-    """Mistral, where it has a window; Mixtral, where it has experts, whose weights llama.cpp always renormalizes."""
+    """Mistral if it has a window; Mixtral if it has experts, whose weights llama.cpp always renormalizes."""
     require_whole_heads(file.reader, config)
     own = _frequency_factors(file, config)
     window = file.reader.integer("{}.attention.sliding_window", 0, minimum=0)
@@ -77,7 +77,7 @@ def qwen2(file: Described, config: Config) -> Config:
     window = file.reader.integer("{}.attention.sliding_window", 0, minimum=0)
     if 0 < window < config["max_position_embeddings"]:
         file.reader.problems.append(
-            f"{file.reader.key('{}.attention.sliding_window')} is {window}: which layers have it, the file does not say"
+            f"{file.reader.key('{}.attention.sliding_window')} is {window}, but the file does not name its layers"
         )
     return _frequency_factors(file, config)
 
@@ -113,7 +113,7 @@ def _gemma3(file: Described, config: Config) -> Config:
         own["final_logit_softcapping"] = file.reader.positive("{}.final_logit_softcapping")
     window = file.reader.integer("{}.attention.sliding_window", 0, minimum=0)
     if not window:
-        return own | {"sliding_window_pattern": 1}  # every layer sees everything
+        return own | {"sliding_window_pattern": 1}  # every layer has full attention
     pattern = file.reader.integer("{}.attention.sliding_window_pattern", GEMMA3_PATTERN)
     return own | {"sliding_window": window, "sliding_window_pattern": pattern}
 
@@ -139,7 +139,7 @@ def phi3(file: Described, config: Config) -> Config:
 
 
 def biased(file: Described, config: Config) -> Config:
-    """Biases by the tensors that there are."""
+    """Biases, according to the tensors in the file."""
     require_whole_heads(file.reader, config)
     return _frequency_factors(file, config) | {
         "attention_bias": file.has_bias("attn_q"),
@@ -160,7 +160,7 @@ def granite(file: Described, config: Config) -> Config:
 
 
 def _windows_by_layer(file: Described, config: Config) -> Config:
-    """The window, and the type of each layer by a list of flags."""
+    """The window, and the type of each layer from a list of flags."""
     window = file.reader.integer("{}.attention.sliding_window", 0, minimum=0)
     slides = flags_of_layers(file.reader, WINDOWS, config["num_hidden_layers"])
     types = ["sliding_attention" if slide and window else "full_attention" for slide in slides]
@@ -168,7 +168,7 @@ def _windows_by_layer(file: Described, config: Config) -> Config:
 
 
 def flags_of_layers(reader: MetadataReader, key: str, count: int) -> list[bool]:
-    """One for each layer; all false where the file has none."""
+    """One flag per layer; all false if the file has none."""
     none = [False] * min(count, MAX_LAYERS)
     flags = reader.metadata.get(reader.key(key), np.array(none))
     if not isinstance(flags, np.ndarray) or flags.dtype != bool or len(flags) != count:
@@ -178,7 +178,7 @@ def flags_of_layers(reader: MetadataReader, key: str, count: int) -> list[bool]:
 
 
 def _olmo2(file: Described, config: Config) -> Config:
-    """OLMo 3, where it has a window."""
+    """OLMo 3 if it has a window."""
     require_whole_heads(file.reader, config)
     own = _windows_by_layer(file, config)
     olmo3 = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}
@@ -196,7 +196,7 @@ def part_of_heads(file: Described, config: Config) -> Config:
 
 
 def _cohere2(file: Described, config: Config) -> Config:
-    """Every fourth layer sees everything, in llama.cpp as in the published models."""
+    """Every fourth layer has full attention, as in llama.cpp and the published models."""
     require_whole_heads(file.reader, config)
     return {
         "logit_scale": file.reader.positive("{}.logit_scale"),
@@ -225,7 +225,7 @@ def _nemotron(file: Described, config: Config) -> Config:
 
 
 def _mistral3(file: Described, config: Config) -> Config:
-    """Mistral Small, where nothing grows with the position."""
+    """Mistral Small if nothing grows with the position."""
     reader = file.reader
     require_whole_heads(reader, config)
     if not reader.has("{}.attention.temperature_scale"):
@@ -243,7 +243,7 @@ def _gemma1(file: Described, config: Config) -> Config:
 
 
 def _glm4(file: Described, config: Config) -> Config:
-    """Converters order the queries and keys of GLM-4.1V and 4.6V otherwise."""
+    """Converters order the queries and keys of GLM-4.1V and 4.6V differently."""
     if file.reader.has(sections := "{}.rope.dimension_sections"):
         file.reader.problems.append(f"metadata {file.reader.key(sections)}: language models of GLM-V are not supported")
     return part_of_heads(file, config) | {"attention_bias": file.has_bias("attn_q")}
@@ -262,7 +262,7 @@ def lfm2(file: Described, config: Config) -> Config:
         "conv_L_cache": file.reader.integer("{}.shortconv.l_cache"),
         "conv_bias": any(name.endswith("shortconv.conv.bias") for name in file.shapes),
         "norm_eps": config["rms_norm_eps"],
-        "block_auto_adjust_ff_dim": False,  # it is done
+        "block_auto_adjust_ff_dim": False,  # the converter has applied it
     }
 
 

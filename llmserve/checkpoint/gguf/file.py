@@ -1,4 +1,4 @@
-"""A GGUF file or its parts as a checkpoint: config, tokenizer and tensors under the names of Hugging Face."""
+"""A GGUF file, or its parts, as a checkpoint: config, tokenizer and tensors under Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from llmserve.errors import CheckpointError, Unsupported, raise_problems
 
 MAX_FACTORS = 1 << 16
 MAX_EXPERTS = 10_000
-SCORE, YES_AND_NO = "score.weight", (0, 1)  # of two answers
+SCORE, YES_AND_NO = "score.weight", (0, 1)  # names of the two answers
 ROW = "moe_statics.e_score_correction_bias"
 ID_KEYS = {f"{name}_id": SPECIAL_KEYS[name] for name in ("bos_token", "eos_token", "pad_token")}
 
@@ -37,7 +37,7 @@ ID_KEYS = {f"{name}_id": SPECIAL_KEYS[name] for name in ("bos_token", "eos_token
 class GgufFile:
     """Opening reads and checks the whole header, of every part; the data is mapped into memory.
 
-    `with_tokenizer` False: the tokenizer comes from elsewhere, and that of the file may be of any kind.
+    `with_tokenizer` False: the tokenizer comes from elsewhere, and the file's tokenizer may be of any kind.
     """
 
     def __init__(self, path: Path, *, with_tokenizer: bool = True) -> None:
@@ -65,7 +65,7 @@ class GgufFile:
 
     @property
     def rounded_shares(self) -> Mapping[str, float]:
-        """Which part of the numbers is in which of ggml's types that round."""
+        """The share of numbers in each of ggml's quantized types."""
         counted: Counter[str] = Counter()
         for tensor in self._stored.values():
             counted[tensor.kind.name if tensor.kind.expand else ""] += math.prod(tensor.shape)
@@ -90,7 +90,7 @@ class GgufFile:
         return ReorderedRows(rows, pair_order(stored.shape[0], head_dim, head_dim))
 
     def _joined(self, name: str) -> JoinedRows | JoinedMatrices | None:
-        """None for one tensor, and where parts are missing or do not fit: the shape is that of the first then."""
+        """None for a single tensor. If parts are missing or do not fit, the shape is that of the first part."""
         if (found := self._architecture.joined_of(name)) is None:
             return None
         joined, parts = found[0], [self._stored.get(part) for part in found[1]]
@@ -117,20 +117,20 @@ class GgufFile:
             elif name in self._stored:
                 reader.problems.append(f"tensor {name} has the shape {list(shapes[name])}")
         reader.problems += [
-            f"tensor {name} has a name that no GGUF file has; convert the original model with llama.cpp"
+            f"tensor {name} has a name that GGUF files do not use; convert the original model with llama.cpp"
             for name in shapes
             if not self._architecture.knows(name)
         ]
         if "token_embd.weight" not in shapes:
             reader.problems.append("it has no tensor token_embd.weight")
         config = config_of(Described(reader, self._architecture, shapes, factors))
-        # null where there is none: transformers has defaults of its own for some families
+        # null if missing, since transformers has its own defaults for some families
         return config | {
             name: reader.integer(key, minimum=0) if reader.has(key) else None for name, key in ID_KEYS.items()
         }
 
     def _wanted(self) -> list[str]:
-        """Tensors, without those that are part of the config, and of blocks that draft tokens."""
+        """Tensors without those that belong to the config, and without blocks that draft tokens."""
         wanted = [name for name in self._stored if name not in self._architecture.factors]
         if not self._architecture.drops_drafting:
             return wanted
@@ -139,7 +139,7 @@ class GgufFile:
         return [name for name, found in blocks if not found or int(found[1]) < count]
 
     def _drafting_names(self, reader: MetadataReader) -> dict[str, str]:
-        """What names of the block that drafts begin with, as if it were one of the network's, and their own."""
+        """The prefix of the drafting block's tensors if it were part of the network, and its own prefix."""
         if not self._architecture.has_mtp or reader.integer("{}.nextn_predict_layers", 0, minimum=0) != 1:
             return {}
         block = f"{LAYERS}.{self.config['num_hidden_layers']}."
@@ -155,7 +155,7 @@ class GgufFile:
         return next((own + name.removeprefix(place) for place, own in found), name)
 
     def _hf_names(self, stored_name: str) -> list[str]:
-        """One, or one for each expert."""
+        """The tensor's name, or one name for each expert."""
         name = self._published(self._architecture.to_hf(stored_name))
         if f".{BOTH_GATES}." in stored_name:
             return [name.replace("in_proj_ba", f"in_proj_{gate}") for gate in "ba"]
@@ -163,13 +163,14 @@ class GgufFile:
         return [name.replace("*", str(expert)) for expert in range(count)] or [name]
 
     def _has_experts(self, stored_name: str) -> bool:
-        """Or norms of heads. One that claims to have them and cannot keeps a name that has no place in the plan."""
+        """True for experts or norms of heads. A tensor that cannot have them keeps a name without a place in the
+        plan."""
         shape, name = self._stored[stored_name].shape, self._architecture.to_hf(stored_name)
         return "*" in name and len(shape) == 3 - (".norms." in name) and shape[0] <= MAX_EXPERTS
 
     def _shape(self, stored_name: str) -> tuple[int, ...]:
-        """Of each tensor that it is: converters leave out the one row of a shared expert's gate, and of ERNIE's
-        correction, and the one channel of a convolution."""
+        """The shape of each tensor that it contains. Converters omit the only row of a shared expert's gate and of
+        ERNIE's correction, and the only channel of a convolution."""
         shape, name_of_hf = self._stored[stored_name].shape, self._architecture.to_hf(stored_name)
         if self._has_experts(stored_name):
             return shape[1:]

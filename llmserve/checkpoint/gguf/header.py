@@ -1,4 +1,4 @@
-"""The header of a GGUF file: metadata, and where which tensor lies. All of it is checked before a weight is read.
+"""The header of a GGUF file: metadata and the tensors' places. All of it is checked before a weight is read.
 
 Layout: "GGUF", version, number of tensors, number of metadata entries, the entries, the tensors' descriptions, padding
 to `general.alignment`, data. Offsets count from the start of the data, and are multiples of the alignment.
@@ -27,8 +27,8 @@ Metadata: TypeAlias = Mapping[str, Scalar | list[str] | NDArray[Any]]
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
-MAX_HEADER_BYTES = 1 << 28  # real ones have up to 20 MB, nearly all of it the tokenizer
-MAX_ENTRIES = 1 << 16  # of the metadata, and tensors
+MAX_HEADER_BYTES = 1 << 28  # real headers have up to 20 MB, nearly all of it the tokenizer
+MAX_ENTRIES = 1 << 16  # number of metadata entries, and of tensors
 MAX_KEY_BYTES = (1 << 16) - 1
 MAX_RANK = 4
 MAX_LISTED = 20
@@ -52,10 +52,10 @@ FLOAT32 = 6
 
 @dataclass(frozen=True, slots=True)
 class StoredBlocks:
-    """A tensor as the file has it."""
+    """A tensor in the file's own format."""
 
     kind: BlockType
-    shape: tuple[int, ...]  # rows first, as everywhere but in the file
+    shape: tuple[int, ...]  # rows first; the file has the reverse order
     offset: int  # from the start of the file
     num_bytes: int
     part: int = 0  # which of the checkpoint's files has it
@@ -69,7 +69,7 @@ class Header:
 
 
 def read_header(data: mmap.mmap) -> Header:
-    """Raises CheckpointError, without the file's name, when anything in it is wrong."""
+    """Raises CheckpointError, without the file's name, if anything in it is wrong."""
     cursor = Cursor(data, min(len(data), MAX_HEADER_BYTES))
     version = _read_version(cursor)
     num_tensors = cursor.count("tensors", 24, MAX_ENTRIES)
@@ -82,7 +82,7 @@ def read_header(data: mmap.mmap) -> Header:
     for name, (type_id, shape, offset) in described.items():
         kind = TYPES.get(type_id)
         if kind is None:
-            continue  # reported above, with others of its type
+            continue  # reported above, with other tensors of its type
         if found := _shape_problem(kind, shape):
             problems.append(f"tensor {name} {found}")
             continue
@@ -100,14 +100,14 @@ def _read_version(cursor: Cursor) -> int:
     if magic != MAGIC:
         raise CheckpointError(f"it begins with {magic!r} instead of {MAGIC!r}: it is not a GGUF file")
     version = cursor.uint32()
-    if version and version & 0xFFFF == 0:  # the bytes of a small number in the other order
+    if version and version & 0xFFFF == 0:  # a small number's bytes in reverse order
         raise CheckpointError(
             "it was written for big-endian machines; convert it with `gguf-convert-endian FILE little` of the gguf "
             "package, or download the little-endian file"
         )
     if version not in VERSIONS:
         raise CheckpointError(
-            f"it has version {version} of the format; versions {' and '.join(map(str, VERSIONS))} can be read: convert "
+            f"it has format version {version}, but only {' and '.join(map(str, VERSIONS))} are supported; convert "
             "the original model again with a current llama.cpp"
         )
     return version
@@ -140,7 +140,7 @@ def _read_value(cursor: Cursor, kind: int) -> Scalar | list[str] | NDArray[Any]:
         if value not in (0, 1):
             raise CheckpointError(f"{value} is not a boolean: the file is damaged")
         return bool(value)
-    # the shortest number that is this float32: what the converter was given (1e-05, not 9.999999747378752e-06)
+    # the shortest decimal for this float32, which the converter was given (1e-05, not 9.999999747378752e-06)
     return float(str(np.float32(value))) if kind == FLOAT32 else value
 
 
@@ -149,7 +149,7 @@ def _read_array(cursor: Cursor) -> list[str] | NDArray[Any]:
     if kind == STRING:
         return cursor.texts(cursor.count("strings", 8, MAX_STRINGS))
     if kind not in NUMBERS:
-        raise CheckpointError(f"it is an array of type {kind}, which cannot be read; arrays have numbers or strings")
+        raise CheckpointError(f"it is an array of type {kind}, which is not supported; use numbers or strings")
     layout = NUMBERS[kind]
     count = cursor.count("numbers", layout.size, MAX_HEADER_BYTES)
     dtype = np.dtype(np.bool_) if kind == BOOL else np.dtype(layout.format)
@@ -163,7 +163,7 @@ def _read_descriptions(cursor: Cursor, count: int) -> dict[str, tuple[int, tuple
         name = cursor.text()
         rank = cursor.uint32()
         if not 1 <= rank <= MAX_RANK:
-            raise CheckpointError(f"tensor {reprlib.repr(name)} has {rank} dimensions; 1 to {MAX_RANK} are possible")
+            raise CheckpointError(f"tensor {reprlib.repr(name)} has {rank} dimensions; 1 to {MAX_RANK} are allowed")
         if name in described:
             raise CheckpointError(f"tensor {reprlib.repr(name)} appears twice")
         shape = tuple(cursor.uint64() for _ in range(rank))[::-1]
@@ -172,7 +172,7 @@ def _read_descriptions(cursor: Cursor, count: int) -> dict[str, tuple[int, tuple
 
 
 def _alignment(metadata: Metadata) -> int:
-    """A power of two, at least 8: so every number of the data lies where a processor reads it at once."""
+    """A power of two, at least 8, so that every number is aligned for the processor."""
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
         raise CheckpointError(f"general.alignment must be a power of two and at least 8, got {alignment!r}")
@@ -193,13 +193,13 @@ def _shape_problem(kind: BlockType, shape: tuple[int, ...]) -> str:
 
 
 def _unsupported_types(types: Mapping[str, int]) -> list[str]:
-    """One problem for each type that cannot be read."""
+    """One problem for each unsupported type."""
     problems = []
     for type_id in sorted(set(types.values()) - TYPES.keys()):
         names = [name for name, each in types.items() if each == type_id]
         tensors = f"tensor {names[0]} has" if len(names) == 1 else f"tensor {names[0]} and {len(names) - 1} more have"
         problems.append(
-            f"{tensors} the type {type_name(type_id)}, which is not supported; supported: {SUPPORTED}. Take a file of "
+            f"{tensors} the type {type_name(type_id)}, which is not supported; supported: {SUPPORTED}. Use a file of "
             "the model in one of these, such as Q4_K_M, Q8_0 or F16"
         )
     return problems

@@ -1,4 +1,4 @@
-"""What config.json says of a network whose layers differ, or have a state, from the metadata of a GGUF file."""
+"""The config.json keys of networks with a state or with different layers, from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from llmserve.checkpoint.gguf.mixtures import routed
 from llmserve.checkpoint.gguf.tensor_names import ROPE_FREQS
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
-UNTURNED = 1e30  # or more divides a frequency of which nothing is left
-OLD_JOINED = "ssm_in.weight"  # queries, keys, values and gates of Qwen3-Next in one
+UNTURNED = 1e30  # a factor of this size or more leaves nothing of a frequency
+OLD_JOINED = "ssm_in.weight"  # Qwen3-Next's joined queries, keys, values and gates
 TURNS, STATEFUL = "{}.rope.scaling.finetuned", "{}.attention.recurrent_layers"
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Of layers with a state."""
+    """The keys of layers with a state."""
 
     inner: int
     heads: int
@@ -62,10 +62,10 @@ def _ends(file: Described, name: str) -> bool:
 
 
 def _one_of(reader: MetadataReader, key: str, counts: Sequence[int]) -> int:
-    """The number that some layers have; the others have none."""
+    """The number that some layers have; the other layers have 0."""
     found = sorted({*counts} - {0})
     if len(found) != 1:
-        reader.problems.append(f"{reader.key(key)} must be one number, or 0 for layers without")
+        reader.problems.append(f"{reader.key(key)} must be one number, or 0 for layers without it")
     return max((1, *found))
 
 
@@ -85,7 +85,7 @@ def _mamba(file: Described, hidden_size: int) -> Config:
 
 
 def _granite_hybrid(file: Described, config: Config) -> Config:
-    """Layers without KV heads are Mamba's."""
+    """Layers without KV heads are Mamba layers."""
     reader = file.reader
     counts = reader.counts(KV_HEADS, config["num_hidden_layers"])
     if reader.flag(TURNS, True) and 0 in counts:
@@ -107,11 +107,11 @@ def _granite_hybrid(file: Described, config: Config) -> Config:
 
 
 def _falcon_h1(file: Described, config: Config) -> Config:
-    """Multipliers are part of the weights. llama.cpp norms behind the gate."""
+    """Weights include the multipliers. llama.cpp norms after the gate."""
     reader = file.reader
     require_whole_heads(reader, config)
     if config["tie_word_embeddings"]:
-        reader.problems.append("it has no tensor output.weight: a head that is the embedding has lost its multiplier")
+        reader.problems.append("it has no tensor output.weight: a head tied to the embedding has lost its multiplier")
     return _mamba(file, config["hidden_size"]) | {
         "attention_bias": file.has_bias("attn_q"),
         "mlp_bias": file.has_bias("ffn_down"),
@@ -124,13 +124,13 @@ def _falcon_h1(file: Described, config: Config) -> Config:
 
 
 def _nemotron_h(file: Described, config: Config) -> Config:
-    """A layer with KV heads is attention, one with a width is an MLP, or experts, and others are Mamba's."""
+    """Layers with KV heads are attention, those with a width are an MLP or experts, and others are Mamba layers."""
     reader, mlp = file.reader, "E" if file.architecture.name.endswith("moe") else "-"
     num_drafting = reader.integer("{}.nextn_predict_layers", 0, minimum=0) if file.architecture.drops_drafting else 0
     count = max(1, config["num_hidden_layers"] - num_drafting)
     heads, widths = (reader.counts(key, config["num_hidden_layers"])[:count] for key in (KV_HEADS, MLP_SIZE))
     if any(map(min, heads, widths)):
-        reader.problems.append(f"{reader.key(KV_HEADS)} and {reader.key(MLP_SIZE)} must not both be for one layer")
+        reader.problems.append(f"{reader.key(KV_HEADS)} and {reader.key(MLP_SIZE)} must not both be set for one layer")
     kinds = ["*" if kv_heads else mlp if width else "M" for kv_heads, width in zip(heads, widths, strict=True)]
     scan = _scan(reader)
     return {
@@ -161,7 +161,7 @@ def _nemotron_h_moe(file: Described, config: Config) -> Config:
 
 
 def _qwen35(file: Described, config: Config) -> Config:
-    """The last blocks draft tokens. Every fourth layer has attention, where the file does not say it."""
+    """The last blocks draft tokens. By default, every fourth layer has attention."""
     reader = file.reader
     count = max(1, config["num_hidden_layers"] - reader.integer("{}.nextn_predict_layers", 0, minimum=0))
     interval = reader.integer("{}.full_attention_interval", 4)
@@ -197,7 +197,7 @@ def _qwen35_moe(file: Described, config: Config) -> Config:
 def _qwen3_next(file: Described, config: Config) -> Config:
     if _ends(file, OLD_JOINED):
         file.reader.problems.append(
-            f"it has {OLD_JOINED}, as llama.cpp's converter wrote it before 2026; convert the original model again"
+            f"it has {OLD_JOINED}, which llama.cpp's converter wrote before 2026; convert the original model again"
         )
     return _qwen35_moe(file, config)
 
@@ -213,7 +213,7 @@ def _gemma4(file: Described, config: Config) -> Config:
     head_dim = reader.integer("{}.attention.key_length_swa")
     for key, size in (("{}.attention.value_length_swa", head_dim), ("{}.rope.dimension_count_swa", head_dim)):
         if reader.integer(key, size) != size:
-            reader.problems.append(f"{reader.key(key)} must be that of the keys ({size})")
+            reader.problems.append(f"{reader.key(key)} must be the keys' size ({size})")
     require_whole_heads(reader, config)
     own: Config = {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -248,7 +248,7 @@ def _gemma4(file: Described, config: Config) -> Config:
 
 
 def _widths(reader: MetadataReader, count: int) -> list[int]:
-    """Of MLPs: those of the last layers may be twice as wide, which the plan checks."""
+    """Widths of MLPs: the last layers may be twice as wide, which the plan checks."""
     found = [max(1, width) for width in reader.counts(MLP_SIZE, count)]
     if found[-1] not in (found[0], 2 * found[0]):
         reader.problems.append(f"{reader.key(MLP_SIZE)} must be one number, or twice as much for the last layers")
@@ -263,7 +263,7 @@ def _of_kind(reader: MetadataReader, kv_heads: Sequence[int], slides: Sequence[b
 
 
 def _gemma4_ropes(file: Described, config: Config, full: int) -> Config:
-    """`rope_freqs` says which pairs of heads without a window are turned: the first ones."""
+    """`rope_freqs` says which pairs of heads without a window are rotated: the first ones."""
     reader, divisors = file.reader, file.factors.get(ROPE_FREQS)
     turned = 0
     if divisors is None:
@@ -283,7 +283,7 @@ def _gemma4_ropes(file: Described, config: Config, full: int) -> Config:
 
 
 def _gemma3n(file: Described, config: Config) -> Config:
-    """Older files lack windows and the layers that borrow; they are of the published models."""
+    """Older files lack windows and the number of layers that share caches; those of the published models are used."""
     reader, count = file.reader, config["num_hidden_layers"]
     usual = [(layer + 1) % 5 != 0 for layer in range(min(count, MAX_LAYERS))]
     slides = flags_of_layers(reader, WINDOWS, count) if reader.has(WINDOWS) else usual
@@ -313,7 +313,7 @@ def _gemma3n(file: Described, config: Config) -> Config:
 
 
 def _shares(reader: MetadataReader, count: int) -> list[float] | None:
-    """Of gates that do not pass, from standard deviations in float32; None: the usual ones."""
+    """Shares of gates that do not pass, from standard deviations in float32; None: the usual ones."""
     key = "{}.activation_sparsity_scale"
     scales = reader.metadata.get(reader.key(key))
     if scales is None:

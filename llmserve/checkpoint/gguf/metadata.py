@@ -1,4 +1,4 @@
-"""Typed access to the metadata of a GGUF file. A bad value is recorded and replaced by a harmless one."""
+"""Typed access to the metadata of a GGUF file. A bad value is reported and replaced by a harmless one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_LAYERS = 10_000
 
 
 class MetadataReader:
-    """`architecture` stands for the `{}` in keys."""
+    """`architecture` replaces `{}` in keys."""
 
     def __init__(self, metadata: Metadata, architecture: str) -> None:
         self.metadata = metadata
@@ -35,7 +35,7 @@ class MetadataReader:
         return minimum
 
     def counts(self, key: str, length: int) -> list[int]:
-        """For each layer; the file may have one number for all."""
+        """A number for each layer; the file may have one number for all."""
         value, length = self.metadata.get(self.key(key)), min(length, MAX_LAYERS)
         found = np.full(length, value) if type(value) is int else value
         if isinstance(found, np.ndarray) and found.dtype.kind in "iu" and found.shape == (length,):

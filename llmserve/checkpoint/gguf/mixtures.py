@@ -1,4 +1,4 @@
-"""What config.json says of a mixture of experts beside the common keys, from the metadata of a GGUF file."""
+"""The config.json keys of mixtures of experts beyond the common ones, from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PHIMOE_SCALE = 1.243163121016122
 
 
 def _experts(file: Described, config: Config, *, renormalize: bool = False) -> Config:
-    """`renormalize`: what llama.cpp does where the file does not say it."""
+    """`renormalize`: llama.cpp's behaviour if the file does not say."""
     reader = file.reader
     inner = file.shapes.get("blk.0.ffn_gate_exps.weight", (0, 0))[1:2] or (0,)
     return qwen2(file, config) | {
@@ -46,7 +46,7 @@ def _qwen3_moe(file: Described, config: Config) -> Config:
 
 
 def routed(file: Described) -> Config:
-    """Of a mixture whose router weighs by sigmoids, and chooses among groups."""
+    """For mixtures whose router weighs by sigmoids and chooses among groups."""
     reader = file.reader
     if reader.integer("{}.expert_gating_func", 2, minimum=0) not in (0, 2):
         reader.problems.append(f"{reader.key('{}.expert_gating_func')} must be 2, sigmoid")
@@ -61,7 +61,7 @@ def routed(file: Described) -> Config:
 
 
 def _routed(file: Described) -> Config:
-    """What DeepSeek's keys say beside."""
+    """DeepSeek's additional keys."""
     return routed(file) | {
         "n_shared_experts": file.reader.integer("{}.expert_shared_count", 0, minimum=0),
         "first_k_dense_replace": file.reader.integer("{}.leading_dense_block_count", 0, minimum=0),
@@ -121,7 +121,7 @@ def _granite_moe(file: Described, config: Config) -> Config:
 
 
 def _gpt_oss(file: Described, config: Config) -> Config:
-    """Windows alternate, as in the published models."""
+    """Every second layer has a window, as in the published models."""
     reader = file.reader
     require_whole_heads(reader, config)
     scaling = config.get("rope_scaling")
@@ -135,8 +135,8 @@ def _gpt_oss(file: Described, config: Config) -> Config:
 
 
 def _llama4(file: Described, config: Config) -> Config:
-    """What llama.cpp takes for granted, as in the published models: stretches, layers that are not turned, and how
-    queries grow. Of 128 experts, heads are not normed (Maverick)."""
+    """llama.cpp's constants, as in the published models: the stretch of frequencies, layers without rotation, and how
+    queries grow. With 128 experts (Maverick), heads are not normed."""
     reader = file.reader
     for key, known in (("{}.attention.sliding_window", CHUNK), (WINDOWS, UNTURNED_INTERVAL)):
         if reader.integer(key, known, minimum=0) != known:
@@ -155,7 +155,7 @@ def _llama4(file: Described, config: Config) -> Config:
 
 
 def _phimoe(file: Described, config: Config) -> Config:
-    """What cosines and sines are multiplied with is that of Phi-3.5-MoE: a converter writes the factor of Phi-3."""
+    """The factor of cosines and sines is Phi-3.5-MoE's, because converters write Phi-3's."""
     own = phi3(file, config)
     if "rope_scaling" in own:
         own["rope_scaling"] = {
@@ -171,7 +171,7 @@ def _phimoe(file: Described, config: Config) -> Config:
 
 
 def _lfm2_moe(file: Described, config: Config) -> Config:
-    """llama.cpp always renormalizes the weights, and has no factor of them."""
+    """llama.cpp always renormalizes the weights, and has no factor for them."""
     reader = file.reader
     if reader.integer("{}.expert_gating_func", 2, minimum=0) != 2:
         reader.problems.append(f"{reader.key('{}.expert_gating_func')} must be 2, sigmoid")

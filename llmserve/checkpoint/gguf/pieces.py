@@ -1,8 +1,8 @@
-"""`tokenizer.model` from a vocabulary of kind `llama`: the sentencepiece model that it was made from, made again.
+"""Makes `tokenizer.model` from a vocabulary of kind `llama`: restores the sentencepiece model that it came from.
 
-A GGUF file keeps pieces, scores and kinds, which is all that encoding depends on, but for two switches of the
-normalizer. The message is sentencepiece's `ModelProto` (sentencepiece_model.proto). It is written here, field by field:
-the generated code that newer sentencepiece packages have for it refuses the protobuf that tritonclient asks for.
+A GGUF file keeps pieces, scores and kinds, which determine the encoding together with two switches of the normalizer.
+The message is sentencepiece's `ModelProto` (sentencepiece_model.proto). It is written field by field, because the
+generated code in newer sentencepiece packages refuses the protobuf version that tritonclient requires.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def tokenizer_model(reader: MetadataReader, vocabulary: Vocabulary) -> bytes:
 
 
 def _types(reader: MetadataReader, vocabulary: Vocabulary) -> list[int]:
-    """Sentencepiece wants one unknown token, and all bytes or none.
+    """Sentencepiece requires one unknown token, and either all bytes or none.
 
-    Some converters call it a control token, and what only fills the vocabulary unknown.
+    Some converters mark it as a control token, and mark padding of the vocabulary as unknown.
     """
     types = list(vocabulary.types)
     unknown = vocabulary.special.get(
@@ -60,7 +60,7 @@ def _types(reader: MetadataReader, vocabulary: Vocabulary) -> list[int]:
     types = [TokenType.UNUSED if kind == TokenType.UNKNOWN else kind for kind in types]
     types[unknown] = TokenType.UNKNOWN
     if types.count(TokenType.BYTE) not in (0, NUM_BYTES):
-        reader.problems.append(f"its vocabulary has {types.count(TokenType.BYTE)} of {NUM_BYTES} bytes")
+        reader.problems.append(f"its vocabulary has only {types.count(TokenType.BYTE)} of the {NUM_BYTES} bytes")
     return types
 
 
@@ -74,7 +74,7 @@ def _varint(value: int) -> bytes:
 
 
 def _sevens(value: int) -> Iterator[int]:
-    """The lowest seven bits first; all but the last with the eighth bit set."""
+    """Groups of seven bits, the lowest first; all bytes but the last have the eighth bit set."""
     while value > 0x7F:
         yield value & 0x7F | 0x80
         value >>= 7

@@ -1,4 +1,4 @@
-"""A tensor of a GGUF file whose rows are expanded when they are asked for."""
+"""A tensor of a GGUF file whose rows are expanded when they are requested."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmserve.checkpoint.stored_tensor import STRIP_ELEMENTS, Tensor
 
 @dataclass(frozen=True, slots=True)
 class JoinedRows:
-    """Tensors [experts, rows, ...] as one, whose rows come one after the other or, `in_turns`, alternate."""
+    """Tensors [experts, rows, ...] joined into one; their rows are consecutive or, `in_turns`, alternate."""
 
     parts: Sequence[ExpandedRows]
     is_transposed: bool
@@ -39,11 +39,11 @@ class JoinedRows:
         return joined.swapaxes(1, 2) if self.is_transposed and joined.ndim == 3 else joined
 
     def matrix_rows(self, rows: slice, /) -> Tensor:
-        """Of the matrices of all experts, one below the other, with outputs as rows. Nothing else is expanded."""
+        """Rows of all experts' stacked matrices, with outputs as rows. Only these are expanded."""
         return self._merged(rows, ExpandedRows.rows_at)
 
     def blocks(self, rows: slice, /) -> BlockRows | None:
-        """Likewise."""
+        """The same, as blocks."""
         kind = self.parts[0].kind
         if len({part.kind.name for part in self.parts}) > 1 or len(self.parts[0].shape) != 3 or kind.expand is None:
             return None
@@ -51,7 +51,7 @@ class JoinedRows:
         return BlockRows(kind, packed.view(kind.layout).reshape(len(packed), -1), np.ones(len(packed), np.float32))
 
     def _merged(self, rows: slice, read: Callable[[ExpandedRows, NDArray[np.intp]], Tensor]) -> Tensor:
-        """`read` returns rows of a part, by their places among those of all experts there."""
+        """`read` returns rows of a part, by their places in that part's stacked matrices."""
         height = self.parts[0].shape[1]
         expert, row = np.divmod(np.arange(rows.start, rows.stop), height * len(self.parts))
         if self.in_turns:
@@ -68,7 +68,7 @@ class JoinedRows:
 
 @dataclass(frozen=True, slots=True)
 class JoinedMatrices:
-    """Matrices as one, one below the other."""
+    """Stacked matrices as one."""
 
     parts: Sequence[ExpandedRows]
 
@@ -102,7 +102,7 @@ class JoinedMatrices:
 
 @dataclass(frozen=True, slots=True)
 class ExpandedRows:
-    """`shift` undoes what a converter did: it is added."""
+    """`shift` is added, which reverses a converter's change."""
 
     packed: NDArray[np.uint8]  # a view of the file
     kind: BlockType
@@ -110,8 +110,8 @@ class ExpandedRows:
     shift: float = 0.0
 
     def __getitem__(self, rows: slice, /) -> Tensor:
-        """In float32, or in the file's own type where that is a float; then a view of the file, if it can be one."""
-        if len(self.shape) == 1:  # its blocks are not those of a row
+        """In float32, or in the file's own float type; then it is a view of the file if possible."""
+        if len(self.shape) == 1:  # its blocks are not parts of one row
             return self._expand(self.packed)[rows]
         return self._expand(self._chosen(rows)).reshape(-1, *self.shape[1:])
 
@@ -129,30 +129,30 @@ class ExpandedRows:
         return BlockRows(self.kind, found, np.ones(len(found), np.float32))
 
     def rows_at(self, places: NDArray[np.intp]) -> Tensor:
-        """Of all experts' matrices, one below the other; numbers, where each expert has a row."""
+        """Rows of all experts' stacked matrices; numbers, if each expert has a single row."""
         if len(self.shape) < 3:
             return self[:].reshape(-1)[places]
         return self._expand(self.packed_rows[places].reshape(-1)).reshape(-1, self.shape[-1])
 
     @property
     def packed_rows(self) -> NDArray[np.uint8]:
-        """Bytes of all experts' matrices, one below the other."""
+        """Bytes of rows of all experts' stacked matrices."""
         return self.packed.reshape(math.prod(self.shape[:-1]), -1)
 
     def _chosen(self, rows: slice) -> NDArray[np.uint8]:
-        """Bytes of rows of more than one element."""
+        """Bytes of rows with more than one element."""
         row_bytes = self.shape[-1] // self.kind.num_elements * self.kind.num_bytes
         return self.packed.reshape(*self.shape[:-1], row_bytes)[rows].reshape(-1)
 
     def _expand(self, packed: NDArray[np.uint8]) -> Tensor:
-        """Bytes of whole blocks to their elements."""
+        """Expand the bytes of whole blocks to elements."""
         blocks: Tensor = packed.view(self.kind.layout)
         expand = self.kind.expand
         if expand is None:
             return blocks.astype(np.float32) + np.float32(self.shift) if self.shift else blocks
         values = np.empty((len(blocks), self.kind.num_elements), np.float32)
         strip = max(1, STRIP_ELEMENTS // self.kind.num_elements)
-        with np.errstate(invalid="ignore", over="ignore"):  # reported where the values are used
+        with np.errstate(invalid="ignore", over="ignore"):  # reported when the values are used
             for start in range(0, len(blocks), strip):
                 values[start : start + strip] = expand(blocks[start : start + strip])
         if self.shift:

@@ -1,7 +1,7 @@
-"""Tensors of layers with a state, as they were before llama.cpp's converter: what it did is undone as they are read.
+"""Tensors of layers with a state, with the changes of llama.cpp's converter reversed as they are read.
 
-Mamba and delta nets have the logarithm of a decay, where a file has minus the decay. llama.cpp's delta nets of Qwen3.5
-have the first value head of every key head, then the second of each; here those of a key head stand together.
+Mamba and delta nets have the logarithm of a decay; a file has minus the decay. In llama.cpp's files, Qwen3.5's delta
+nets have the first value head of every key head, then the second of each; here, value heads of a key head are adjacent.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from llmserve.checkpoint.rearranged import ReorderedRows
 from llmserve.checkpoint.stored_tensor import Rows, Tensor
 
 DECAY = ".A_log"
-CONVOLUTIONS = (".conv.conv.weight", ".conv1d.weight")  # of each column by itself, which has no channels
-FLAT = (".ssm_a", ".ssm_d", ".ssm_norm.weight")  # of which llama.cpp has columns, or groups
+CONVOLUTIONS = (".conv.conv.weight", ".conv1d.weight")  # one for each column, without channels
+FLAT = (".ssm_a", ".ssm_d", ".ssm_norm.weight")  # llama.cpp stores columns of these, or groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class LogDecay:
     source: Rows
 
     def __getitem__(self, rows: slice, /) -> Tensor:
-        """No number where the file has none: the plan says so, with the tensor's name."""
+        """Not a finite number if the file's is invalid; the plan then reports the tensor's name."""
         with np.errstate(invalid="ignore", divide="ignore"):
             found: Tensor = np.log(-self.source[rows].astype(np.float64)).astype(np.float32)
         return found
@@ -38,7 +38,7 @@ class LogDecay:
 
 @dataclass(frozen=True, slots=True)
 class ReorderedColumns:
-    """Column i is column `order[i]` of `source`, in runs of `run` that stay together."""
+    """Column i is column `order[i]` of `source`; runs of `run` columns stay together."""
 
     source: ExpandedRows
     order: NDArray[np.intp]
@@ -49,14 +49,14 @@ class ReorderedColumns:
         return found
 
     def blocks(self, rows: slice, /) -> BlockRows | None:
-        """None where a block of the file has columns of several runs."""
+        """None if a block of the file has columns of several runs."""
         size = self.source.kind.num_elements
         found = None if self.run % size else self.source.blocks(rows)
         return found and replace(found, blocks=found.blocks[:, self.order[::size] // size])
 
 
 def restored(architecture: GgufArchitecture, name: str, rows: ExpandedRows, config: Mapping[str, Any]) -> Rows:
-    """`rows` are those of the tensor that Hugging Face calls `name`."""
+    """`rows` are rows of the tensor that Hugging Face calls `name`."""
     if ".linear_attn." in name:
         return _of_delta_net(architecture, name, rows, config)
     return LogDecay(rows) if name.endswith(DECAY) else rows
@@ -85,6 +85,6 @@ def _of_delta_net(architecture: GgufArchitecture, name: str, rows: ExpandedRows,
 
 
 def _tiled(num_heads: int, num_key_heads: int, size: int) -> NDArray[np.intp]:
-    """Where the file has the elements of value heads."""
+    """The places of value heads' elements in the file."""
     heads = np.arange(num_heads * size).reshape(num_heads // num_key_heads, num_key_heads, size)
     return heads.swapaxes(0, 1).reshape(-1)

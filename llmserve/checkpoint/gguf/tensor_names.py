@@ -1,4 +1,4 @@
-"""GGUF's names of modules and tensors of a block, and those that Hugging Face's checkpoints have for them."""
+"""GGUF's names of modules and block tensors, and their names in Hugging Face's checkpoints."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LFM2 = {
     **{f"shortconv.{name}": f"conv.{name}" for name in ("conv", "in_proj", "out_proj")},
 }
 
-# One tensor has those of all experts, or heads: `*` stands for their numbers.
+# One tensor contains those of all experts or heads; `*` stands for their numbers.
 EXPERTS = {f"ffn_{name}_exps": f"mlp.experts.*.{name}_proj" for name in ("gate", "up", "down")} | {
     "ffn_gate_inp": "mlp.gate"
 }
@@ -72,7 +72,7 @@ CORRECTION, CORRECTED = "exp_probs_b.bias", "e_score_correction_bias"
 DRAFTING = {f"nextn.{name}": name for name in ("eh_proj", "embed_tokens", "enorm", "hnorm")} | {
     f"nextn.shared_head_{name}": f"shared_head.{name}" for name in ("head", "norm")
 }
-MTP_LAYER = "mtp.layers.0"  # of Qwen3.5: the block that drafts, but for what is in it only
+MTP_LAYER = "mtp.layers.0"  # Qwen3.5's drafting block, but only the tensors outside of its layer
 MTP = {
     "eh_proj": "mtp.fc",
     "enorm": "mtp.pre_fc_norm_embedding",
@@ -80,7 +80,7 @@ MTP = {
     "shared_head.norm": "mtp.norm",
 }
 
-# Of layers with a state: Mamba's, by the module that they are in; and delta nets
+# Layers with a state: Mamba's, by their module; and delta nets
 MAMBA_PARTS = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm", "ssm_out": "out_proj"}
 MAMBA = {name: f"mamba.{module}" for name, module in MAMBA_PARTS.items()}
 MAMBA_TENSORS = {"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"}
@@ -109,7 +109,7 @@ DELTA_NET = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
-BOTH_GATES = "ssm_ba"  # of Qwen3-Next: two of DELTA_NET's, key head by key head
+BOTH_GATES = "ssm_ba"  # Qwen3-Next: joins two of DELTA_NET's, key head by key head
 NEXT_DELTA_NET = {name: hf for name, hf in DELTA_NET.items() if hf[-2:] not in ("_a", "_b")} | {
     BOTH_GATES: "linear_attn.in_proj_ba"
 }
@@ -151,7 +151,7 @@ GEMMA3N = {
     "laurel_post_norm": "laurel.post_laurel_norm",
 }
 GEMMA3N_TENSORS = {"altup_correct_scale.weight": "altup.correct_output_scale"}
-GEMMA3N_OUTSIDE = GEMMA4_OUTSIDE | {  # of all streams but the first
+GEMMA3N_OUTSIDE = GEMMA4_OUTSIDE | {  # of all streams except the first
     "altup_proj": "model.altup_projections.*",
     "altup_unembd_proj": "model.altup_unembed_projections.*",
 }
@@ -174,7 +174,7 @@ BERT_OUTSIDE = {
     "cls.output": "classifier",
 }
 
-# They are part of the config: each divides a frequency of the rotary embedding.
+# These belong to the config: each divides a frequency of the rotary embedding.
 ROPE_FREQS = "rope_freqs.weight"
 FUSED_EXPERTS = "ffn_gate_up_exps.weight"
 

@@ -1,4 +1,4 @@
-"""The text files of a Hugging Face folder, from the metadata of a GGUF file: tokenizer, chat template, end tokens."""
+"""Makes the text files of a Hugging Face folder from a GGUF file's metadata: tokenizer, chat template, end tokens."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ BYTE_LEVEL, PIECES, CHARACTERS, NONE = "gpt2", "llama", "gemma4", ("none", "no_v
 TEMPLATE_KEY = "tokenizer.chat_template"
 TOOL_USE = "tool_use"  # the name of a template for conversations with tools
 PIECES_CLASS = "LlamaTokenizer"
-SAMPLING = {  # what generation_config.json calls keys behind general.sampling
+SAMPLING = {  # generation_config.json's names of keys after general.sampling
     "temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "repetition_penalty": "penalty_repeat",
 }  # fmt: skip
-# Phi-3's special tokens take white space behind them along, but for these; a GGUF file does not say it
+# Phi-3's special tokens, except these, remove following white space; a GGUF file does not say so
 WITHOUT_STRIP = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def text_files(reader: MetadataReader, num_rows: int) -> dict[str, bytes]:
-    """Contents by name; none where the file has no tokenizer. Problems go to `reader`."""
+    """Contents by name; None if the file has no tokenizer. Problems go to `reader`."""
     kind = reader.text(MODEL_KEY, NONE[0])
     if kind in NONE:
         return {}
@@ -48,7 +48,7 @@ def text_files(reader: MetadataReader, num_rows: int) -> dict[str, bytes]:
         return files | _settings(reader, vocabulary, "PreTrainedTokenizerFast")
     reader.problems.append(
         f"metadata {MODEL_KEY}: tokenizers of kind {kind!r} are not supported; supported: "
-        f"{', '.join((BYTE_LEVEL, PIECES, CHARACTERS, *ENCODERS))}. Or put the model's own tokenizer files beside the "
+        f"{', '.join((BYTE_LEVEL, PIECES, CHARACTERS, *ENCODERS))}. Or put the model's own tokenizer files next to the "
         "file, and build from the folder"
     )
     return {}

@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file: tokens with their kinds and scores, and which of them begin and end a text."""
+"""The vocabulary of a GGUF file: tokens with types and scores, and which of them begin and end a text."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ SPECIAL_KEYS = {
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-# Tokens that end an answer in every model that has them, as in llama.cpp. Files name one of them, and often not that of
-# a turn or of a call; and some converters took them for tokens that users have added.
+# Tokens that end an answer in every model that has them, as in llama.cpp. Files often do not name the end token of a
+# turn or of a call; and some converters marked these as user-defined tokens.
 END_TEXTS = frozenset((
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
     "<|return|>", "<|call|>", "<turn|>", "<eos>", "<|tool_response>",
 ))  # fmt: skip
-ENDS_A_MESSAGE = "<|end|>"  # and no answer, where a vocabulary has the other two: gpt-oss's thoughts end with it
+ENDS_A_MESSAGE = "<|end|>"  # ends no answer if the vocabulary has the other two: gpt-oss's thoughts end with it
 HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))
-MAX_NAMED = 5  # of a kind, in a message
+MAX_NAMED = 5  # named in a message
 
 
 class TokenType(IntEnum):
@@ -47,7 +47,7 @@ class Vocabulary:
     tokens: list[str]  # by id
     types: list[int]
     scores: NDArray[np.float32]
-    special: Mapping[str, int]  # bos_token, eos_token, unk_token, pad_token, as far as the file names them
+    special: Mapping[str, int]  # bos_token, eos_token, unk_token, pad_token, if the file names them
     end_ids: tuple[int, ...]  # the file's own end token first
     adds_bos: bool
     adds_eos: bool
@@ -57,17 +57,17 @@ class Vocabulary:
 
 
 def read_vocabulary(reader: MetadataReader, num_rows: int, *, adds_bos: bool) -> Vocabulary:
-    """`num_rows` of the embedding bound the ids. `adds_bos` where the file does not say it. Problems go to `reader`."""
+    """`num_rows` of the embedding limits the ids. `adds_bos` is the default. Problems go to `reader`."""
     tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(reader.texts("tokenizer.ggml.tokens") or [""])]
     if len(tokens) > num_rows:
-        reader.problems.append(f"its vocabulary has {len(tokens)} tokens, its embedding {num_rows} rows")
+        reader.problems.append(f"its vocabulary has {len(tokens)} tokens, but its embedding {num_rows} rows")
     if len(set(tokens)) != len(tokens):
         reader.problems.append(f"tokens appear twice in its vocabulary: {_some(_repeated(tokens))}")
     types = _per_token(reader, "tokenizer.ggml.token_type", "integers", len(tokens), int(TokenType.NORMAL)).tolist()
     if unknown := sorted(set(types) - set(TokenType)):
-        reader.problems.append(f"tokens have types that are not known: {', '.join(map(str, unknown[:MAX_NAMED]))}")
+        reader.problems.append(f"tokens have unknown types: {', '.join(map(str, unknown[:MAX_NAMED]))}")
         known = set(TokenType)
-        types = [kind if kind in known else TokenType.NORMAL for kind in types]  # so that the rest can be looked at
+        types = [kind if kind in known else TokenType.NORMAL for kind in types]  # so that the rest can be checked
     scores = _per_token(reader, "tokenizer.ggml.scores", "numbers", len(tokens), 0.0).astype(np.float32)
     special = {name: _token_id(reader, key, len(tokens)) for name, key in SPECIAL_KEYS.items() if reader.has(key)}
     named = [_token_id(reader, key, len(tokens)) for key in END_KEYS if reader.has(key)]
@@ -101,7 +101,7 @@ def _per_token(reader: MetadataReader, key: str, what: str, count: int, default:
 def _token_id(reader: MetadataReader, key: str, num_tokens: int) -> int:
     token = reader.integer(key, minimum=0)
     if token >= num_tokens:
-        reader.problems.append(f"metadata {key} is {token}, which is not a token of a vocabulary of {num_tokens}")
+        reader.problems.append(f"metadata {key} is {token}, but its vocabulary has only {num_tokens} tokens")
         return 0
     return token
 

@@ -97,7 +97,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda a: (a / "adapter_config.json").unlink(), "adapter_config.json is missing"),
     "no weights": (lambda a: (a / "adapter_model.safetensors").unlink(), "adapter_model.safetensors is missing"),
     "a pickle": (lambda a: (a / "adapter_model.safetensors").rename(a / "adapter_model.bin"), "safe_serialization"),
-    "half a pair": (tensors(lambda t: t.pop(A)), "one of the two matrices"),
+    "half a pair": (tensors(lambda t: t.pop(A)), "only one of LoRA's two matrices"),
     "NaN": (tensors(lambda t: t[A].fill(np.nan)), "NaN or infinite"),
     "integers": (tensors(lambda t: t.update({A: t[A].astype(np.int32)})), "has dtype int32"),
     "another base": (tensors(lambda t: t.update({B: t[B][:-1].copy()})), "has the shape"),
@@ -125,5 +125,5 @@ def test_all_problems_are_listed(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(folder, tmp_path / "a")
     said = str(caught.value)
-    assert "model.layers.2.mlp.up_proj.weight, and the checkpoint has no such tensor" in said
-    assert "model.layers.0.self_attn.q_proj.weight has the shape [64, 64] in the checkpoint, and [96, 96]" in said
+    assert "model.layers.2.mlp.up_proj.weight, but the checkpoint has no such tensor" in said
+    assert "model.layers.0.self_attn.q_proj.weight has the shape [64, 64] in the checkpoint, but [96, 96]" in said

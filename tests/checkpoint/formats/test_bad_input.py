@@ -43,17 +43,17 @@ def words(*shape: int) -> Any:
         ({"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not supported; supported: gptq, gptq_v2"),
         ({"is_marlin_format": True}, "checkpoint_format 'marlin' is not supported"),
         ({"checkpoint_format": {}}, "checkpoint_format '{}' is not supported"),
-        ({"rotation": "hadamard"}, "rotation 'hadamard' is not supported: activations would have to be transformed"),
-        ({"quant_method": None}, "quantization_config must name its quant_method, got None"),
+        ({"rotation": "hadamard"}, "rotation 'hadamard' is not supported, as it would also transform activations"),
+        ({"quant_method": None}, "quant_method in quantization_config must be a name, got None"),
         ({"dynamic": [1]}, "dynamic must be an object, got [1]"),
-        ({"dynamic": {"a(": {}}}, "pattern 'a(' is wrong"),
-        ({"dynamic": {"(a+)+": {}}}, "pattern '(a+)+' is too complicated"),
+        ({"dynamic": {"a(": {}}}, "pattern 'a(' is invalid"),
+        ({"dynamic": {"(a+)+": {}}}, "pattern '(a+)+' is too complex"),
         ({"dynamic": {"a": {"bits": 2}}}, "dynamic 'a': bits 2 is not supported"),
-        ({"dynamic": {r"-:.*q_proj": {}}}, f"{MODULE}: it is quantized, but the config says that it is not"),
-        ({"dynamic": {r".*q_proj": {"group_size": 32}}}, f"{MODULE}: tensor qzeros has shape [4, 8], the weight asks"),
+        ({"dynamic": {r"-:.*q_proj": {}}}, f"{MODULE}: it is quantized, but the config lists it as"),
+        ({"dynamic": {r".*q_proj": {"group_size": 32}}}, f"{MODULE}: tensor qzeros has shape [4, 8], but the"),
         ({"group_size": 24}, f"{MODULE}: groups of 24 do not divide its 64 inputs"),
-        ({"bits": 8}, f"{MODULE}: tensor qzeros has shape [4, 8], the weight asks for [2, 16]"),
-        ({"sym": True}, f"{MODULE}: the config says that it is symmetric (sym), but not all of its zero points are 8"),
+        ({"bits": 8}, f"{MODULE}: tensor qzeros has shape [4, 8], but the weight requires [2, 16]"),
+        ({"sym": True}, f"{MODULE}: sym is true in the config, but not all zero points are 8"),
     ],
     ids=str,
 )
@@ -69,16 +69,16 @@ def test_gptq_config(config: dict[str, Any], problem: str, tmp_path: Path) -> No
         (of_module(qzeros=None, g_idx=None), "tensor qzeros [4, 8] is missing"),
         (
             of_module(scales=np.ones((4, 32), np.float16)),
-            "tensor scales has shape [4, 32], the weight asks for [4, 64]",
+            "tensor scales has shape [4, 32], but the weight requires [4, 64]",
         ),
         (of_module(scales=np.ones((4, 64), np.int32)), "tensor scales has dtype int32; supported: float16, bfloat16"),
         (of_module(qweight=np.ones((8, 64), np.int64)), "tensor qweight has dtype int64; supported: int32"),
         (of_module(qweight=words(8, 60)), "its 60 outputs are not a multiple of 8"),
-        (of_module(qweight=words(8)), "tensor qweight has shape [8], which is not a matrix"),
-        (of_module(qweight=words(0, 64)), "tensor qweight has shape [0, 64], which is not a matrix"),
-        (of_module(qzeros=words(4, 8) | 0xF000), "a zero point in qzeros is out of range: 15 + 1, of 0 to 15"),
-        (of_module(g_idx=np.full(64, 4, np.int32)), "g_idx has groups from 4 to 4, of 0 to 3"),
-        (of_module(g_idx=np.full(64, -1, np.int32)), "g_idx has groups from -1 to -1, of 0 to 3"),
+        (of_module(qweight=words(8)), "tensor qweight has shape [8]; a matrix is required"),
+        (of_module(qweight=words(0, 64)), "tensor qweight has shape [0, 64]; a matrix is required"),
+        (of_module(qzeros=words(4, 8) | 0xF000), "a zero point in qzeros is 15 + 1, but must be from 0 to 15"),
+        (of_module(g_idx=np.full(64, 4, np.int32)), "g_idx has groups from 4 to 4, not 0 to 3"),
+        (of_module(g_idx=np.full(64, -1, np.int32)), "g_idx has groups from -1 to -1, not 0 to 3"),
         (of_module(weight=np.ones((64, 64), np.float16)), "it has both weight and qweight"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -98,16 +98,16 @@ def test_gptq_tensors(tensors: dict[str, Any], problem: str, tmp_path: Path) -> 
         (
             {"version": "GEMM", "zero_point": False},
             {},
-            f"{MODULE}: the config says that it has no zero points (zero_po",
+            f"{MODULE}: zero_point is false in the config, but not all zero po",
         ),
         ({"zero_point": 0}, {}, "zero_point must be true or false, got 0"),
         ({"group_size": 24}, {}, f"{MODULE}: groups of 24 do not divide its 64 inputs"),
         ({"modules_to_not_convert": "x"}, {}, "modules_to_not_convert must be a list of module names, got 'x'"),
-        ({"modules_to_not_convert": ["re:("]}, {}, "modules_to_not_convert: pattern '(' is wrong"),
-        ({"modules_to_not_convert": ["q_proj"]}, {}, f"{MODULE}: it is quantized, but the config says that it is"),
+        ({"modules_to_not_convert": ["re:("]}, {}, "modules_to_not_convert: pattern '(' is invalid"),
+        ({"modules_to_not_convert": ["q_proj"]}, {}, f"{MODULE}: it is quantized, but the config lists it as"),
         ({}, of_module(qzeros=None), f"{MODULE}: tensor qzeros [4, 8] is missing"),
-        ({}, of_module(scales=np.ones((8, 64), np.float16)), f"{MODULE}: tensor scales has shape [8, 64], the weight"),
-        ({}, of_module(qweight=words(64, 9)), f"{MODULE}: tensor qzeros has shape [4, 8], the weight asks for [4, 9]"),
+        ({}, of_module(scales=np.ones((8, 64), np.float16)), f"{MODULE}: tensor scales has shape [8, 64], but"),
+        ({}, of_module(qweight=words(64, 9)), f"{MODULE}: tensor qzeros has shape [4, 8], but the weight requires"),
     ],
     ids=str,
 )
@@ -126,16 +126,16 @@ def test_awq(config: dict[str, Any], tensors: dict[str, Any], problem: str, tmp_
         (
             {"weight_block_size": [32, 16]},
             {},
-            f"{MODULE}: tensor weight_scale_inv has shape [4, 4], the weight asks for [2",
+            f"{MODULE}: tensor weight_scale_inv has shape [4, 4], but the weight requires [2",
         ),
         (
             {"weight_block_size": None},
             {},
-            f"{MODULE}: tensor weight_scale_inv has shape [4, 4], the weight asks for [64",
+            f"{MODULE}: tensor weight_scale_inv has shape [4, 4], but the weight requires [64",
         ),
-        ({"modules_to_not_convert": ["q_proj"]}, {}, f"{MODULE}: it is quantized, but the config says that it is"),
-        ({}, of_module(weight_scale_inv=None), f"{MODULE}: it must have one of weight_scale_inv and weight_scale"),
-        ({}, of_module(weight_scale=np.ones(1, np.float32)), "one of weight_scale_inv and weight_scale, it has both"),
+        ({"modules_to_not_convert": ["q_proj"]}, {}, f"{MODULE}: it is quantized, but the config lists it as"),
+        ({}, of_module(weight_scale_inv=None), f"{MODULE}: it must have either weight_scale_inv or weight_scale"),
+        ({}, of_module(weight_scale=np.ones(1, np.float32)), "either weight_scale_inv or weight_scale, but has both"),
         (
             {},
             of_module(weight=np.ones((64, 64), np.float16)),
@@ -176,10 +176,10 @@ def group(weights: dict[str, Any] | None = None, **others: Any) -> dict[str, Any
         ),
         (group({"num_bits": None, "type": "float"}), "type and num_bits float 8 do not fit pack-quantized"),
         (group({"strategy": "token"}), "strategy 'token' is not supported; supported: tensor, channel, group, block"),
-        (group({"group_size": None}), "strategy 'group' needs a positive group_size"),
+        (group({"group_size": None}), "strategy 'group' requires a positive group_size"),
         (group({"group_size": -2}), "group_size must be -1 or a positive integer, got -2"),
-        (group({"strategy": "block"}), "strategy 'block' needs a block_structure"),
-        (group({"strategy": "channel", "actorder": "group"}), "actorder 'group' needs strategy 'group'"),
+        (group({"strategy": "block"}), "strategy 'block' requires a block_structure"),
+        (group({"strategy": "channel", "actorder": "group"}), "actorder 'group' requires strategy 'group'"),
         (group({"dynamic": True}), "dynamic True is not supported"),
         (group({"type": "float", "group_size": 32}, format="mxfp4-pack-quantized"), "floats must be symmetric"),
         (group({"symmetric": "no"}), "symmetric must be true or false, got 'no'"),
@@ -187,13 +187,13 @@ def group(weights: dict[str, Any] | None = None, **others: Any) -> dict[str, Any
             group({"type": "float"}, format="float-quantized"),
             "type and num_bits float 4 do not fit float-quantized",
         ),
-        (group(targets=["re:("]), "targets: pattern '(' is wrong"),
-        (group(targets=["re:.*mlp.*"]), f"{MODULE}: it is quantized, though no group of the config has it"),
-        ({"ignore": ["re:.*q_proj"]}, f"{MODULE}: it is quantized, but the config says that it is not (ignore)"),
+        (group(targets=["re:("]), "targets: pattern '(' is invalid"),
+        (group(targets=["re:.*mlp.*"]), f"{MODULE}: it is quantized, but no group in the config includes it"),
+        ({"ignore": ["re:.*q_proj"]}, f"{MODULE}: it is quantized, but the config lists it as unquantized (ignore)"),
         (group({"group_size": 24}), f"{MODULE}: groups of 24 do not divide its 64 inputs"),
-        (group({"group_size": 32}), f"{MODULE}: tensor weight_scale has shape [64, 4], the weight asks for [64, 2]"),
+        (group({"group_size": 32}), f"{MODULE}: tensor weight_scale has shape [64, 4], but the weight requires"),
         (group({"actorder": "group"}), f"{MODULE}: tensor weight_g_idx [64] is missing"),
-        (group({"symmetric": True}), f"{MODULE}: it has zero points, but the config says that it is symmetric"),
+        (group({"symmetric": True}), f"{MODULE}: it has zero points, but the config describes it as symmetric"),
         (
             group({"num_bits": 8}),
             f"{MODULE}: weight_packed [64, 8] does not have the elements of weight_shape, [64, 64]",
@@ -235,7 +235,7 @@ def test_compressed_tensors_config(config: dict[str, Any], problem: str, tmp_pat
         (
             "compressed-fp8",
             of_module(weight_scale=np.ones((32, 2), np.float16)),
-            "shape [32, 2], the weight asks for [64",
+            "shape [32, 2], but the weight requires [64",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -252,7 +252,7 @@ def test_zero_points_beyond_four_bits(tmp_path: Path) -> None:
     weights = {"num_bits": 4, "type": "int", "strategy": "channel", "symmetric": False}
     config = {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}
     make_quantized(tmp_path, METHODS["int8-asym"], config=config)
-    assert f"{MODULE}: a zero point is out of range: -9 to 9, of -8 to 7" in problems_of(tmp_path)
+    assert f"{MODULE}: zero points are -9 to 9, but must be from -8 to 7" in problems_of(tmp_path)
 
 
 @pytest.mark.parametrize("algorithm", ["NVFP4", None])
@@ -305,7 +305,7 @@ def test_experts_in_mxfp4(change: dict[str, Any], message: str, tmp_path: Path) 
 
 def test_bitsandbytes_without_its_name(tmp_path: Path) -> None:
     make_quantized(tmp_path, gptq(), config={"quant_method": None, "load_in_4bit": True})
-    assert "bitsandbytes rounds a model when it is loaded" in problems_of(tmp_path, Unsupported)
+    assert "bitsandbytes quantizes a model when it is loaded" in problems_of(tmp_path, Unsupported)
 
 
 def test_a_config_that_is_no_object(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_configs_that_differ(tmp_path: Path) -> None:
     make_quantized(tmp_path, gptq())
     (tmp_path / "quantize_config.json").write_text('{"bits": 8, "group_size": 16, "damp_percent": 0.1}')
     message = problems_of(tmp_path)
-    assert "quantization_config and quantize_config.json differ: bits is 4 in the first, 8 in the second" in message
+    assert "quantization_config and quantize_config.json differ: bits is 4 in the first, but 8 in the second" in message
     (tmp_path / "quantize_config.json").write_text("{")
     assert "quantize_config.json is not valid JSON" in problems_of(tmp_path)
 
@@ -336,7 +336,7 @@ def test_a_config_in_a_file_of_its_own(tmp_path: Path) -> None:
 
 def test_a_config_without_quantized_tensors(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama", quantization_config=gptq().config)
-    assert "the config says GPTQ, but no module has qweight" in problems_of(tmp_path)
+    assert "the config names GPTQ, but no module has qweight" in problems_of(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_the_plan_speaks_of_the_weight_and_of_how_it_is_stored(tmp_path: Path) -
     (tmp_path / "config.json").write_text(json.dumps(content | {"intermediate_size": 160}))
     with Checkpoint.open(tmp_path) as found, pytest.raises(CheckpointError) as caught:
         plan_of(found)
-    named = r"model.layers.0.mlp.up_proj.weight (stored as qweight) has shape [176, 64], config.json asks for [160, 64]"
+    named = r"model.layers.0.mlp.up_proj.weight (stored as qweight) has shape [176, 64], config.json requires [160, 64]"
     assert named in str(caught.value)
 
 

@@ -182,7 +182,7 @@ def test_gemma_3_without_a_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "problem"),
     [
-        ({"qwen3moe.expert_gating_func": 2}, "qwen3moe.expert_gating_func 2 makes it a network that is not supported"),
+        ({"qwen3moe.expert_gating_func": 2}, "qwen3moe.expert_gating_func 2 is not supported: it changes the network"),
         ({"qwen3moe.expert_weights_scale": 2.5}, "qwen3moe.expert_weights_scale 2.5"),
         ({"qwen3moe.expert_used_count": None}, "qwen3moe.expert_used_count must be an integer from 1"),
     ],
@@ -315,7 +315,7 @@ def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
 def test_a_window_of_some_layers_of_qwen_is_refused(tmp_path: Path) -> None:
     metadata = {"qwen2.attention.sliding_window": 16}
     message = problems_of(make_gguf(tmp_path / "m.gguf", "qwen2", metadata=metadata))
-    assert "which layers have it, the file does not say" in message
+    assert "but the file does not name its layers" in message
 
 
 def test_rope_factors_and_scaling_together_are_refused(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_the_plan_speaks_of_the_names_in_the_file(tmp_path: Path) -> None:
             plan_weights(found, params, architecture.ignored)
     for part in (
         "does not fit its metadata",
-        "tensor blk.0.ffn_up.weight has shape [176, 64], metadata asks for [100, 64]",
+        "tensor blk.0.ffn_up.weight has shape [176, 64], metadata requires [100, 64]",
         "tensor blk.2.attn_q.weight [64, 64] is missing",
     ):
         assert part in str(caught.value)

@@ -68,23 +68,23 @@ BAD: dict[str, tuple[bytes, str]] = {
     "another format": (b"PK\x03\x04" + bytes(60), "begins with b'PK\\x03\\x04' instead of b'GGUF'"),
     "three bytes": (b"GGU", "it is not a GGUF file"),
     "only the magic": (b"GGUF", "cut short or damaged"),
-    "version 1": (header(version=1), "version 1 of the format"),
-    "version 0": (header(version=0), "version 0 of the format"),
-    "version 4": (header(version=4), "version 4 of the format"),
+    "version 1": (header(version=1), "format version 1"),
+    "version 0": (header(version=0), "format version 0"),
+    "version 4": (header(version=4), "format version 4"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian machines; convert it with `gguf-convert-endian"),
-    "countless tensors": (header(counts=(2**63, 0)), f"{2**63} tensors are claimed"),
-    "countless entries": (header(counts=(0, 2**64 - 1)), "metadata entries are claimed"),
-    "one entry more than there are": (header(LLAMA, counts=(0, 2)), "where the file ends: it is cut short"),
-    "four entries more": (header(LLAMA, counts=(0, 5)), "5 metadata entries are claimed"),
-    "a long key": (header(U64(2**62) + bytes(40)), f"{2**62} bytes are claimed"),
+    "countless tensors": (header(counts=(2**63, 0)), f"claims {2**63} tensors"),
+    "countless entries": (header(counts=(0, 2**64 - 1)), "metadata entries, more than"),
+    "one entry more than there are": (header(LLAMA, counts=(0, 2)), "where a string begins"),
+    "four entries more": (header(LLAMA, counts=(0, 5)), "claims 5 metadata entries"),
+    "a long key": (header(U64(2**62) + bytes(40)), f"claims {2**62} more bytes"),
     "an empty key": (header(entry("", 4, U32(1))), "has 0 characters"),
     "a key that is no text": (header(U64(2) + b"\xff\xfe" + U32(4) + U32(1)), "is not UTF-8"),
     "a value that is no text": (header(entry("a", 8, U64(1) + b"\xff")), "metadata 'a': the string"),
     "a value of no type": (header(entry("a", 13, U64(1))), "metadata 'a': its value has the unknown type 13"),
     "a bool of 2": (header(entry("a.long.name", 7, b"\x02")), "2 is not a boolean"),
-    "a long string": (header(entry("a", 8, U64(2**40))), f"{2**40} bytes are claimed"),
-    "an endless array": (header(entry("a", 9, array(5, 2**61))), f"{2**61} numbers are claimed"),
-    "an endless array of strings": (header(entry("a", 9, array(8, 2**61))), f"{2**61} strings are claimed"),
+    "a long string": (header(entry("a", 8, U64(2**40))), f"claims {2**40} more bytes"),
+    "an endless array": (header(entry("a", 9, array(5, 2**61))), f"claims {2**61} numbers"),
+    "an endless array of strings": (header(entry("a", 9, array(8, 2**61))), f"claims {2**61} strings"),
     "an array of arrays": (header(entry("a", 9, array(9, 1, array(5, 0)))), "array of type 9"),
     "a key twice": (header(LLAMA, LLAMA), "metadata key general.architecture appears twice"),
     "an alignment of 3": (header(LLAMA, entry("general.alignment", 4, U32(3))), "general.alignment must be a power of"),
@@ -123,7 +123,7 @@ def test_all_types_that_are_not_supported_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(content)
     message = problem_of(tmp_path / "bad.gguf")
     assert "tensor v has the type I8" in message
-    assert "Take a file of the model in one of these" in message
+    assert "Use a file of the model in one of these" in message
 
 
 A_MILLION_STRINGS = array(8, 1_000_000, bytes(8_000_000))

@@ -171,7 +171,7 @@ def test_gate_and_up_of_experts_may_be_one_tensor(tmp_path: Path) -> None:
             "linear_num_value_heads (6) must be a multiple of linear_num_key_heads",
         ),
         ("qwen3.5", {"qwen35.full_attention_interval": 3}, "tensor blk.1.attn_qkv.weight [240, 64] is missing"),
-        ("qwen3.5", {"qwen35.expert_count": 4}, "qwen35.expert_count 4 makes it a network that is not supported"),
+        ("qwen3.5", {"qwen35.expert_count": 4}, "qwen35.expert_count 4 is not supported: it changes the network"),
         ("qwen3.5-moe", {"qwen35moe.expert_used_count": None}, "qwen35moe.expert_used_count must be an integer from 1"),
         ("qwen3.5", {"qwen35.attention.recurrent_layers": [True]}, "qwen35.attention.recurrent_layers must be 3 flags"),
         (
@@ -195,8 +195,8 @@ def test_gate_and_up_of_experts_may_be_one_tensor(tmp_path: Path) -> None:
             {"nemotron_h.feed_forward_length": [9, 8, 0, 0, 8]},
             "nemotron_h.feed_forward_length must be one",
         ),
-        ("nemotron-h", {"nemotron_h.feed_forward_length": [0, 8, 8, 0, 8]}, "must not both be for one layer"),
-        ("nemotron-h", {"nemotron_h.expert_count": 4}, "nemotron_h.expert_count 4 makes it a network"),
+        ("nemotron-h", {"nemotron_h.feed_forward_length": [0, 8, 8, 0, 8]}, "must not both be set for one layer"),
+        ("nemotron-h", {"nemotron_h.expert_count": 4}, "nemotron_h.expert_count 4 is not supported: it changes"),
         ("nemotron-h-moe", {"nemotron_h_moe.expert_gating_func": 1}, "nemotron_h_moe.expert_gating_func must be 2"),
         ("nemotron-h-moe", {"nemotron_h_moe.moe_latent_size": None}, "tensor blk.1.ffn_latent_down.weight is not part"),
         (
@@ -209,7 +209,7 @@ def test_gate_and_up_of_experts_may_be_one_tensor(tmp_path: Path) -> None:
         (
             "gemma4",
             {"gemma4.rope.dimension_count_swa": 8},
-            "gemma4.rope.dimension_count_swa must be that of the keys (20)",
+            "gemma4.rope.dimension_count_swa must be the keys' size (20)",
         ),
         ("gemma4", {"gemma4.attention.head_count_kv": [2, 2, 1, 2]}, "gemma4.attention.head_count_kv must be the same"),
         (
@@ -248,10 +248,10 @@ def test_networks_that_are_refused(kind: str, metadata: dict[str, Any], problem:
             "qwen3-next-moe",
             "blk.0.attn_qkv.weight",
             "blk.00.ssm_in.weight",
-            "it has ssm_in.weight, as llama.cpp's converter",
+            "it has ssm_in.weight, which llama.cpp's converter",
         ),
         ("nemotron-h", "blk.3.ssm_a", "blk.3.ssm_x", "tensor blk.3.ssm_a [6] is missing"),
-        ("falcon-h1", "output.weight", "outpux.weight", "a head that is the embedding has lost its multiplier"),
+        ("falcon-h1", "output.weight", "outpux.weight", "a head tied to the embedding has lost its multiplier"),
     ],
 )
 def test_tensors_that_are_missing_are_named(kind: str, name: str, other: str, problem: str, tmp_path: Path) -> None:

@@ -293,18 +293,18 @@ def test_a_file_without_a_tokenizer(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "words": ({"pre": "deepseek-llm"}, "is cut into words, 'deepseek-llm' is not supported; supported: llama3"),
+    "words": ({"pre": "deepseek-llm"}, "splits text into words, 'deepseek-llm' is not supported; supported: llama3"),
     "no words": ({"pre": None}, "is missing, as in files from before May 2024"),
     "kind": ({"model": "rwkv"}, "tokenizers of kind 'rwkv' are not supported; supported: gpt2, llama"),
     "no tokens": ({"tokens": None}, "tokenizer.ggml.tokens must be an array of strings; it is missing"),
     "numbers for tokens": ({"tokens": [1, 2]}, "tokenizer.ggml.tokens must be an array of strings"),
-    "more tokens than rows": ({"tokens": [f"t{i}" for i in range(321)]}, "has 321 tokens, its embedding 320 rows"),
+    "more tokens than rows": ({"tokens": [f"t{i}" for i in range(321)]}, "has 321 tokens, but its embedding 320 rows"),
     "a token twice": ({"tokens": ["a"] * 320}, "tokens appear twice in its vocabulary: 'a', 'a'"),
     "too few types": ({"token_type": [1] * 319}, "must be an array of 320 integers, one for each token"),
-    "types of no kind": ({"token_type": [9] * 320}, "types that are not known: 9"),
+    "types of no kind": ({"token_type": [9] * 320}, "unknown types: 9"),
     "types that are no numbers": ({"token_type": ["1"] * 320}, "must be an array of 320 integers"),
     "types with fractions": ({"token_type": [1.5] * 320}, "must be an array of 320 integers"),
-    "an id beyond the end": ({"eos_token_id": 320}, "eos_token_id is 320, which is not a token of a vocabulary of 320"),
+    "an id beyond the end": ({"eos_token_id": 320}, "eos_token_id is 320, but its vocabulary has only 320 tokens"),
     "an id that is no number": ({"bos_token_id": "1"}, "bos_token_id must be an integer"),
     "a merge of nothing": ({"merges": ["Ġ t", "nothing here"]}, "merge 'nothing here' (number 1 of tokenizer.ggml"),
     "an empty merge": ({"merges": [""]}, "merge '' (number 0"),
@@ -325,7 +325,7 @@ def test_bad_vocabularies_are_refused_by_name(name: str, tmp_path: Path) -> None
     ("change", "problem"),
     [
         ({"unknown_token_id": None, "token_type": [1] * 320}, "no unknown token"),
-        ({"token_type": [2, 3, 3, 6] + [1] * 316}, "has 1 of 256 bytes"),
+        ({"token_type": [2, 3, 3, 6] + [1] * 316}, "has only 1 of the 256 bytes"),
         ({"scores": [0.0] * 3}, "must be an array of 320 numbers"),
         ({"scores": [float("nan")] * 320}, "must be an array of 320 numbers"),
     ],
