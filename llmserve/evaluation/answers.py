@@ -1,4 +1,4 @@
-"""The nouns of an evaluation: a sample that is asked, and an answer to it, whoever gives it."""
+"""The data types of an evaluation: samples, and answers to them from either side."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class Sample:
     id: str
     prompt: str | tuple[Message, ...]
     reference: str
-    choices: tuple[str, ...] = ()  # one of them is the reference; none: the answer is written
+    choices: tuple[str, ...] = ()  # one of them is the reference; empty: the answer is generated
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Greedy output for one sample; the end token is not part of it. Or the choice that is likeliest."""
+    """Greedy output for one sample, without the end token; or the likeliest choice."""
 
     text: str
     num_prompt_tokens: int
-    num_tokens: int  # of all choices, where there are some
+    num_tokens: int  # log-likelihoods of all choices, if there are any
     seconds: float  # from the request to the last token
     token_ids: tuple[int, ...] | None = None  # None: only the text is known (through a server)
     decisions: tuple[Decision, ...] = ()  # a baseline's: of its tokens, and of the end token where that ended it
-    prompt_digest: str = ""  # `ids_digest` of the prompt; empty: not known (through a server)
-    log_likelihoods: tuple[float, ...] = ()  # of each choice behind the prompt, in nats
-    rounding: tuple[float, ...] = ()  # a baseline's: each decision's divergence from the other reading (rounding.py)
-    num_drafted: int = 0  # tokens, by speculation
-    num_accepted: int = 0  # of these, drawn
+    prompt_digest: str = ""  # `ids_digest` of the prompt; empty: unknown (through a server)
+    log_likelihoods: tuple[float, ...] = ()  # log-likelihood of each choice after the prompt, in nats
+    rounding: tuple[float, ...] = ()  # for a baseline: each decision's divergence from the other reading (rounding.py)
+    num_drafted: int = 0  # tokens drafted by speculation
+    num_accepted: int = 0  # of these, accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class Performance:
     p50: float
     p95: float
     tokens_per_second: float
-    num_drafted: int = 0  # tokens, by speculation: how many depends on what else the machine does
-    num_accepted: int = 0  # of these, drawn
+    num_drafted: int = 0  # tokens drafted by speculation; the number depends on the machine's load
+    num_accepted: int = 0  # of these, accepted
 
     @classmethod
     def of(cls, answers: Sequence[Answer], wall_seconds: float) -> Performance:

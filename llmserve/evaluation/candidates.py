@@ -1,4 +1,4 @@
-"""The engine's side: an engine in this process, or a running server; several requests in flight."""
+"""The engine's side: an engine in this process or a running server, with several requests in flight."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.tokenizer import load_tokenizer
 
 TOKENS_MODEL = "tensorrt_llm"
-WARM_UP = "eval-warm-up"  # id of the request whose answer counts for nothing
+WARM_UP = "eval-warm-up"  # id of the request whose answer is discarded
 PROMPT_OUTPUTS = ("prompt_log_probs", "prompt_top_ids", "prompt_top_log_probs")
 
 
 class Candidate(Protocol):
-    """What is being judged. `name` is for the report."""
+    """The subject of the evaluation. `name` is for the report."""
 
     @property
     def name(self) -> str: ...
@@ -46,7 +46,7 @@ class Candidate(Protocol):
         ...
 
     async def decide(self, prompt: Sequence[int], tokens: Sequence[int], request_id: str) -> tuple[Decision, ...]:
-        """What it says about `tokens` behind a prompt of token ids, as far as there is room for them."""
+        """Its decisions on `tokens` after a prompt of token ids, as far as they fit."""
         ...
 
 
@@ -54,7 +54,7 @@ class Candidate(Protocol):
 class CandidateRun:
     answers: list[Answer]  # in the samples' order
     wall_seconds: float
-    fresh: tuple[int, ...] | None = None  # samples that were asked in that time; None: all
+    fresh: tuple[int, ...] | None = None  # samples that were answered in that time; None: all
 
     @property
     def performance(self) -> Performance:
@@ -63,7 +63,7 @@ class CandidateRun:
 
 
 class EngineCandidate:
-    """An engine in this process, behind the same stages that serve it."""
+    """An engine in this process, behind the same stages as when it is served."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class EngineCandidate:
         guide: Guide | None = None,
         adapter: str = "",
     ) -> None:
-        """`guide`: what its answers have to look like; `adapter`: the digest of the one that gives them."""
+        """`guide`: the required format of answers; `adapter`: the digest of the adapter that answers."""
         self._engine = engine
         self._adapter = adapter
         self._encoder = encoder
@@ -130,7 +130,7 @@ class EngineCandidate:
 
 
 def last_decisions(tokens: Sequence[int], scores: PromptScores) -> tuple[Decision, ...]:
-    """On `tokens`, with which a prompt ends; log-probs in the precision of the wire, however they came."""
+    """Decisions on `tokens`, with which a prompt ends; log-probs in the precision of the wire format."""
     begin = len(scores.log_probs) - len(tokens)
     told = zip(tokens, _singles(scores.log_probs[begin:]), scores.top[begin:], strict=True)
     return tuple(
@@ -143,12 +143,12 @@ def _singles(values: Sequence[float]) -> tuple[float, ...]:
 
 
 class ServerCandidate:
-    """A server's `ensemble`, over gRPC streams; about tokens its `tensorrt_llm` model is asked."""
+    """A server's `ensemble`, over gRPC streams; decisions come from its `tensorrt_llm` model."""
 
     def __init__(
         self, client: AsyncClient, tokens_client: AsyncClient, max_tokens: int, *, guide: GuideText | None = None
     ) -> None:
-        """`guide`: what its answers have to look like."""
+        """`guide`: the required format of answers."""
         self._client = client
         self._tokens_client = tokens_client
         self._parameters: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0}
@@ -175,7 +175,7 @@ class ServerCandidate:
         return Answer(text, num_prompt_tokens, num_tokens, seconds, num_drafted=num_drafted, num_accepted=num_accepted)
 
     async def decide(self, prompt: Sequence[int], tokens: Sequence[int], request_id: str) -> tuple[Decision, ...]:
-        """`Unsupported` where the server does not tell such things."""
+        """Raises `Unsupported` if the server does not return decisions."""
         inputs: dict[str, Parameter] = {
             "input_ids": [*prompt, *tokens],
             "input_lengths": len(prompt) + len(tokens),
@@ -190,7 +190,7 @@ class ServerCandidate:
         except LlmserveError as error:
             if type(error) is not LlmserveError:
                 raise
-            raise Unsupported(str(error)) from error  # a stream tells a refusal in words, without its code
+            raise Unsupported(str(error)) from error  # a stream reports a refusal as text, without its code
         log_probs, ids, values = (outputs[name][0].tolist() for name in PROMPT_OUTPUTS)
         top = tuple(TopTokens(tuple(i), tuple(v)) for i, v in zip(ids, values, strict=True))
         return last_decisions(tokens, PromptScores(tuple(log_probs), top))
@@ -205,7 +205,7 @@ async def engine_candidate(
     try:
         if engine.info.max_seq_len < (built := EngineDirectory.open(path).info().max_seq_len):
             raise ResourceExhausted(
-                f"the KV cache has room for {engine.info.max_seq_len} tokens of a prompt and its answer, and not for "
+                f"the KV cache only has room for {engine.info.max_seq_len} tokens of a prompt and its answer, not for "
                 f"{built}: free some memory, so that no answer ends early"
             )
         compiled = GuideCompiler(load_tokenizer(path), engine.info.vocab_size).compile(guide) if guide else None
@@ -216,9 +216,9 @@ async def engine_candidate(
 
 
 def added_adapter(engine: Engine, path: Path) -> str:
-    """The digest of the adapter in a directory, which requests may name from here on."""
+    """Load the adapter in a directory and return its digest, which requests may then name."""
     if not isinstance(engine, AdapterEngine):
-        raise Unsupported(f"{engine.info.name} does not support adapters: leave out --adapter")
+        raise Unsupported(f"{engine.info.name} does not support adapters; leave out --adapter")
     adapter = SealedAdapter.open(path)
     engine.add_adapter(adapter)
     return adapter.digest
@@ -242,7 +242,7 @@ async def run_candidate(
     concurrency: int,
     progress: Callable[[int], None] = lambda count: None,
 ) -> CandidateRun:
-    """Ask every sample, `concurrency` at a time, after one untimed warm-up. The first error ends the run."""
+    """Answer every sample, `concurrency` at a time, after an untimed warm-up. The first error ends the run."""
     await _ask(candidate, samples[0], WARM_UP)
 
     async def ask(index: int) -> Answer:
@@ -264,7 +264,7 @@ async def decide_all(
     concurrency: int,
     progress: Callable[[int], None] = lambda count: None,
 ) -> list[tuple[Decision, ...]]:
-    """What it says about `tokens` behind each of `prompts`, in the samples' order."""
+    """Decisions on `tokens` after each of `prompts`, in the samples' order."""
 
     async def decide(index: int) -> tuple[Decision, ...]:
         with _named(samples[index]):
@@ -283,7 +283,7 @@ async def choose_all(
     concurrency: int,
     progress: Callable[[int], None] = lambda count: None,
 ) -> CandidateRun:
-    """As `run_candidate`, in multiple choice: how likely each of a sample's choices is, one after the other."""
+    """Like `run_candidate`, for multiple choice: the likelihood of each of a sample's choices, one after another."""
 
     async def choose(index: int, name: str) -> Answer:
         with _named(samples[index]):
@@ -306,7 +306,7 @@ async def _choose(candidate: Candidate, prompt: ChoicePrompt, name: str) -> Answ
     for number, (before, choice) in enumerate(prompt.parts()):
         decisions = await candidate.decide(before, choice, f"{name}-{number}")
         if len(decisions) < len(choice):
-            raise InvalidArgument(f"choice {number} has {len(choice)} tokens, and there is room for {len(decisions)}")
+            raise InvalidArgument(f"choice {number} has {len(choice)} tokens, but only {len(decisions)} fit")
         found.append(sum(decision.log_prob for decision in decisions))
     return Answer(
         prompt.choices[likeliest(found)],
@@ -325,7 +325,7 @@ async def _ask(candidate: Candidate, sample: Sample, request_id: str) -> Answer:
 
 @contextmanager
 def _named(sample: Sample) -> Iterator[None]:
-    """An error says whose it is."""
+    """Add the sample's name to an error."""
     try:
         yield
     except LlmserveError as error:

@@ -1,10 +1,10 @@
-"""Multiple choice by likelihood: of several ways in which a prompt may go on, which does a network find likeliest?
+"""Multiple choice by likelihood: which of several continuations of a prompt is likeliest for a network?
 
-    acc         it is the right one
-    acc_norm    so it is per character of the choice, which favours no short ones
-    acc_bytes   per byte of its UTF-8
+    acc         whether the likeliest choice is the right one
+    acc_norm    the same per character of the choice, which does not favour short choices
+    acc_bytes   the same per byte of its UTF-8
 
-as lm-evaluation-harness counts them; the first of equals is the one. Each is 100 or 0 for a sample.
+Definitions are those of lm-evaluation-harness; the first of equal choices counts. Each is 100 or 0 per sample.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ CHOICE_METRICS = ("acc", "acc_norm", "acc_bytes")
 
 
 def likeliest(log_likelihoods: Sequence[float], lengths: Sequence[int] | None = None) -> int:
-    """Index of the choice with the largest log-likelihood, per unit of length where lengths are given."""
+    """Index of the choice with the largest log-likelihood, divided by its length if lengths are given."""
     values = np.array(log_likelihoods)
     return int(np.argmax(values if lengths is None else values / np.array(lengths)))
 
 
 def score_choices(samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, NDArray[np.float64]]:
-    """Every metric of `CHOICE_METRICS`, one number a sample."""
+    """Every metric in `CHOICE_METRICS`, with one number per sample."""
     rows = [_chosen(sample, answer) for sample, answer in zip(samples, answers, strict=True)]
     right = [sample.choices.index(sample.reference) for sample in samples]
     is_right = np.array(rows) == np.array(right)[:, None]

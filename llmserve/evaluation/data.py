@@ -1,4 +1,4 @@
-"""A suite's rows as samples: of a local file, or by the `datasets` package (the only importer of it) of the hub."""
+"""Reads a suite's rows as samples: from a local file, or from the hub through `datasets` (imported only here)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CountIds = Callable[[str | tuple[Message, ...]], int]  # prompt -> number of its
 
 
 def load_samples(suite: Suite, num_samples: int, count_ids: CountIds) -> list[Sample]:
-    """The suite's first `num_samples` rows as samples. Raises when there are fewer, or a column is missing."""
+    """The suite's first `num_samples` rows as samples. Raises if there are fewer, or if a column is missing."""
     rows = list(islice(_load_rows(suite.data), num_samples))
     problems = _row_problems(suite, rows)
     if len(rows) < num_samples:
@@ -31,7 +31,7 @@ def load_samples(suite: Suite, num_samples: int, count_ids: CountIds) -> list[Sa
 
 
 def suite_digest(suite: Suite) -> str:
-    """SHA-256 (hex) of what an answer depends on: data, prompt and lengths; not margins, not the number of samples."""
+    """SHA-256 (hex) of what affects answers: data, prompt and lengths, but not margins or the number of samples."""
     parts = [suite.data.identity(), suite.prompt_parts, suite.max_tokens, suite.max_input_tokens]
     parts += [suite.choices_column] if suite.choices_column else []
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -51,14 +51,14 @@ def _load_rows(source: DataSource) -> Iterable[Row]:
         )
     except Exception as error:  # a border: the package raises a dozen kinds, the cause is almost always the network
         raise Unavailable(
-            f"dataset {source.hub} cannot be loaded from the Hugging Face hub ({error}); you need a network or a copy "
-            "in the local cache. Otherwise give --suite FILE with a local file as data.path (docs/eval.md)"
+            f"dataset {source.hub} cannot be loaded from the Hugging Face hub ({error}); a network or a copy "
+            "in the local cache is required. Or give --suite FILE with a local file as data.path (docs/eval.md)"
         ) from error
     return rows
 
 
 def _load_file(path: Path) -> list[Row]:
-    """Every row has every column; None where the file has no value."""
+    """Every row has every column; missing values are None."""
     require_file(path)
     try:
         rows = READERS[path.suffix](path)
@@ -69,7 +69,7 @@ def _load_file(path: Path) -> list[Row]:
 
 
 def _read_json(path: Path) -> list[Row]:
-    """A list of objects, or an object in each line."""
+    """A list of objects, or one object per line."""
     text = path.read_text(encoding="utf-8-sig")
     numbered: Iterable[tuple[int, Any]] = (
         enumerate(json.loads(text), 1)
@@ -98,7 +98,7 @@ def _read_csv(path: Path) -> list[Row]:
         rows: list[Row] = []
         for row in reader:
             if None in row:
-                raise ValueError(f"the row that ends in line {reader.line_num} has more cells than the first")
+                raise ValueError(f"the row that ends in line {reader.line_num} has more cells than the header")
             rows.append(row)
     return rows
 
@@ -110,7 +110,7 @@ def _read_parquet(path: Path) -> list[Row]:
         raise Unsupported("parquet files need the pyarrow package: pip install 'llmserve[eval]'") from error
     try:
         rows: list[Row] = parquet.read_table(path).to_pylist()
-    except ArrowException as error:  # some are other built-in errors, too: of a codec that it does not have
+    except ArrowException as error:  # some are other built-in errors, for example if a codec is missing
         raise ValueError(error) from error
     return rows
 
@@ -127,7 +127,7 @@ def _row_problems(suite: Suite, rows: list[Row]) -> list[str]:
     optional = [name for name in (suite.id_column, suite.choices_column) if name]
     wanted = [*suite.prompt_columns, suite.reference_column, *optional]
     present = rows[0].keys() if rows else wanted
-    problems = [f"no column {name!r}; there are {', '.join(present)}" for name in wanted if name not in present]
+    problems = [f"no column {name!r}; the columns are {', '.join(present)}" for name in wanted if name not in present]
     if problems:
         return problems
     if suite.choices_column:
@@ -137,24 +137,24 @@ def _row_problems(suite: Suite, rows: list[Row]) -> list[str]:
 
 
 def _reference_problem(reference: Any) -> str:
-    """A number is a text, too; 0 is one."""
+    """A number counts as a text; 0 is one."""
     if isinstance(reference, list | dict):
-        return f"needs one text as its reference, got {reference!r:.60}"
+        return f"must have one text as its reference, got {reference!r:.60}"
     return "" if reference is not None and str(reference).strip() else "has no reference text"
 
 
 def _choice_problem(suite: Suite, row: Row) -> str:
     choices = row[suite.choices_column or ""]
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c.strip() for c in choices):
-        return f"needs a list of at least two texts in {suite.choices_column!r}"
+        return f"must have a list of at least two texts in {suite.choices_column!r}"
     if len(set(choices)) < len(choices):
         return "lists the same choice twice"
     right = row[suite.reference_column]
-    return "" if _right_choice(choices, right) else f"has no choice {right!r}: give its text, or its number from 0 on"
+    return "" if _right_choice(choices, right) else f"has no choice {right!r}; give its text, or its number from 0 on"
 
 
 def _right_choice(choices: Sequence[str], right: Any) -> str:
-    """By its text or its number; empty where there is none."""
+    """Find it by its text or its number; empty if not found."""
     text = str(right)
     if not isinstance(right, int) and text in choices:
         return text
@@ -180,7 +180,7 @@ def _fill(suite: Suite, texts: Mapping[str, str]) -> str | tuple[Message, ...]:
 
 
 def _cut_to_fit(suite: Suite, texts: Mapping[str, str], count_ids: CountIds) -> str | tuple[Message, ...]:
-    """The longest text loses its end until the prompt has at most `max_input_tokens` ids."""
+    """Shorten the longest text at its end until the prompt has at most `max_input_tokens` ids."""
     assert suite.max_input_tokens is not None
     longest = max(texts, key=lambda name: len(texts[name]))
     kept = texts[longest]

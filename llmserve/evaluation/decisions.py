@@ -1,8 +1,8 @@
-"""What a network says about an answer that is given: how likely each of its tokens is, and what else might have come.
+"""A network's view of a given answer: the likelihood of each of its tokens, and the alternatives.
 
-A decision is one position of a baseline's answer, with everything before it as the baseline has it; the end token is
-one too. That is far more sensitive than comparing two answers: every position counts, not only those where the best
-token changed, and nothing that follows a change is lost.
+A decision is one position of a baseline's answer, given the baseline's text before it; the end token is one too. That
+is far more sensitive than comparing two answers: every position counts, not only those where the best token changed,
+and positions after a change are not lost.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 
 from llmserve.core import TopTokens
 
-NUM_TOP = 10  # likeliest tokens that a baseline stores of each decision
-LEAST_REST = 1e-7  # probability; what is left below that is the rounding of a sum in float32
+NUM_TOP = 10  # likeliest tokens that a baseline stores for each decision
+LEAST_REST = 1e-7  # probability; a smaller rest is the rounding of a sum in float32
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One token of an answer, and the likeliest ones at its place; log-probs are natural logarithms."""
+    """One token of an answer, and the likeliest ones at its position; log-probs are natural logarithms."""
 
     token: int
     log_prob: float
@@ -31,18 +31,18 @@ class Decision:
 
     @property
     def margin(self) -> float:
-        """Nats between the two likeliest tokens; 0 where there is only one."""
+        """Nats between the two likeliest tokens; 0 if there is only one."""
         best = self.top.log_probs
         return best[0] - best[1] if len(best) > 1 else 0.0
 
     def log_probs(self) -> dict[int, float]:
-        """Of the tokens that it tells."""
+        """Log-probs of all its tokens."""
         return dict(zip(self.top.ids, self.top.log_probs, strict=True)) | {self.token: self.log_prob}
 
 
 def divergence(expected: Decision, actual: Decision) -> float:
-    """Kullback-Leibler divergence of `actual` from `expected` in nats, over the tokens that both tell, with all others
-    as one. Merging tokens never makes it larger, so it is at most that of the whole distributions."""
+    """Kullback-Leibler divergence of `actual` from `expected` in nats, over the tokens that both contain, with all
+    others merged into one. Merging tokens never makes it larger, so it is at most that of the whole distributions."""
     one, other = expected.log_probs(), actual.log_probs()
     shared = [token for token in one if token in other]
     p, q = (np.array([side[token] for token in shared]) for side in (one, other))
@@ -54,9 +54,9 @@ def divergence(expected: Decision, actual: Decision) -> float:
 
 
 def pack(decisions: Sequence[Decision]) -> str:
-    """As text for a JSON file: tokens, log-probs and the likeliest of each, in 4 bytes a number, deflated, in base64.
+    """Encode as text for a JSON file: tokens, log-probs and the likeliest of each, 4-byte numbers, deflated, in base64.
 
-    All tell equally many tokens.
+    All must have the same number of tokens.
     """
     columns = [
         np.array([[decision.token, *decision.top.ids] for decision in decisions], "<u4"),
@@ -67,7 +67,7 @@ def pack(decisions: Sequence[Decision]) -> str:
 
 
 def unpack(text: str, count: int) -> tuple[Decision, ...]:
-    """The `count` decisions that `pack` wrote. Raises `ValueError` when it does not hold so many."""
+    """The `count` decisions that `pack` wrote. Raises `ValueError` if the text has another number."""
     try:
         raw = zlib.decompress(base64.b64decode(text, validate=True))
     except (zlib.error, binascii.Error) as error:

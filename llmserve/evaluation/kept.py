@@ -1,8 +1,8 @@
-"""What a run has been told so far, in a file beside its report: an interrupted run goes on where it stopped.
+"""Keeps a run's answers in a file next to its report, so that an interrupted run can be resumed.
 
-The answers depend on the engine with the size and time of each of its files, the questions, the options, the versions.
-A line is one answer, or what the engine said about one of the baseline's. The first sample is always asked again, so
-that every run has times of its own.
+The file is valid for the same engine (size and time of each of its files), questions, options and versions. A line is
+one answer, or the engine's decisions on one of the baseline's. The first sample is always answered again, so that every
+run has its own times.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Told: TypeAlias = tuple[str, Answer | tuple[Decision, ...]]  # by the request's 
 
 
 def identity_of(directory: EngineDirectory, questions: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What answers to these questions depend on, as JSON holds it. `questions`: anything with a stable `repr`."""
+    """Everything that the answers depend on, for JSON. `questions`: anything with a stable `repr`."""
     files = [directory.path / name for name in sorted(directory.manifest.files)]
     code = [path for path in sorted(Path(llmserve.__file__).parent.rglob("*")) if path.suffix in (".py", ".so")]
     return {
@@ -46,7 +46,7 @@ def _digest(parts: Sequence[Any]) -> str:
 
 
 class KeptAnswers:
-    """By request id; of the runs before this one, and of this one."""
+    """Answers by request id, from earlier runs and this one."""
 
     def __init__(self, lines: KeptLines[Told]) -> None:
         self._lines = lines
@@ -61,11 +61,11 @@ class KeptAnswers:
                 self._decisions[request_id] = told
 
     def candidate(self, candidate: Candidate) -> Candidate:
-        """The same, but it is not asked again."""
+        """The same candidate, but kept answers are not requested again."""
         return _KeptCandidate(candidate, self)
 
     def is_kept(self, index: int) -> bool:
-        """Whether a run before this one has the answer to this sample, or to the first of its choices."""
+        """Whether an earlier run has the answer to this sample, or to the first of its choices."""
         return f"eval-{index}" in self._answers or f"eval-{index}-0" in self._decisions
 
     def answer(self, request_id: str) -> Answer | None:
@@ -82,7 +82,7 @@ class KeptAnswers:
 
 
 def timed(run: CandidateRun, kept: KeptAnswers | None) -> CandidateRun:
-    """With the times of those answers that are this run's own."""
+    """With the times of the answers from this run."""
     if kept is None:
         return run
     return replace(run, fresh=tuple(index for index in range(len(run.answers)) if not kept.is_kept(index)))
@@ -90,8 +90,8 @@ def timed(run: CandidateRun, kept: KeptAnswers | None) -> CandidateRun:
 
 @contextmanager
 def kept_answers(path: Path, identity: Mapping[str, Any]) -> Iterator[KeptAnswers]:
-    """Of the run that `identity` describes. `InvalidArgument` while another run writes to the file, or nobody can."""
-    with kept_lines(path, identity, _told, taken="give this one another --output") as lines:
+    """For the run that `identity` describes. `InvalidArgument` if another run writes to it, or it is not writable."""
+    with kept_lines(path, identity, _told, taken="use another --output") as lines:
         yield KeptAnswers(lines)
 
 

@@ -1,9 +1,8 @@
-"""A file of JSON lines that a run writes as it goes, so that the next one can go on after an interruption.
+"""A file of JSON lines that a run writes step by step, so that the next run can resume after an interruption.
 
-The first line says what the others depend on; a file that says anything else there is of another run, and begins anew.
-Every other line is one result, written as soon as it was there. Whole lines count: what follows them, cut off while it
-was written or damaged, is dropped. One run at a time has the file; the kernel lets go of it when that has ended in
-whatever way.
+The first line says what the others depend on; if it differs, the file belongs to another run and is emptied. Every
+other line is one result, written at once. Only complete lines count: a truncated or damaged rest is dropped. One run at
+a time locks the file; the kernel releases the lock however the run ends.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Line = TypeVar("Line")
 
 
 class KeptLines(Generic[Line]):
-    """`earlier`: of the runs before this one, as `parse` made them."""
+    """`earlier`: results of previous runs, converted by `parse`."""
 
     def __init__(self, path: Path, file: BufferedRandom, earlier: Sequence[Line]) -> None:
         self._path = path
@@ -35,7 +34,7 @@ class KeptLines(Generic[Line]):
         self._file.flush()
 
     def remove(self) -> None:
-        """The file: everything in it is stored elsewhere by now."""
+        """Remove the file, because everything in it is stored elsewhere."""
         self._path.unlink(missing_ok=True)
 
 
@@ -43,9 +42,9 @@ class KeptLines(Generic[Line]):
 def kept_lines(
     path: Path, head: Mapping[str, Any], parse: Callable[[Any], Line], *, taken: str
 ) -> Iterator[KeptLines[Line]]:
-    """Of the run that `head` describes. `parse` raises `ValueError`, `KeyError` or `TypeError` for a damaged line.
+    """For the run that `head` describes. `parse` raises `ValueError`, `KeyError` or `TypeError` for a damaged line.
 
-    `InvalidArgument` while another run has the file (`taken` says what to do then), or when nobody can write to it.
+    `InvalidArgument` if another run has locked the file (`taken` says what to do then), or if it is not writable.
     """
     with _locked(path, taken) as file:
         yield KeptLines(path, file, _read(file, head, parse))
@@ -58,12 +57,12 @@ def _locked(path: Path, taken: str) -> Iterator[BufferedRandom]:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
         except OSError as error:
-            raise InvalidArgument(f"answers cannot be written to {path}: {error.strerror}") from error
+            raise InvalidArgument(f"the answers cannot be written to {path}: {error.strerror}") from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise InvalidArgument(f"another run writes its answers to {path}; {taken}") from error
+                raise InvalidArgument(f"another run is writing its answers to {path}; {taken}") from error
             if not _is_at(path, file):
                 continue
             yield file
@@ -71,7 +70,7 @@ def _locked(path: Path, taken: str) -> Iterator[BufferedRandom]:
 
 
 def _is_at(path: Path, file: BufferedRandom) -> bool:
-    """Whether the open file is still the one of that name: the run that had it may have removed it meanwhile."""
+    """Whether the open file still has that name: the run that had locked it may have removed it."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -79,7 +78,7 @@ def _is_at(path: Path, file: BufferedRandom) -> bool:
 
 
 def _read(file: BufferedRandom, head: Mapping[str, Any], parse: Callable[[Any], Line]) -> list[Line]:
-    """Every whole line of this run; what follows them is cut off, and a file of another run emptied."""
+    """Read every complete line of this run; truncate the rest, and empty a file of another run."""
     first = json.dumps(head).encode() + b"\n"
     if file.readline() != first:
         file.seek(0)

@@ -1,8 +1,8 @@
-"""Before anything runs: how many samples do a suite's margins need, and what can those that it has detect?
+"""Plans a run: how many samples a suite's margins need, and which losses its own samples can detect.
 
 That depends on how far one sample's scores differ between engine and baseline (power.py has the formula). An earlier
-report of the suite knows it. A stored baseline knows a bound: answers of the same quality that have nothing to do with
-the baseline's differ by its own standard deviation times the root of 2; a real engine's differ far less.
+report of the suite has this number. A stored baseline gives a bound: independent answers of the same quality differ by
+the baseline's own standard deviation times the root of 2; a real engine's answers differ far less.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from llmserve.models.number_formats import UNROUNDED
 
 @dataclass(frozen=True, slots=True)
 class PlannedMargin:
-    """What one margin of the suite asks for."""
+    """What one margin of the suite requires."""
 
-    name: str  # of a metric, or of a loss
+    name: str  # margin of a metric, or of a loss
     margin: float
     deviation: float  # standard deviation of one sample's difference
     detectable: float  # minimum detectable effect of the suite's samples
-    needed: int | None  # samples; None: no number of them is enough
+    needed: int | None  # samples; None: no number is sufficient
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     suite: str
     num_samples: int
-    source: str  # of the deviations, in words
+    source: str  # source of the deviations, as text
     margins: tuple[PlannedMargin, ...]
 
     @property
@@ -58,7 +58,7 @@ class Plan:
 
 
 def plan(options: EvalOptions, earlier: Path | None = None) -> Plan:
-    """From an earlier report's spread, or from the stored baseline's bound. Runs no network."""
+    """Use an earlier report's spread, or the stored baseline's bound. Runs no network."""
     problems = options.value_problems()
     if options.checkpoint is None and earlier is None:
         problems.append("a plan needs --earlier REPORT, or --hf-model-dir with a stored baseline")
@@ -80,8 +80,8 @@ def plan(options: EvalOptions, earlier: Path | None = None) -> Plan:
         )
     if not margins:
         raise InvalidArgument(
-            f"nothing to plan: suite {suite.name} has no known margins"
-            + ("" if earlier else "; what loss_margins need is told by a report: --earlier REPORT")
+            f"nothing to plan: suite {suite.name} has no margins that can be planned"
+            + ("" if earlier else "; to plan loss_margins, give a report: --earlier REPORT")
         )
     return Plan(suite.name, num_samples, source, margins)
 
@@ -89,7 +89,7 @@ def plan(options: EvalOptions, earlier: Path | None = None) -> Plan:
 def _planned(
     name: str, margin: float, deviation: float, num_samples: int, *, known: float = 0.0, worst: float = 0.0
 ) -> PlannedMargin:
-    """`known`: the loss that is there, which leaves less of the margin; `worst`: what one answer can lose."""
+    """`known`: the measured loss, which reduces the margin; `worst`: the most that one answer can lose."""
     needed = samples_needed(deviation, margin - known, worst=worst)
     return PlannedMargin(
         name,
@@ -105,11 +105,11 @@ def _read_report(path: Path, suite: Suite) -> Mapping[str, Any]:
         report: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         digest, num_samples, _ = report["suite"]["digest"], len(report["samples"]), report["engine"]["name"]
     except OSError as error:
-        raise NotFound(f"no report {path}: {error.strerror}") from error
+        raise NotFound(f"report {path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidArgument(f"{path} is not a report of llmserve eval ({error!r})") from error
     if digest != suite_digest(suite):
-        raise InvalidArgument(f"{path} is from another suite than {suite.name}, or of other data or prompts")
+        raise InvalidArgument(f"{path} is from another suite than {suite.name}, or from other data or prompts")
     if num_samples < MIN_SAMPLES:
         raise InvalidArgument(
             f"{path} has {num_samples} samples; at least {MIN_SAMPLES} are needed to estimate the spread"
@@ -122,7 +122,7 @@ def _of_metrics(suite: Suite, report: Mapping[str, Any], num_samples: int) -> It
         try:
             scores = [[sample[side]["scores"][name] for side in ("baseline", "engine")] for sample in report["samples"]]
         except KeyError as error:
-            raise InvalidArgument(f"the earlier report does not have {error}; make it again") from error
+            raise InvalidArgument(f"the earlier report lacks {error}; create it again") from error
         baseline, engine = np.array(scores, np.float64).T
         yield _planned(name, margin, spread(engine - baseline), num_samples, worst=float(baseline.mean()))
 
@@ -135,12 +135,12 @@ def _of_losses(suite: Suite, report: Mapping[str, Any], num_samples: int) -> Ite
             found = losses[name]
             interval = Interval(found["value"], found["low"], found["high"])
             deviation = deviation_of(interval, len(report["samples"]))
-            margin = min(margin, found.get("margin") or margin)  # by what rounding costs, where the report knows it
+            margin = min(margin, found.get("margin") or margin)  # the cost of rounding, if the report has it
             yield _planned(name, margin, deviation, num_samples, known=interval.mean)
 
 
 def _stored_scores(options: EvalOptions, suite: Suite) -> Scores:
-    """Of the stored baseline's answers."""
+    """Scores of the stored baseline's answers."""
     assert options.checkpoint is not None, "checked before"
     require_metrics(suite)
     directory = EngineDirectory.open(options.engine) if options.engine else None
@@ -155,6 +155,6 @@ def _stored_scores(options: EvalOptions, suite: Suite) -> Scores:
     if answers is None:
         raise NotFound(
             f"no {dtype} baseline of these samples is stored in {suite.baselines}; run the suite once without --plan, "
-            "choose another with --dtype, or give an earlier report: --earlier REPORT"
+            "choose another dtype with --dtype, or give a report with --earlier REPORT"
         )
     return scores_of(suite, samples, answers)

@@ -1,4 +1,4 @@
-"""Prompts as token ids, by the same stage that serves them: both sides of a comparison read the same ids."""
+"""Converts prompts to token ids with the stage that serves them, so both sides of a comparison read the same ids."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from llmserve.stages.preprocess import PreparedPrompt, Preprocessor, TextPrompt
 
 @dataclass(frozen=True, slots=True)
 class ChoicePrompt(PreparedPrompt):
-    """A prompt that may go on in several ways."""
+    """A prompt with several continuations."""
 
     choices: tuple[str, ...] = ()
-    continued: tuple[tuple[int, ...], ...] = ()  # ids of the prompt with each of them behind it
+    continued: tuple[tuple[int, ...], ...] = ()  # ids of the prompt followed by each of them
 
     def parts(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Of each choice: what stands before it, and its own ids."""
+        """For each choice: the ids before it, and its own ids."""
         begin = len(self.input_ids)
         return [(ids[:begin], ids[begin:]) for ids in self.continued]
 
 
 class PromptEncoder:
-    """Of a checkpoint or of an engine directory, with room for an answer of `max_tokens`."""
+    """For a checkpoint or an engine directory; leaves room for an answer of `max_tokens`."""
 
     def __init__(self, path: Path, max_tokens: int) -> None:
         self._preprocessor = Preprocessor.open(path)
@@ -41,14 +41,14 @@ class PromptEncoder:
         return self._preprocessor.prepare(TextPrompt(messages=prompt, max_tokens=self._max_tokens))
 
     def count_ids(self, prompt: str | tuple[Message, ...]) -> int:
-        """Of one that is too long to be tokenized, a smaller number, but more than a prompt may have."""
+        """For a prompt that is too long to be tokenized, a lower bound that still exceeds the limit."""
         try:
             return len(self.encode(prompt).input_ids)
         except PromptTooLong as error:
             return max(error.num_tokens, error.limit + 1)
 
     def encode_samples(self, samples: Sequence[Sample]) -> list[PreparedPrompt]:
-        """A `ChoicePrompt` where a sample has choices."""
+        """Returns a `ChoicePrompt` for a sample with choices."""
         return [self._encode_choices(sample) if sample.choices else self._encode_text(sample) for sample in samples]
 
     def _encode_text(self, sample: Sample) -> PreparedPrompt:
@@ -61,8 +61,8 @@ class PromptEncoder:
         return prompt
 
     def _encode_choices(self, sample: Sample) -> ChoicePrompt:
-        """A text goes on in its own ids, as lm-evaluation-harness cuts it: what it has of ids with a choice behind it
-        is the prompt, and spaces at its end belong to the choice. Behind messages, a choice has ids of its own."""
+        """Split a text as lm-evaluation-harness does: prompt and choice are tokenized together, and spaces at the end
+        of the prompt belong to the choice. After messages, a choice is tokenized separately."""
         if isinstance(sample.prompt, str):
             prompt = self.encode(sample.prompt.rstrip())
             whole = [self.encode(sample.prompt + choice).input_ids for choice in sample.choices]
@@ -88,12 +88,12 @@ class PromptEncoder:
 
 
 def end_ids(prompt: PreparedPrompt) -> tuple[int, ...]:
-    """Every id that ends an answer by itself."""
+    """Every id that ends an answer."""
     return (prompt.end_id, *(word[0] for word in prompt.stop_words if len(word) == 1))
 
 
 def ids_digest(prompt: PreparedPrompt) -> str:
-    """Names a prompt by its ids and by the ids that end its answer, or its choices; 16 hexadecimal digits."""
+    """Identifies a prompt by its ids, the ids that end its answer, and its choices; 16 hexadecimal digits."""
     choices = prompt.continued if isinstance(prompt, ChoicePrompt) else ()
     parts = (prompt.input_ids, sorted(end_ids(prompt)), *choices)
     text = ";".join(",".join(map(str, ids)) for ids in parts)
@@ -101,7 +101,7 @@ def ids_digest(prompt: PreparedPrompt) -> str:
 
 
 def text_digest(path: Path) -> str:
-    """SHA-256 (hex) over a checkpoint's files between text and ids: vocabulary, special tokens, end and role ids."""
+    """SHA-256 (hex) over a checkpoint's text files: vocabulary, special tokens, end ids and role ids."""
     names = sorted((*TOKENIZER_FILES, GENERATION_CONFIG_FILE))
     files = [f"{name} {hash_file(path / name)}" for name in names if (path / name).is_file()]
     return hashlib.sha256("\n".join(files).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""One evaluation from start to end: suite -> samples -> baseline and engine answers -> scores -> gate -> report."""
+"""One complete evaluation: suite -> samples -> baseline and engine answers -> scores -> gate -> report."""
 
 from __future__ import annotations
 
@@ -66,29 +66,29 @@ from llmserve.stages.preprocess import PreparedPrompt
 
 
 class Watcher(Protocol):
-    """Told what is going on; draws the progress bars."""
+    """Receives events of a run; draws the progress bars."""
 
     def phase(self, name: str, total: int) -> Callable[[int], None]:
-        """A phase begins; the returned function is told how many samples were just done."""
+        """A phase begins; the returned function receives the number of samples just done."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
     suite: Path
-    checkpoint: Path | None = None  # whose Hugging Face model is the baseline
-    baseline: Path | None = None  # or the engine that is
+    checkpoint: Path | None = None  # the checkpoint whose Hugging Face model is the baseline
+    baseline: Path | None = None  # or the engine that is the baseline
     engine: Path | None = None
     url: str = ""  # of a running server, which is judged instead of `engine`
     num_samples: int | None = None  # None: the suite's
-    dtype: str = ""  # of the baseline; "": the engine's
+    dtype: str = ""  # of the baseline; "": the engine's dtype
     refresh_baseline: bool = False
     baseline_batch_size: int = 1
     concurrency: int = 8
-    threads: int = 0  # of the engine; 0: every core
+    threads: int = 0  # for the engine; 0: every core
     access: Access = field(default_factory=Access)  # to the server
-    kept_answers: Path | None = None  # where an engine's answers are kept until the run has ended; None: nowhere
-    served: ServedOptions | None = None  # None: it is not asked as it is served
+    kept_answers: Path | None = None  # file that keeps an engine's answers until the run has ended; None: none
+    served: ServedOptions | None = None  # None: the engine as served is not checked
     lora: Path | None = None  # adapter that is merged into the checkpoint
     adapter: Path | None = None  # directory of the adapter that answers with the engine
 
@@ -101,14 +101,14 @@ class EvalOptions:
             ),
             (
                 not (self.checkpoint and self.baseline),
-                "--hf-model-dir and --baseline are two baselines; give one of them",
+                "--hf-model-dir and --baseline both select a baseline; give only one of them",
             ),
-            (not self.adapter or not self.url, "--adapter is for an engine directory: leave out --url"),
+            (not self.adapter or not self.url, "--adapter requires an engine directory; leave out --url"),
             (
                 not self.adapter or self.lora or self.baseline,
-                "--adapter changes the engine: give the baseline the same adapter, as PEFT saved it, with --lora",
+                "--adapter changes the engine; give the baseline the same adapter, as PEFT saved it, with --lora",
             ),
-            (self.checkpoint or not self.lora, "--lora changes the checkpoint of --hf-model-dir: give that, too"),
+            (self.checkpoint or not self.lora, "--lora changes the checkpoint of --hf-model-dir; give that, too"),
             (
                 not self.baseline or not (self.dtype or self.refresh_baseline or self.baseline_batch_size != 1),
                 "--dtype, --refresh-baseline and --baseline-batch-size are for a Hugging Face model; leave them out "
@@ -129,7 +129,7 @@ class EvalOptions:
 
 
 def evaluate(options: EvalOptions, watcher: Watcher) -> Report:
-    """Raises before any model is loaded when an input is wrong."""
+    """Checks all inputs before any model is loaded."""
     raise_problems(InvalidArgument, "eval", options.problems())
     suite = load_suite(options.suite)
     require_metrics(suite)
@@ -153,9 +153,7 @@ def _ask_hugging_face(
 ) -> tuple[Questions, Side]:
     assert options.checkpoint is not None, "checked with the options"
     if not options.checkpoint.exists():
-        raise NotFound(
-            f"no checkpoint {options.checkpoint}; give the folder or FILE.gguf that the engine was built from"
-        )
+        raise NotFound(f"checkpoint {options.checkpoint} does not exist; give the one that the engine was built from")
     with open_checkpoint(options.checkpoint, options.lora) as checkpoint, text_folder(checkpoint) as texts:
         if options.adapter and options.lora and directory:
             require_same_adapter(options.adapter, options.lora, directory)
@@ -191,7 +189,7 @@ def _ask_engine(
 def _asked(
     options: EvalOptions, suite: Suite, texts: Path, directory: EngineDirectory | None
 ) -> tuple[list[Sample], list[PreparedPrompt]]:
-    """`texts`: the files between text and ids."""
+    """`texts`: the files that convert text to ids."""
     encoder = PromptEncoder(texts, suite.max_tokens)
     samples = load_samples(suite, options.num_samples or suite.num_samples, encoder.count_ids)
     prompts = encoder.encode_samples(samples)
@@ -202,7 +200,7 @@ def _asked(
 
 
 def usual_dtype(checkpoint: Checkpoint, directory: EngineDirectory | None) -> str:
-    """Of the baseline: the engine's, if it is here. Expanded numbers are compared with what they stand for."""
+    """The baseline's dtype: the engine's, if it is available here. Dequantized numbers are compared in float32."""
     if checkpoint.is_expanded:
         return FLOAT32.name
     return str(directory.manifest.options["dtype"]) if directory else FLOAT16.name
@@ -217,7 +215,7 @@ def compare(
     decisions: Decided,
     others: Sequence[GroupedResult] = (),
 ) -> Report:
-    """Both sides' answers, and what the engine says about the baseline's -> scores, verdict and report."""
+    """Compute both sides' answers and the engine's decisions on the baseline's; then scores, verdict and report."""
     require_same_prompts(samples, baseline.answers, engine.answers)
     scores = [scores_of(suite, samples, side.answers) for side in (baseline, engine)]
     evidence = (
@@ -254,7 +252,7 @@ def _baseline_side(
     prompts: Sequence[PreparedPrompt],
     watcher: Watcher,
 ) -> Side:
-    """Stored, or computed here and stored."""
+    """The stored baseline, or one that is computed here and stored."""
     load = replaceable_baseline if options.refresh_baseline else load_baseline
     stored = load(suite.baselines, key)
     answers = stored.select(prompts) if stored and not options.refresh_baseline else None
@@ -274,7 +272,7 @@ def _baseline_side(
             else compute_baseline(folder, kept, prompts, max_tokens=suite.max_tokens, progress=progress)
         )
         if suite.rounding_margins:
-            progress = watcher.phase("what rounding costs", len(prompts))
+            progress = watcher.phase("cost of rounding", len(prompts))
             computed = with_rounding(folder, computed, prompts, progress)
         computed.merged_with(stored).save(suite.baselines)
         kept.remove()
@@ -290,7 +288,7 @@ def _hf_side(baseline: Baseline, answers: Sequence[Answer], source: str) -> Side
         "name": "Hugging Face", "checkpoint_digest": key.checkpoint_digest, "text_digest": key.text_digest,
         "dtype": key.dtype,
     }  # fmt: skip
-    # an answer of a batch has the batch's time, so the sum counts each batch once per answer
+    # each answer has its batch's time, so the sum counts a batch once per answer
     wall_seconds = sum(answer.seconds for answer in answers) / int(environment["batch_size"])
     return Side(
         facts | {"source": source, "in_flight": environment["batch_size"], **environment},
@@ -299,24 +297,24 @@ def _hf_side(baseline: Baseline, answers: Sequence[Answer], source: str) -> Side
     )
 
 
-Decided: TypeAlias = list[tuple[Decision, ...]] | str  # of each sample, or why the engine does not tell such things
+Decided: TypeAlias = list[tuple[Decision, ...]] | str  # decisions on each sample, or why the engine returns none
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What the engine is asked, sample by sample."""
+    """The questions for the engine, sample by sample."""
 
     samples: Sequence[Sample]
     prompts: Sequence[PreparedPrompt]
     baseline: Sequence[Answer]
-    prompt_ids: tuple[PromptIds, ...] = ()  # what transformers says of them; nothing of an engine's
+    prompt_ids: tuple[PromptIds, ...] = ()  # transformers' opinion of them; none for an engine's
 
 
 @contextmanager
 def _kept(
     options: EvalOptions, suite: Suite, questions: Questions, directory: EngineDirectory | None
 ) -> Iterator[KeptAnswers | None]:
-    """Answers of this very run before it was interrupted; a server's are not kept, for it may change meanwhile."""
+    """Answers of this run before an interruption; a server's are not kept, because it may change in between."""
     if options.kept_answers is None or options.url or directory is None:
         yield None
         return
@@ -331,7 +329,7 @@ def _kept(
 async def _run_engine(
     options: EvalOptions, suite: Suite, questions: Questions, watcher: Watcher, kept: KeptAnswers | None
 ) -> tuple[CandidateRun, Decided]:
-    """Its own answers, and what it says about the baseline's."""
+    """The engine's own answers, and its decisions on the baseline's."""
     samples = questions.samples
     progress = watcher.phase("engine", len(samples))
     async with _open_candidate(options, suite) as opened:
@@ -352,13 +350,13 @@ async def _run_engine(
                 concurrency=options.concurrency,
                 progress=watcher.phase("evidence", len(samples)),
             )
-        except Unsupported as error:  # a server or engine of others
+        except Unsupported as error:  # a server or engine of another project
             return run, str(error)
         return run, decisions
 
 
 def _choices(options: EvalOptions, questions: Questions) -> list[ChoicePrompt]:
-    """In ids: of an engine's own tokenizer; a server is asked those of the checkpoint."""
+    """Choices as ids: with an engine's own tokenizer, or for a server with the checkpoint's."""
     prompts = questions.prompts
     if options.engine and not options.url:
         prompts = PromptEncoder(options.engine, 1).encode_samples(questions.samples)
@@ -377,7 +375,7 @@ def _open_candidate(options: EvalOptions, suite: Suite) -> AbstractAsyncContextM
 def candidate_side(
     directory: EngineDirectory | None, options: EvalOptions, run: CandidateRun, identity: EngineIdentity | None = None
 ) -> Side:
-    """What is known of the engine that answered: through a server what that says of it, whatever lies here on disk."""
+    """Facts about the engine that answered; for a server, only what it reports, whatever is on this disk."""
     if options.url:
         facts = {"name": options.url, "url": options.url}
         if identity is not None:

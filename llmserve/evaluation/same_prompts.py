@@ -1,4 +1,4 @@
-"""Whether both sides of a comparison are asked the same, with the same adapter."""
+"""Checks that both sides of a comparison get the same prompts, with the same adapter."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from llmserve.evaluation.prompts import ChoicePrompt, ids_digest
 from llmserve.stages.preprocess import PreparedPrompt
 
 MOST_SHOWN = 5
-Told = tuple[int, str]  # of a prompt: the number of its tokens, and their digest, if it is known
+Told = tuple[int, str]  # of a prompt: the number of its tokens, and their digest if known
 
 
 def require_room(
     samples: Sequence[Sample], prompts: Sequence[PreparedPrompt], max_tokens: int, engine: str, max_seq_len: int
 ) -> None:
-    """Before anything is computed: an engine would cut conversations, refuse texts or end answers that the other side
-    has whole."""
+    """Check before anything is computed: an engine would truncate conversations, refuse texts or end answers early that
+    the other side has in full."""
     lengths = [
         max(map(len, prompt.continued)) + 1 if isinstance(prompt, ChoicePrompt) else len(prompt.input_ids) + max_tokens
         for prompt in prompts
@@ -33,14 +33,14 @@ def require_room(
     ]
     raise_problems(
         InvalidArgument,
-        f"{len(too_long)} of {len(samples)} prompts with their answers are longer than the {max_seq_len} tokens that "
+        f"{len(too_long)} of {len(samples)} prompts with their answers exceed the {max_seq_len} tokens that "
         f"{engine} takes (build it with a larger --max-seq-len, or lower max_input_tokens or max_tokens in the suite)",
         too_long[:MOST_SHOWN],
     )
 
 
 def require_same_prompts(samples: Sequence[Sample], baseline: Sequence[Answer], engine: Sequence[Answer]) -> None:
-    """A comparison counts only on the same prompts: an engine with another tokenizer or chat format is refused."""
+    """Refuse a comparison of different prompts, such as with an engine that has another tokenizer or chat format."""
     told = [[(answer.num_prompt_tokens, answer.prompt_digest) for answer in side] for side in (baseline, engine)]
     _require_same(samples, *told)
 
@@ -54,7 +54,7 @@ def require_same_ids(
 
 def _require_same(samples: Sequence[Sample], baseline: Sequence[Told], engine: Sequence[Told]) -> None:
     different = [
-        f"sample {sample.id}: {_in_words(expected)} for the baseline, {_in_words(actual)} for the engine"
+        f"sample {sample.id}: {_in_words(expected)} for the baseline, but {_in_words(actual)} for the engine"
         for sample, expected, actual in zip(samples, baseline, engine, strict=True)
         if not _is_same(expected, actual)
     ]
@@ -66,7 +66,7 @@ def _require_same(samples: Sequence[Sample], baseline: Sequence[Told], engine: S
 
 
 def _is_same(expected: Told, actual: Told) -> bool:
-    """By ids and end ids; through a server, which tells no ids, by their number."""
+    """Compare ids and end ids; for a server, which does not return ids, their number."""
     return expected[1] == actual[1] if expected[1] and actual[1] else expected[0] == actual[0]
 
 
@@ -75,11 +75,11 @@ def _in_words(told: Told) -> str:
 
 
 def require_same_adapter(adapter: Path, lora: Path, directory: EngineDirectory) -> None:
-    """`EngineFileError` for one of another engine, `InvalidArgument` when the baseline would have another adapter."""
+    """`EngineFileError` for another engine's adapter, `InvalidArgument` if the baseline would have another adapter."""
     sealed = SealedAdapter.open(adapter)
     sealed.require_base(directory.manifest.engine_digest)
     if source_digest(lora) != sealed.manifest.source_digest:
         raise InvalidArgument(
-            f"--adapter {adapter} was not built from --lora {lora}: give the folder that it was built from, or build "
-            f"it again with: llmserve adapter build {lora} --engine {directory.path}"
+            f"--adapter {adapter} was not built from --lora {lora}; give the folder that it was built from, or rebuild "
+            f"it with: llmserve adapter build {lora} --engine {directory.path}"
         )

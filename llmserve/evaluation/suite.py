@@ -77,7 +77,7 @@ class DataSource:
 
 def require_file(path: Path) -> None:
     if not path.is_file():
-        raise NotFound(f"no data file {path}; the suite's data.path is relative to the suite file")
+        raise NotFound(f"data file {path} does not exist; the suite's data.path is relative to the suite file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +91,22 @@ class Suite:
     max_tokens: int
     baselines: Path
     max_input_tokens: int | None = None
-    choices_column: str | None = None  # None: answers are written, not chosen
+    choices_column: str | None = None  # None: answers are generated, not chosen
     metrics: tuple[str, ...] = DEFAULT_METRICS  # to report, in the order of the tables
     stemming: bool = True
     json_schema: Mapping[str, Any] | None = None
     structured_output: bool = False
     margins: Mapping[str, float] = field(default_factory=dict)
-    loss_margins: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # precision -> loss -> at most
-    rounding_margins: Mapping[str, float] = field(default_factory=dict)  # precision -> times what rounding costs
+    loss_margins: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # precision -> loss -> limit
+    rounding_margins: Mapping[str, float] = field(default_factory=dict)  # precision -> multiple of the cost of rounding
     needs_evidence: bool = True
-    needs_served: bool = False  # judged as it is served, whatever the engine promises
-    speed_margins: Mapping[str, float] = field(default_factory=dict)  # measure -> times worse, at most
+    needs_served: bool = False  # judged as served, whatever the engine promises
+    speed_margins: Mapping[str, float] = field(default_factory=dict)  # measure -> limit of times worse
     floors: Mapping[str, float] = field(default_factory=dict)
     inconclusive_passes: bool = False
 
     def rules(self) -> dict[str, Any]:
-        """What decides the verdict, as JSON holds it. `NotFound` without the data file."""
+        """Everything that determines the verdict, for JSON. Raises `NotFound` if the data file is missing."""
         return {
             "data": self.data.identity(),
             "columns": {"reference": self.reference_column, "choices": self.choices_column},
@@ -123,7 +123,7 @@ class Suite:
         } | self._rules_of_few()
 
     def _rules_of_few(self) -> dict[str, Any]:
-        """Only where they are set: what a suite without them was blessed with has no such lines."""
+        """Only rules that are set: earlier blessings of suites without them have no such lines."""
         found: dict[str, Any] = {"json_schema": dict(self.json_schema)} if self.json_schema is not None else {}
         found |= {"structured_output": True} if self.structured_output else {}
         found |= {"rounding_margins": dict(self.rounding_margins)} if self.rounding_margins else {}
@@ -137,7 +137,7 @@ class Suite:
 
     @property
     def is_plain(self) -> bool:
-        """Whether answers are texts that only the prompt leads: what the engine is asked as it is served."""
+        """Whether answers are free text that depends only on the prompt; the engine as served is asked these."""
         return not self.choices_column and not self.structured_output
 
     @property
@@ -146,7 +146,7 @@ class Suite:
 
     @property
     def guide(self) -> GuideText | None:
-        """What the engine is told that its answers have to look like."""
+        """The required format of the engine's answers."""
         if not self.structured_output:
             return None
         if self.json_schema is None:
@@ -155,17 +155,15 @@ class Suite:
 
     @property
     def prompt_columns(self) -> list[str]:
-        """Columns that the prompt names, each once, in order."""
+        """Columns that the prompt refers to, each once, in order."""
         texts = [self.prompt] if isinstance(self.prompt, str) else [message.content for message in self.prompt]
         return list(dict.fromkeys(name for text in texts for name in _fields(text)))
 
 
 def load_suite(path: Path) -> Suite:
-    """Raise one `InvalidArgument` that lists everything wrong with the file, or `NotFound`."""
+    """Raises one `InvalidArgument` listing everything wrong with the file, or `NotFound`."""
     if not path.is_file():
-        raise NotFound(
-            f"no suite file {path}; give one with --suite. Those that come with the project are in eval/suites"
-        )
+        raise NotFound(f"no suite file {path}; give one with --suite. The project's own are in eval/suites")
     try:
         content = read_yaml(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -179,7 +177,7 @@ def load_suite(path: Path) -> Suite:
 
 
 class _SuiteReader:
-    """Reads every key, notes every problem, and returns a suite that counts only when there is no problem."""
+    """Reads every key, collects problems, and returns a suite that is only valid without problems."""
 
     def __init__(self, content: dict[Any, Any], folder: Path) -> None:
         self._content = content
@@ -225,7 +223,7 @@ class _SuiteReader:
         if not any(self._content.get(key) for key in ("margins", "loss_margins", "rounding_margins", "floors")):
             self.problems.append("the suite has no criterion; give margins, loss_margins, rounding_margins or floors")
         if "/" in suite.name or suite.name.startswith("."):
-            self.problems.append(f"name must have no '/' and no '.' in front, as reports are named so: {suite.name!r}")
+            self.problems.append(f"name must not contain '/' or begin with '.', as it names reports: {suite.name!r}")
         if not suite.is_plain and (suite.needs_served or suite.speed_margins):
             self.problems.append(
                 "as_served and speed_margins need free text; leave them out with columns.choices and structured_output"
@@ -262,7 +260,7 @@ class _SuiteReader:
         return CHOICE_METRICS if self._choices else tuple(TEXT_METRICS)
 
     def _metrics(self) -> tuple[str, ...]:
-        """Those that are asked for, or else the usual ones; and those that are judged."""
+        """Requested metrics, or else the usual ones; and those that are judged."""
         wanted = self._typed("metrics", list, list(CHOICE_METRICS if self._choices else DEFAULT_METRICS))
         known = self._known_metrics
         self.problems += [f"unknown metric: {name} (known: {', '.join(known)})" for name in wanted if name not in known]

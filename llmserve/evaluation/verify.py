@@ -1,7 +1,7 @@
-"""Whether an engine said what a file says that it said: every answer is derived again from its receipt.
+"""Verifies that an engine produced the answers in a file: every answer is computed again from its receipt.
 
 A receipt (`stages.receipt`) has the prompt's ids, all parameters and the engine's digest. An engine that promises the
-same tokens for the same request either gives them again, or did not say this.
+same tokens for the same request either returns them again, or did not produce this answer.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ HINT = 'ask for one with "return_receipt": true in the request'
 class Standing(Enum):
     SAID = "said"
     NOT_SAID = "not said"
-    UNKNOWN = "unknown"  # this machine computes otherwise than the one that answered
+    UNKNOWN = "unknown"  # this machine rounds differently from the one that answered
 
 
 @dataclass(frozen=True, slots=True)
 class SaidText:
-    """An answer's text, as a file has it."""
+    """An answer's text, as in the file."""
 
-    text: str | None = None  # None: it has none
-    has_echo: bool = False  # the prompt's text may stand before it
-    is_part: bool = False  # thoughts and calls of tools have been taken out of it
+    text: str | None = None  # None: the file has none
+    has_echo: bool = False  # the prompt's text may precede it
+    is_part: bool = False  # thoughts and tool calls were removed from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class Finding:
 
 
 def read_claims(path: Path) -> list[Claim]:
-    """Of a reply of /v1/chat/completions or /v1/completions or its last chunk, of Triton's infer and generate, of a
-    bare receipt, or of a list of these. `InvalidArgument` where there is none, or one is malformed."""
+    """Read a reply of /v1/chat/completions or /v1/completions or its last chunk, of Triton's infer and generate, a bare
+    receipt, or a list of these. `InvalidArgument` if there is none, or if one is malformed."""
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -90,8 +90,8 @@ def read_claims(path: Path) -> list[Claim]:
 
 
 def verify(claims: Sequence[Claim], path: Path, *, threads: int = 0, adapters: Sequence[Path] = ()) -> list[Finding]:
-    """Of every claim, in order. Hashes the engine's files first: `EngineFileError` when they are not as built.
-    `adapters`: adapter directories that answers may be of."""
+    """Verify every claim, in order. Hashes the engine's files first: `EngineFileError` if they were changed.
+    `adapters`: directories of adapters that answers may come from."""
     directory = EngineDirectory.open(path)
     directory.verify()
     digest = directory.manifest.engine_digest
@@ -119,7 +119,7 @@ async def _verify_all(claims: Sequence[Claim], engine: Engine, postprocessor: Po
 def _of_another(claim: Claim, digest: str) -> Finding:
     engine = claim.receipt.engine
     theirs, ours = told_apart(engine["digest"], digest)
-    words = f"the receipt is of {engine['name']}, digest {theirs}, and this engine's is {ours}"
+    words = f"the receipt is from {engine['name']}, digest {theirs}, but this engine's digest is {ours}"
     return Finding(claim, Standing.NOT_SAID, words)
 
 
@@ -134,14 +134,14 @@ async def _verify(claim: Claim, engine: Engine, postprocessor: Postprocessor) ->
     kernels, here = receipt.engine["kernels"], engine.info.kernels
     if problem and kernels != here:
         words = (
-            f"{problem}; it was computed with {kernels}, and here with {here}, which may round differently: verify it "
-            f"where {kernels} computes"
+            f"{problem}; it was computed with {kernels}, but here with {here}, which may round differently; verify it "
+            f"on a machine with {kernels}"
         )
         return Finding(claim, Standing.UNKNOWN, words)
     if problem:
         return Finding(claim, Standing.NOT_SAID, problem)
     same = f"{engine.info.name} gives the same {len(ids)} tokens{_also(claim)}"
-    cut_off = f"; it was {receipt.finish_reason.value} there, and what would follow is not compared"
+    cut_off = f"; it was {receipt.finish_reason.value} in the file, so what would follow is not compared"
     return Finding(claim, Standing.SAID, same + (cut_off if receipt.is_cut_off else ""))
 
 
@@ -152,7 +152,7 @@ def _also(claim: Claim) -> str:
 
 
 async def _derived(receipt: Receipt, engine: Engine, tokenizer: Tokenizer) -> tuple[list[int], GeneratedEvent | None]:
-    """The answer's ids as the engine gives them now, and its last event; of one that was cut off, as far as it goes."""
+    """The answer's ids and last event, computed again; for an answer that was cut off, only as far as it goes."""
     asked, request = receipt.asked, receipt.asked.generate
     if receipt.is_cut_off:
         if not receipt.output_ids:
@@ -177,18 +177,18 @@ async def _derived(receipt: Receipt, engine: Engine, tokenizer: Tokenizer) -> tu
 
 
 def _difference(receipt: Receipt, ids: Sequence[int], last: GeneratedEvent | None) -> str:
-    """Between what the receipt says and what was derived; empty: there is none."""
+    """The difference between the receipt and the new answer; empty if there is none."""
     told = receipt.output_ids
     place = first_divergence(told, ids)
     if place is not None and place < min(len(told), len(ids)):
-        return f"token {place + 1} of {len(told)} is {told[place]} there, and {ids[place]} from this engine"
+        return f"token {place + 1} of {len(told)} is {told[place]} in the file, but {ids[place]} from this engine"
     if place is not None:
-        return f"the answer has {len(told)} tokens there, and {len(ids)} from this engine"
+        return f"the answer has {len(told)} tokens in the file, but {len(ids)} from this engine"
     if receipt.is_cut_off or last is None:
         return ""
     reason = last.tokens.finish_reason
     if reason is not receipt.finish_reason:
-        return f"it ended with {receipt.finish_reason.value} there, and with {reason.value if reason else '?'} here"
+        return f"it ended with {receipt.finish_reason.value} there, but with {reason.value if reason else '?'} here"
     return "" if last.tail_text == receipt.tail_text else "the text before its stop string differs"
 
 
@@ -209,7 +209,7 @@ def _text_problem(claim: Claim, postprocessor: Postprocessor) -> str:
 
 
 def _echoes(said: str, answer: str, receipt: Receipt, postprocessor: Postprocessor) -> bool:
-    """Whether it is the prompt's text with the answer behind it."""
+    """Whether it is the prompt's text followed by the answer."""
     if not said.endswith(answer):
         return False
     prompt, ids = said[: len(said) - len(answer)], list(receipt.asked.generate.prompt_ids)
@@ -218,7 +218,7 @@ def _echoes(said: str, answer: str, receipt: Receipt, postprocessor: Postprocess
 
 
 def _receipts(document: Any, place: str) -> Iterator[tuple[str, object, SaidText]]:
-    """Of each answer in it: its place, its receipt as it stands there, and its text."""
+    """Of each answer in the document: its place, its raw receipt, and its text."""
     if isinstance(document, list):
         for index, item in enumerate(document):
             yield from _receipts(item, f"{place}[{index}]")

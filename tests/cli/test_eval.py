@@ -133,7 +133,7 @@ def test_answers_that_the_engine_has_no_room_for_are_refused_before_any_is_compu
     suite = write_suite(tmp_path, max_tokens=OPTIONS.max_seq_len)
     refused = run(engine, "--hf-model-dir", checkpoint, "--suite", suite)
     assert isinstance(refused.exception, InvalidArgument)
-    words = "32 of 32 prompts with their answers are longer than the 128 tokens that engine takes"
+    words = "32 of 32 prompts with their answers exceed the 128 tokens that engine takes"
     assert words in str(refused.exception)
     assert not (tmp_path / "baselines").exists()
 
@@ -195,7 +195,7 @@ def test_an_engine_may_be_compared_with_another(checkpoint: Path, engine: Path, 
     ("arguments", "words"),
     [
         ((), "give the checkpoint with --hf-model-dir, or another engine with --baseline"),
-        (("--baseline", "here", "--hf-model-dir", "there"), "are two baselines; give one of them"),
+        (("--baseline", "here", "--hf-model-dir", "there"), "both select a baseline; give only one of them"),
         (("--baseline", "here", "--dtype", "float16"), "are for a Hugging Face model; leave them out"),
         (("--baseline", "here", "--sign-key", "key"), "--sign-key signs a record"),
         (("--baseline", "nowhere"), "nowhere"),
@@ -387,7 +387,7 @@ def test_a_baseline_that_does_not_fit_the_disk(suite: Path, tmp_path: Path, monk
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 10))
     failed = run(tmp_path / "engine", "--hf-model-dir", checkpoint, "--suite", suite).exception
     assert isinstance(failed, ResourceExhausted)
-    assert "in float32 takes 0.0 GiB" in str(failed)
+    assert "in float32 needs 0.0 GiB" in str(failed)
     assert "TMPDIR" in str(failed)
 
 

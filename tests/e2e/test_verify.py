@@ -118,12 +118,12 @@ def _with(answer: Any, change: Callable[[dict[str, Any]], None]) -> Any:
 FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "text": (lambda choice: choice["message"].update(content="Everything is fine."), "the text differs"),
     "token": (lambda choice: choice["receipt"]["output_ids"].__setitem__(1, 5), "token 2 of "),
-    "shorter": (lambda choice: choice["receipt"]["output_ids"].pop(), "tokens there, and "),
+    "shorter": (lambda choice: choice["receipt"]["output_ids"].pop(), "tokens in the file, but "),
     "prompt": (lambda choice: choice["receipt"]["prompt_ids"].__setitem__(-2, 400), " from this engine"),
     "seed": (lambda choice: choice["receipt"]["sampling"].update(seed=99), " from this engine"),
     "temperature": (lambda choice: choice["receipt"]["sampling"].update(temperature=0.1), " from this engine"),
     "reason": (lambda choice: choice["receipt"].update(finish_reason="stop_words"), "it ended with stop_words there"),
-    "engine": (lambda choice: choice["receipt"]["engine"].update(digest="a" * 64), "digest aaaaaaaaaaaa, and this"),
+    "engine": (lambda choice: choice["receipt"]["engine"].update(digest="a" * 64), "digest aaaaaaaaaaaa, but this"),
     "vocabulary": (
         lambda choice: choice["receipt"]["prompt_ids"].append(10**6),
         "this engine cannot answer that request",
@@ -152,7 +152,7 @@ def test_another_instruction_set_cannot_call_anybody_a_liar(
     code, told = verify(_with(answers["greedy"], change), LLMSERVE_ISA="portable")
     assert code == 1
     assert told.startswith("choices[0]: unknown: token 2 of ")
-    assert "and here with portable, which may round" in told
+    assert "but here with portable, which may round" in told
 
 
 @pytest.mark.parametrize(

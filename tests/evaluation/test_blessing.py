@@ -50,7 +50,7 @@ def test_a_blessing_needs_a_name_a_reason_and_a_change(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"(?s)2 problems.*--by NAME.*--why TEXT"):
         bless(path, load_suite(path), by=" ", why="")
     bless(path, load_suite(path), by="ann", why="first release")
-    with pytest.raises(InvalidArgument, match="nothing changed since ann blessed it"):
+    with pytest.raises(InvalidArgument, match="nothing has changed since ann blessed it"):
         bless(path, load_suite(path), by="ann", why="again")
 
 

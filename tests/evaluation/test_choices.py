@@ -131,7 +131,7 @@ class ShortEngine:
 
 
 async def test_a_choice_that_has_no_room_is_no_choice(prompts: list[ChoicePrompt]) -> None:
-    with pytest.raises(InvalidArgument, match=r"sample text: choice 0 has \d+ tokens, and there is room for 1"):
+    with pytest.raises(InvalidArgument, match=r"sample text: choice 0 has \d+ tokens, but only 1 fit"):
         await choose_all(ShortEngine(), [TEXT, CHAT], prompts, concurrency=1)
 
 

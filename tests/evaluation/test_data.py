@@ -99,7 +99,7 @@ def test_what_is_wrong_with_the_rows_is_said(tmp_path: Path) -> None:
         (1.5, "1.5"),
         (" ", "row 0 has no reference text"),
         (None, "row 0 has no reference text"),
-        (["a", "b"], r"row 0 needs one text as its reference, got \['a', 'b'\]"),
+        (["a", "b"], r"row 0 must have one text as its reference, got \['a', 'b'\]"),
     ],
 )
 def test_a_reference_is_a_text_or_a_number(tmp_path: Path, reference: object, found: str) -> None:
@@ -127,12 +127,12 @@ def test_choices_are_texts_and_one_of_them_is_right(tmp_path: Path) -> None:
         ({"choices": ["a", "b"], "answer": "1"}, "b"),
         ({"choices": ["1", "0"], "answer": 1}, "0"),  # a number is a place
         ({"choices": ["1", "0"], "answer": "1"}, "1"),  # a text is a text
-        ({"choices": ["a", "b"], "answer": 2}, "row 0 has no choice 2: give its text, or its number from 0 on"),
+        ({"choices": ["a", "b"], "answer": 2}, "row 0 has no choice 2; give its text, or its number from 0 on"),
         ({"choices": ["a", "b"], "answer": -1}, "row 0 has no choice -1"),
         ({"choices": ["a", "b"], "answer": None}, "row 0 has no choice None"),
-        ({"choices": ["a"], "answer": 0}, "row 0 needs a list of at least two texts in 'choices'"),
-        ({"choices": ["a", " "], "answer": 0}, "row 0 needs a list of at least two texts"),
-        ({"choices": "ab", "answer": 0}, "row 0 needs a list of at least two texts"),
+        ({"choices": ["a"], "answer": 0}, "row 0 must have a list of at least two texts in 'choices'"),
+        ({"choices": ["a", " "], "answer": 0}, "row 0 must have a list of at least two texts"),
+        ({"choices": "ab", "answer": 0}, "row 0 must have a list of at least two texts"),
         ({"choices": ["a", "a"], "answer": 0}, "row 0 lists the same choice twice"),
     ],
 )
@@ -218,7 +218,7 @@ def test_a_hub_data_set_without_network_is_explained(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     suite = load_suite(write_suite(tmp_path, data={"hub": "nobody/nothing"}))
-    with pytest.raises(Unavailable, match=r"nobody/nothing .*no route to host.*need a network"):
+    with pytest.raises(Unavailable, match=r"nobody/nothing .*no route to host.*a network or a copy"):
         load_samples(suite, 1, count_words)
 
 

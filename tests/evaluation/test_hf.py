@@ -94,7 +94,7 @@ def change_tensors(folder: Path, change: Callable[[dict[str, np.ndarray]], objec
     [
         (lambda t: t.pop(NORM), f"tensor {NORM} is missing"),
         (lambda t: t.update({"model.extra.bias": t[NORM]}), "tensor model.extra.bias is not used by the network"),
-        (lambda t: t.update({NORM: t[NORM][:3]}), f"tensor {NORM} has a shape that the network does not expect"),
+        (lambda t: t.update({NORM: t[NORM][:3]}), f"tensor {NORM} does not have the shape that the network expects"),
     ],
     ids=["missing", "unexpected", "mismatched"],
 )

@@ -88,7 +88,7 @@ def test_equal_engines_need_as_many_as_the_gate_does(tmp_path: Path) -> None:
     [
         ({"suite": {"digest": "other"}}, "is from another suite than tiny"),
         ({"samples": []}, "has 0 samples; at least 30 are needed"),
-        ({"samples": [{"baseline": {"scores": {}}}] * 30}, "does not have 'rougeL'"),
+        ({"samples": [{"baseline": {"scores": {}}}] * 30}, "lacks 'rougeL'"),
         ({"suite": 3}, "is not a report of llmserve eval"),
     ],
 )
@@ -100,7 +100,7 @@ def test_other_reports_are_refused(tmp_path: Path, changes: dict[str, Any], mess
 
 def test_what_is_no_report_is_named(tmp_path: Path) -> None:
     suite = write_suite(tmp_path)
-    with pytest.raises(NotFound, match=r"no report .*gone\.json"):
+    with pytest.raises(NotFound, match=r"report .*gone\.json cannot be read"):
         planned(suite, tmp_path / "gone.json")
     with pytest.raises(InvalidArgument, match="is not a report"):
         planned(suite, suite)

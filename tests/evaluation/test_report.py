@@ -162,7 +162,7 @@ def test_choices_are_compared_by_likelihood(tmp_path: Path) -> None:
 
 def test_other_prompts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidArgument, match="sample row-31: 9 prompt tokens for the baseline, 8 prompt tokens for the engine"
+        InvalidArgument, match="sample row-31: 9 prompt tokens for the baseline, but 8 prompt tokens for the engine"
     ):
         report(tmp_path, [*GOOD[:-1], Answer("", 8, 0, 0.1, ())])
 
@@ -174,7 +174,7 @@ def test_other_prompt_ids_are_refused_even_of_the_same_number(tmp_path: Path) ->
         for digest in ("ab12", "cd34")
     ]
     assert compare(suite, "d" * 64, SAMPLES, sides[0], sides[0], "untold").passed
-    with pytest.raises(InvalidArgument, match=r"row-0: 9 prompt tokens \(ids ab12\) for the baseline, 9 .*cd34"):
+    with pytest.raises(InvalidArgument, match=r"row-0: 9 prompt tokens \(ids ab12\) for the baseline, but 9 .*cd34"):
         compare(suite, "d" * 64, SAMPLES, sides[0], sides[1], "untold")
 
 

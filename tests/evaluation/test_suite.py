@@ -116,7 +116,7 @@ def test_required_keys(tmp_path: Path, key: str) -> None:
         ({"messages": None, "prompt": "{document.__class__}"}, "may only refer to columns"),
         ({"messages": None, "prompt": "{document!r}"}, "may only refer to columns"),
         ({"messages": None, "prompt": "{document"}, "malformed"),
-        ({"name": "../../reports"}, "name must have no '/'"),
+        ({"name": "../../reports"}, "name must not contain '/'"),
         ({"messages": None, "prompt": "{}"}, "may only refer to columns"),
         ({"messages": [{"role": "user"}]}, "messages must be a list"),
         ({"messages": []}, "messages must be a list"),

@@ -1,7 +1,7 @@
-"""What a release gate said of an engine: records beside it that belong to its digest, and whether they let it serve.
+"""Release gate records of an engine, which belong to its digest, and whether they allow it to serve.
 
 `gate.jsonl` in the engine directory is a `sealed_log`: `llmserve eval` adds a line for every run, whatever its verdict.
-A record counts for the engine whose digest it has, so an engine that computes anything else needs one of its own. An
+A record counts for the engine with its digest, so an engine that computes anything else needs its own. An
 adapter has records in its own directory, which count for the digests of both.
 """
 
@@ -34,12 +34,12 @@ class GateRecord:
 
     @property
     def adapter_digest(self) -> str:
-        """Empty: the engine answered alone."""
+        """Empty: the engine answered without an adapter."""
         return str(self.line.content["engine"].get("adapter_digest", ""))
 
     @property
     def kernels(self) -> str:
-        """That computed: with others the engine may round differently. See `EngineInfo.kernels`."""
+        """The kernels that computed; with others, the engine may round differently. See `EngineInfo.kernels`."""
         return str(self.line.content["engine"]["kernels"])
 
     @property
@@ -48,12 +48,12 @@ class GateRecord:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sample of the suite was asked."""
+        """Whether every sample of the suite was answered."""
         return bool(self.line.content["suite"]["complete"])
 
     @property
     def blessed_by(self) -> str:
-        """Who set the margins; empty: nobody."""
+        """Who approved the margins; empty: nobody."""
         return str(self.line.content["suite"]["blessed_by"])
 
     @property
@@ -70,7 +70,7 @@ class GateRecord:
 
     @property
     def speed(self) -> Mapping[str, Any] | None:
-        """Machine and values; None of a run that measured none, as the first ones did."""
+        """Machine and values; None if the run measured none, as in the first versions."""
         found: Mapping[str, Any] | None = self.line.content.get("speed")
         return found
 
@@ -86,19 +86,19 @@ class GateRecord:
 
 @dataclass(frozen=True, slots=True)
 class GateRule:
-    """What an engine must have before it takes traffic."""
+    """What an engine must have before it serves."""
 
-    suites: tuple[str, ...] = ()  # each of them passed; none: any one, and none of the others failed
-    verifier: Verifier | None = None  # records count that these keys signed
+    suites: tuple[str, ...] = ()  # suites that must have passed; empty: any suite, and no other may have failed
+    verifier: Verifier | None = None  # only records signed with these keys count
 
 
 @dataclass(frozen=True, slots=True)
 class GateSubject:
-    """What has records in a directory: an engine, or an adapter with its engine."""
+    """The subject of records in a directory: an engine, or an adapter with its engine."""
 
     path: Path
     engine_digest: str
-    kernels: str  # that compute here
+    kernels: str  # kernels in use
     adapter_digest: str = ""
 
     @classmethod
@@ -116,13 +116,13 @@ class GateSubject:
 
 
 def records_in(path: Path, engine_digest: str, adapter_digest: str = "") -> list[GateRecord]:
-    """Of that engine, or of an adapter with it, the oldest first. `InvalidArgument` when the file was changed."""
+    """Records of this engine, or of an adapter with it, oldest first. `InvalidArgument` if the file was changed."""
     wanted = (engine_digest, adapter_digest)
     return [record for record in every_record(path) if (record.engine_digest, record.adapter_digest) == wanted]
 
 
 def every_record(path: Path) -> list[GateRecord]:
-    """Of all engines that were in the directory, the oldest first. `InvalidArgument` when the file was changed."""
+    """Records of all engines that were in the directory, oldest first. `InvalidArgument` if the file was changed."""
     file = path / RECORDS_FILE
     found = [GateRecord(line) for line in read(file)]
     try:
@@ -140,23 +140,23 @@ def records_of(directory: EngineDirectory) -> list[GateRecord]:
 
 
 def latest(records: Sequence[GateRecord]) -> Mapping[str, GateRecord]:
-    """The last complete record of each suite: an engine that fails today has not passed because it did once."""
+    """The last complete record of each suite: an earlier pass does not outweigh a later failure."""
     return {record.suite: record for record in records if record.is_complete}
 
 
 def require_gate(directory: EngineDirectory, rule: GateRule) -> None:
-    """As `require_record`, for the engine's own bytes: hashes every file."""
+    """Like `require_record`, for the engine's actual bytes: hashes every file."""
     require_record(GateSubject.engine(directory), rule)
     directory.verify()
 
 
 def require_record(subject: GateSubject, rule: GateRule) -> None:
-    """`GateClosed` unless its records have what `rule` asks for; lists every reason."""
+    """`GateClosed` unless the records satisfy `rule`; lists every reason."""
     raise_problems(GateClosed, f"the gate refuses {subject.path}", gate_problems(subject, rule))
 
 
 def gate_problems(subject: GateSubject, rule: GateRule) -> list[str]:
-    """Why its records do not let it serve here; none when they do."""
+    """Why the records do not allow it to serve here; empty if they do."""
     try:
         records = records_in(subject.path, subject.engine_digest, subject.adapter_digest)
     except InvalidArgument as error:
@@ -198,12 +198,12 @@ def _problem(subject: GateSubject, rule: GateRule, suite: str, record: GateRecor
 
 
 def _is_whole(record: GateRecord) -> bool:
-    """Reads every field once, so that what lacks one shows here."""
+    """Reads every field once, so that a missing one is noticed here."""
     return bool(str(record))
 
 
 def standing(path: Path, engine_digest: str, adapter_digest: str = "") -> tuple[GateRecord, ...]:
-    """What to show of what is in `path`: the last complete record of each suite, by name; none of a changed file."""
+    """A summary for display: the last complete record of each suite, by name; empty if the file was changed."""
     try:
         found = latest(records_in(path, engine_digest, adapter_digest))
     except InvalidArgument:

@@ -2,7 +2,7 @@
 
 The published modelling code needs `trust_remote_code` and no longer runs with current transformers. This one is written
 from the description of the network and keeps the published tensor names, so `from_pretrained` loads the same folders.
-`register()` makes AutoConfig and AutoModelForCausalLM know it.
+`register()` adds it to AutoConfig and AutoModelForCausalLM.
 
 Shapes in names: B batch, T new tokens, K keys (cached + new), N heads, D head size, H hidden, V vocabulary.
 """
@@ -199,7 +199,7 @@ class BaichuanForCausalLM(BaichuanPreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **_: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits [B, T, V], or of the last `logits_to_keep` tokens when that is not 0."""
+        """Logits [B, T, V], or those of the last `logits_to_keep` tokens if that is not 0."""
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
         x_BTH = self.model(input_ids, attention_mask, position_ids=position_ids, past_key_values=past_key_values)
@@ -223,9 +223,9 @@ def rotate(x_BNTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attention_bias(attention_mask_BK: Tensor, length: int, slopes: tuple[float, ...]) -> Tensor:
-    """What is added to the scores of the last `length` tokens, float32 [B, 1 or N, T, K].
+    """The bias for the scores of the last `length` tokens, float32 [B, 1 or N, T, K].
 
-    ALiBi where there are slopes, and a large negative number where a token must not look.
+    It contains ALiBi if there are slopes, and a large negative number at masked positions.
     """
     num_keys = attention_mask_BK.shape[-1]
     keys = torch.arange(num_keys, device=attention_mask_BK.device)
@@ -233,11 +233,11 @@ def attention_bias(attention_mask_BK: Tensor, length: int, slopes: tuple[float, 
     slopes_N = torch.tensor(slopes or (0.0,), device=keys.device)
     bias = slopes_N[:, None, None] * (keys - queries)
     visible = (keys <= queries) & attention_mask_BK.bool()[:, None, None, :]
-    # a finite value: a row that sees nothing (left padding) must stay a number; half precision has no smaller one
+    # finite, since a row without visible positions (left padding) must not become NaN; half precision's minimum
     return bias.masked_fill(~visible, torch.finfo(torch.float16).min)
 
 
 def register() -> None:
-    """Teach the Auto classes the model type "baichuan". Calling it twice does no harm."""
+    """Register the model type "baichuan" with the Auto classes. A second call has no effect."""
     AutoConfig.register("baichuan", BaichuanConfig, exist_ok=True)
     AutoModelForCausalLM.register(BaichuanConfig, BaichuanForCausalLM, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The Hugging Face model is asked for a baseline; an interrupted run goes on where it stopped.
+"""Computes a baseline with the Hugging Face model; an interrupted run is resumed.
 
-Answers are kept beside the stored baseline, batch by batch, as soon as they are there: an answer depends on the others
-of its batch, which are padded to one length, so a batch counts as a whole or not at all.
+Answers are kept next to the stored baseline, as soon as each batch is done. Batches are padded to one length, so an
+answer depends on the others of its batch, and only whole batches are reused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Prompt = TypeVar("Prompt", bound=PreparedPrompt)
 
 
 class KeptBatches:
-    """Of the baseline that is being computed: of the runs before this one, and of this one."""
+    """Batches of the baseline that is being computed, from earlier runs and this one."""
 
     def __init__(self, key: BaselineKey, environment: Mapping[str, str], lines: KeptLines[Batch]) -> None:
         self.key = key
@@ -49,13 +49,13 @@ class KeptBatches:
         self._lines.add({"batch": [[answer.prompt_digest, answer_to_json(answer)] for answer in batch]})
 
     def remove(self) -> None:
-        """The baseline is stored."""
+        """Remove the file, because the baseline is stored."""
         self._lines.remove()
 
 
 @contextmanager
 def kept_batches(folder: Path, key: BaselineKey, environment: Mapping[str, str]) -> Iterator[KeptBatches]:
-    """`InvalidArgument` while another run computes the same baseline, or when the folder cannot be written to."""
+    """Raises `InvalidArgument` if another run computes the same baseline, or if the folder is not writable."""
     path = folder / f"{key.file_name}.partial"
     head = {"format": FORMAT, **asdict(key), "environment": dict(environment)}
     with kept_lines(path, head, _batch, taken="it computes the same baseline; wait until it ends") as lines:
@@ -74,10 +74,10 @@ def compute_baseline(
     max_tokens: int,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Baseline:
-    """Ask the Hugging Face model; `progress` is told how many prompts were just answered."""
+    """Run the Hugging Face model; `progress` receives the number of prompts just answered."""
     model = hf.HfModel(checkpoint, kept.key.dtype)
     postprocessor = Postprocessor.open(checkpoint)
-    _generate(model, prompts[:1], 1)  # the first call pays for allocations and caches
+    _generate(model, prompts[:1], 1)  # the first call includes allocations and caches
 
     def ask(batch: Sequence[PreparedPrompt]) -> Batch:
         found = _generate(model, batch, max_tokens)
@@ -92,7 +92,7 @@ def with_rounding(
     prompts: Sequence[PreparedPrompt],
     progress: Callable[[int], None] = lambda count: None,
 ) -> Baseline:
-    """With what the same model says of these prompts' answers in the other dtype: see `rounding`."""
+    """Add the same model's divergences in the other dtype for these answers: see `rounding`."""
     model = hf.HfModel(checkpoint, other_dtype(baseline.key.dtype))
     answers = dict(baseline.answers)
     for prompt in prompts:
@@ -111,9 +111,9 @@ def compute_choices(
     *,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Baseline:
-    """As `compute_baseline`, in multiple choice: how likely each choice is; batches of one prompt."""
+    """Like `compute_baseline`, for multiple choice: the likelihood of each choice; a batch has one prompt."""
     model = hf.HfModel(checkpoint, kept.key.dtype)
-    _chosen(model, prompts[0])  # the first call pays for allocations and caches
+    _chosen(model, prompts[0])  # the first call includes allocations and caches
     return _compute(kept, prompts, lambda batch: [_chosen(model, prompt) for prompt in batch], progress)
 
 

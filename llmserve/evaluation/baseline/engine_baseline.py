@@ -1,4 +1,4 @@
-"""Another engine in the place of the Hugging Face model: its answers, and what it says about each of their tokens."""
+"""Uses another engine instead of the Hugging Face model: its answers, and its log-probs of each token."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def engine_baseline(
     threads: int,
     phase: Phase,
 ) -> Side:
-    """Raises `Unsupported` where the engine does not tell its log-probs."""
+    """Raises `Unsupported` if the engine does not return log-probs."""
     facts = engine_facts(directory) | {
         "source": "an engine, in this run", "in_flight": str(concurrency), "machine": machine_name(),
     }  # fmt: skip
@@ -62,7 +62,7 @@ async def engine_baseline(
 
 
 def _with_end(answer: Answer, prompt: PreparedPrompt, max_tokens: int) -> tuple[int, ...]:
-    """An answer that is shorter than it might be was ended: that is a decision, too."""
-    assert answer.token_ids is not None, "an engine in this process tells ids"
+    """An answer shorter than the limit ended with an end token, which is a decision, too."""
+    assert answer.token_ids is not None, "an engine in this process returns ids"
     has_ended = answer.num_tokens < max_tokens and prompt.end_id >= 0
     return (*answer.token_ids, prompt.end_id) if has_ended else answer.token_ids

@@ -1,6 +1,6 @@
-"""A checkpoint as the baseline reads it: a folder that transformers loads.
+"""Provides a checkpoint as a folder that transformers can load.
 
-A GGUF file or a quantized folder is written out as one, in float32: its baseline is what its numbers stand for.
+A GGUF file or a quantized folder is written as such a folder, in float32, with the values that its numbers represent.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ PREFIX = "llmserve-expanded-"
 
 @contextmanager
 def text_folder(checkpoint: Checkpoint) -> Iterator[Path]:
-    """With the files of its texts."""
+    """A folder with the text files."""
     if checkpoint.has_text_files:
         yield checkpoint.path
         return
     with temporary_directory(PREFIX) as parent:
-        folder = parent / checkpoint.path.resolve().name  # which errors name
+        folder = parent / checkpoint.path.resolve().name  # named in errors
         write_text_files(checkpoint, folder)
         yield folder
 
 
 @contextmanager
 def model_folder(checkpoint: Checkpoint, phase: Callable[[str, int], Callable[[int], None]]) -> Iterator[Path]:
-    """With its weights, too. `phase` begins one where they have to be written out. `ResourceExhausted`: no room."""
+    """The folder including weights. `phase` begins a phase if they are written. `ResourceExhausted`: disk full."""
     if not checkpoint.is_expanded:
         yield checkpoint.path
         return
@@ -40,7 +40,7 @@ def model_folder(checkpoint: Checkpoint, phase: Callable[[str, int], Callable[[i
         needed, free = expanded_bytes(checkpoint), shutil.disk_usage(folder).free
         if free < needed:
             raise ResourceExhausted(
-                f"{checkpoint.path} in float32 takes {needed / 2**30:.1f} GiB, {folder.parent} has {free / 2**30:.1f} "
+                f"{checkpoint.path} in float32 needs {needed / 2**30:.1f} GiB; {folder.parent} has {free / 2**30:.1f} "
                 "GiB free; name another folder with TMPDIR"
             )
         write_expanded(checkpoint, folder, phase("expand", len(checkpoint.tensors) - len(checkpoint.surplus)))

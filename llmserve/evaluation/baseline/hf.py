@@ -1,7 +1,7 @@
 """The baseline's model: a Hugging Face checkpoint under transformers, greedy. Torch is imported here and only here.
 
-No code of the checkpoint is ever executed: what transformers does not know by itself, and `baichuan_torch` does not
-add, is refused.
+No code from the checkpoint is ever executed: models that neither transformers nor `baichuan_torch` supports are
+refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NO_TORCH = (
 @dataclass(frozen=True, slots=True)
 class HfAnswer:
     token_ids: tuple[int, ...]  # without the end token
-    decisions: tuple[Decision, ...]  # of its tokens, and of the end token
+    decisions: tuple[Decision, ...]  # decisions on its tokens and on the end token
     seconds: float
 
 
@@ -58,7 +58,7 @@ def _num_threads() -> int:
 
 
 class HfTokenizer:
-    """transformers' own tokenizer and chat template. `CheckpointError` where it has none without running code of the
+    """transformers' own tokenizer and chat template. `CheckpointError` if they would require code from the
     checkpoint."""
 
     def __init__(self, path: Path) -> None:
@@ -77,7 +77,7 @@ class HfTokenizer:
         listed = [{"role": message.role, "content": message.content, **message.more} for message in prompt]
         try:
             text = self._library.apply_chat_template(listed, add_generation_prompt=True, tokenize=False)
-        except Exception as error:  # border: a template raises whatever it likes
+        except Exception as error:  # border: a template can raise anything
             raise CheckpointError(f"transformers cannot render the chat template: {error}") from error
         return list(self._library(text, add_special_tokens=False)["input_ids"])
 
@@ -86,7 +86,7 @@ class HfTokenizer:
 
 
 class HfModel:
-    """A loaded checkpoint, on the GPU where there is one. `dtype` is float16, bfloat16 or float32."""
+    """A loaded checkpoint, on the GPU if there is one. `dtype` is float16, bfloat16 or float32."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         if not is_available():
@@ -109,7 +109,7 @@ class HfModel:
         mask = torch.tensor(
             [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=self._device
         )
-        # the checkpoint's own sampling defaults must not leak into a greedy comparison
+        # the checkpoint's own sampling defaults must not affect a greedy comparison
         self._model.generation_config = GenerationConfig(
             max_new_tokens=max_tokens,
             do_sample=False,
@@ -130,7 +130,7 @@ class HfModel:
         return [HfAnswer(*_until_end(new, decisions, end_ids), seconds) for new, decisions in rows]
 
     def decide(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[Decision]:
-        """What it says about `tokens` behind a prompt."""
+        """Its decisions on `tokens` after a prompt."""
         import torch
 
         ids = torch.tensor([[*prompt, *tokens]], device=self._device)
@@ -138,11 +138,11 @@ class HfModel:
             return _decisions(self._model(ids).logits[0, len(prompt) - 1 : -1], ids[0, len(prompt) :])
 
     def log_likelihoods(self, sequences: Sequence[Sequence[int]], begin: int) -> list[float]:
-        """Of the ids from `begin` on in each sequence, behind those before, in nats; all as one batch."""
+        """Log-likelihoods of the ids from `begin` on in each sequence, given the previous ids, in nats; one batch."""
         import torch
 
         width = max(map(len, sequences))
-        # padding behind a sequence is nothing that it sees
+        # a sequence does not attend to padding after it
         ids = torch.tensor([[*sequence, *[0] * (width - len(sequence))] for sequence in sequences], device=self._device)
         with torch.inference_mode():
             logits = self._model(ids).logits[:, begin - 1 : -1].float()
@@ -169,14 +169,14 @@ def _load(path: Path, dtype: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
         has_tower = hasattr(config, "vision_config")  # for images: its tensors belong to the network, too
-        # the annotations leave out `output_loading_info`
+        # the annotations lack `output_loading_info`
         load: Any = (AutoModelForImageTextToText if has_tower else AutoModelForCausalLM).from_pretrained
         model, loading = load(
             path,
             dtype=getattr(torch, dtype),
             trust_remote_code=False,
             local_files_only=True,
-            ignore_mismatched_sizes=True,  # they are among the problems, by name
+            ignore_mismatched_sizes=True,  # they are reported as problems, by name
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -195,7 +195,7 @@ def _loading_problems(loading: Mapping[str, Any], ignored: Sequence[str]) -> lis
         *(f"tensor {name} is missing" for name in sorted(loading["missing_keys"])),
         *(f"tensor {name} is not used by the network" for name in unexpected),
         *(
-            f"tensor {name} has a shape that the network does not expect"
+            f"tensor {name} does not have the shape that the network expects"
             for name, *_ in sorted(loading["mismatched_keys"])
         ),
         *(str(message) for message in loading["error_msgs"]),
@@ -203,7 +203,7 @@ def _loading_problems(loading: Mapping[str, Any], ignored: Sequence[str]) -> lis
 
 
 def _decisions(logits: Any, tokens: Any) -> list[Decision]:
-    """Logits [N, V], and the token [N] that each was followed by: of one step of N sequences, or of one sequence."""
+    """Decisions from logits [N, V] and the next tokens [N]: of one step of N sequences, or of one sequence."""
     log_probs = logits.float().log_softmax(dim=-1)
     chosen = log_probs.gather(1, tokens[:, None])[:, 0]
     best = log_probs.topk(min(NUM_TOP, log_probs.shape[1]))

@@ -1,8 +1,8 @@
-"""A second opinion on prompt ids: both sides of a comparison read those of our own stages, so nobody else would see
-that they are wrong. Where the checkpoint has a tokenizer.json, transformers' own tokenizer and chat template are asked.
+"""A second opinion on prompt ids: both sides of a comparison use llmserve's own stages, so wrong ids would not be
+noticed. If the checkpoint has a tokenizer.json, they are compared with transformers' tokenizer and chat template.
 
-transformers converts a tokenizer.model, and its copy treats leading spaces and the first token otherwise than
-sentencepiece itself, which is what the stages ask: there is no second opinion on such ids.
+For a tokenizer.model there is no second opinion: transformers converts it, and then treats leading spaces and the first
+token differently from sentencepiece, which the stages use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmserve.stages.files import TextFiles
 from llmserve.stages.preprocess import PreparedPrompt
 from llmserve.stages.tokenizer import reads_json
 
-MAX_NAMED = 3  # of the differences, in a reason
+MAX_NAMED = 3  # differences in a reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class PromptIds:
         )
 
     def __str__(self) -> str:
-        """As a fact of the report."""
+        """As a line of the report."""
         if self.not_compared:
             return f"not compared with transformers': {self.not_compared}"
         return f"{len(self.differences)} of {self.num_prompts} prompts have token ids that differ from transformers'"
 
 
 def second_opinion(texts: Path, samples: Sequence[Sample], prompts: Sequence[PreparedPrompt]) -> PromptIds:
-    """`texts`: the checkpoint's files between text and ids."""
+    """`texts`: the checkpoint's files for converting text to ids."""
     if not reads_json(TextFiles.read(texts)):
         return PromptIds(len(prompts), not_compared="the checkpoint has no tokenizer.json")
     if not hf.has_transformers():
@@ -76,12 +76,12 @@ def second_opinion(texts: Path, samples: Sequence[Sample], prompts: Sequence[Pre
 
 
 def _asked(sample: Sample) -> str | tuple[Message, ...]:
-    """As `PromptEncoder` asks it: spaces before a choice belong to the choice."""
+    """The same request as in `PromptEncoder`: spaces before a choice belong to the choice."""
     return sample.prompt.rstrip() if sample.choices and isinstance(sample.prompt, str) else sample.prompt
 
 
 def _difference(tokenizer: hf.HfTokenizer, sample: Sample, ours: Sequence[int], theirs: Sequence[int]) -> str:
-    """Where the two part, in words; empty where they are the same."""
+    """A description of the first difference; empty if there is none."""
     if tuple(ours) == tuple(theirs):
         return ""
     at = next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))

@@ -1,8 +1,8 @@
-"""What the Hugging Face model answers, computed once and stored: a release check needs no torch after that.
+"""Answers of the Hugging Face model, computed once and stored, so that a release check needs no torch.
 
-One file per checkpoint (weights, and the files around its text), suite and dtype, named by their digests. Within it, an
-answer is found by its prompt's ids and end ids, so a shorter run of the same suite uses the same file. Times are the
-ones measured when it was computed; the file says on which machine.
+One file per checkpoint (weights, and the files around its text), suite and dtype, named by their digests. In the file,
+answers are found by their prompt's ids and end ids, so a shorter run of the same suite uses the same file. Times were
+measured when the baseline was computed, on the machine named in the file.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from llmserve.evaluation.prompts import ids_digest
 from llmserve.stages.preprocess import PreparedPrompt
 
 FORMAT = 3
-DIGEST_CHARS = 16  # of each digest, in the file's name
+DIGEST_CHARS = 16  # characters of each digest in the file's name
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineKey:
-    """What a stored answer depends on."""
+    """Everything that a stored answer depends on."""
 
     checkpoint_digest: str  # config.json and the weights
     text_digest: str  # tokenizer, special tokens and generation_config.json
@@ -37,7 +37,7 @@ class BaselineKey:
 
     @property
     def file_prefix(self) -> str:
-        """Of the files that differ in dtype only."""
+        """The common prefix of files that differ only in dtype."""
         digests = (self.checkpoint_digest, self.text_digest, self.suite_digest)
         return "".join(f"{digest[:DIGEST_CHARS]}-" for digest in digests)
 
@@ -53,12 +53,12 @@ class Baseline:
     answers: Mapping[str, Answer]  # by `ids_digest` of the prompt
 
     def select(self, prompts: Sequence[PreparedPrompt]) -> list[Answer] | None:
-        """The answers to these prompts, in order; None unless every one is there."""
+        """The answers to these prompts, in order; None if any is missing."""
         found = [self.answers.get(ids_digest(prompt)) for prompt in prompts]
         return [answer for answer in found if answer] if all(found) else None
 
     def merged_with(self, older: Baseline | None) -> Baseline:
-        """With the other prompts' answers of an older one, if the same machine and versions computed it."""
+        """Add the older baseline's answers to other prompts, if the same machine and versions computed them."""
         if older is None or older.environment != self.environment:
             return self
         return replace(self, answers={**older.answers, **self.answers})
@@ -70,7 +70,7 @@ class Baseline:
         # one answer per line: a changed answer is one changed line in a diff
         text = json.dumps(head, indent=1)[:-2] + ',\n "answers": {\n' + ",\n".join(lines) + "\n }\n}\n"
         path = folder / self.key.file_name
-        aside = folder / f".{path.name}.tmp-{os.getpid()}"  # the stored one counts until the new one is whole
+        aside = folder / f".{path.name}.tmp-{os.getpid()}"  # the stored file stays valid until the new one is complete
         try:
             folder.mkdir(parents=True, exist_ok=True)
             try:
@@ -84,7 +84,7 @@ class Baseline:
 
 
 def load_baseline(folder: Path, key: BaselineKey) -> Baseline | None:
-    """The stored baseline, or None. `InvalidArgument` for a file that does not say what its name says."""
+    """The stored baseline, or None. `InvalidArgument` if the file's content does not match its name."""
     path = folder / key.file_name
     if not path.is_file():
         return None
@@ -105,7 +105,7 @@ def load_baseline(folder: Path, key: BaselineKey) -> Baseline | None:
 
 
 def replaceable_baseline(folder: Path, key: BaselineKey) -> Baseline | None:
-    """What `load_baseline` finds; a file that it refuses counts as absent, for it is about to be written anew."""
+    """Like `load_baseline`, but a refused file counts as absent, because it is about to be replaced."""
     try:
         return load_baseline(folder, key)
     except InvalidArgument:
@@ -115,9 +115,9 @@ def replaceable_baseline(folder: Path, key: BaselineKey) -> Baseline | None:
 def require_mergeable(
     older: Baseline | None, prompts: Sequence[PreparedPrompt], environment: Mapping[str, str]
 ) -> None:
-    """Refuse to compute these prompts where the other answers of the stored file would be lost.
+    """Refuse to compute these prompts if the stored file's other answers would be lost.
 
-    A file has the answers and times of one environment, so one of another environment can only be replaced as a whole.
+    A file has the answers and times of one environment, so another environment's file can only be replaced as a whole.
     """
     if older is None or older.environment == environment:
         return
@@ -125,8 +125,8 @@ def require_mergeable(
     if lost:
         raise InvalidArgument(
             f"the stored {older.key.dtype} baseline was computed elsewhere ({_words(older.environment)}; here "
-            f"{_words(environment)}), and {len(lost)} of its answers are not among the {len(prompts)} samples asked "
-            "for, so they would be lost; compute all of them: use the full suite, without --num-samples"
+            f"{_words(environment)}), and {len(lost)} of its answers are not among the {len(prompts)} requested "
+            "samples, so they would be lost; use the full suite, without --num-samples, to compute all of them"
         )
 
 
@@ -135,16 +135,16 @@ def _words(environment: Mapping[str, str]) -> str:
 
 
 def this_environment(batch_size: int) -> dict[str, str]:
-    """The machine and versions that compute here; imports torch."""
+    """The machine and versions of this process; imports torch."""
     return {"machine": machine_name(), "batch_size": str(batch_size), **hf.hf_versions()}
 
 
 def missing_baseline(folder: Path, key: BaselineKey) -> Unsupported:
-    """The error for answers that are neither stored nor can be computed here."""
+    """The error for answers that are not stored and cannot be computed here."""
     prefix = key.file_prefix
     stored = sorted(path.stem.removeprefix(prefix) for path in folder.glob(f"{prefix}*.json"))
     if key.dtype in stored:
-        state = f"the stored {key.dtype} baseline lacks some of these samples (ask for fewer with --num-samples)"
+        state = f"the stored {key.dtype} baseline lacks some of these samples (request fewer with --num-samples)"
     else:
         state = f"no {key.dtype} baseline of this checkpoint and suite is stored in {os.path.normpath(folder)}"
         state += f" (one is stored for {', '.join(stored)}: choose it with --dtype)" if stored else ""

@@ -1,7 +1,8 @@
-"""Margins are moved on purpose, by somebody, for a reason: `llmserve eval bless` writes all three beside the suite.
+"""Records deliberate changes of margins: `llmserve eval bless` writes what changed, who approved it and why, next to
+the suite.
 
-`SUITE.blessings.jsonl` is a `sealed_log`. A suite counts in a release gate while its margins, prompt and data are those
-of its last line; so an edit of the suite alone moves nothing.
+`SUITE.blessings.jsonl` is a `sealed_log`. A release gate accepts a suite only if its margins, prompt and data equal those
+in the last line, so an edit of the suite alone has no effect.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SUFFIX = ".blessings.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Blessing:
-    """Who set the rules of a suite, and when; the last line of its trace."""
+    """Who approved a suite's rules, and when; the last line of its record."""
 
     rules: Mapping[str, Any]
     by: str
@@ -39,7 +40,7 @@ def trace_of(suite_path: Path) -> Path:
 
 
 def last_blessing(suite_path: Path) -> Blessing | None:
-    """None where nobody has blessed the suite. `InvalidArgument` when its trace was changed."""
+    """None if the suite was never blessed. `InvalidArgument` if its record was changed."""
     lines = sealed_log.read(trace_of(suite_path))
     if not lines:
         return None
@@ -51,19 +52,19 @@ def last_blessing(suite_path: Path) -> Blessing | None:
 
 
 def blessed_by(suite_path: Path, rules: Mapping[str, Any]) -> str:
-    """Who blessed these rules of the suite, if they are the last that were; empty: nobody."""
+    """Who blessed these rules of the suite, if they equal the last blessed ones; empty: nobody."""
     last = last_blessing(suite_path)
     return last.by if last is not None and last.rules == rules else ""
 
 
 def bless(suite_path: Path, suite: Suite, *, by: str, why: str, signer: sealed_log.Signer | None = None) -> list[str]:
-    """Add a line, and say what it changes. `InvalidArgument` without a name, a reason or a change."""
+    """Add a line, and return what it changes. `InvalidArgument` without a name, a reason or a change."""
     last = last_blessing(suite_path)
     rules = suite.rules()
     problems = [text for wrong, text in (
         (not by.strip(), "name who approves the margins: --by NAME"),
         (not why.strip(), "give the reason: --why TEXT"),
-        (last is not None and last.rules == rules, f"nothing changed since {last.by if last else ''} blessed it"),
+        (last is not None and last.rules == rules, f"nothing has changed since {last.by if last else ''} blessed it"),
     ) if wrong]  # fmt: skip
     raise_problems(InvalidArgument, f"{suite_path} has not been blessed", problems)
     changes = _changes(last.rules if last else {}, rules)

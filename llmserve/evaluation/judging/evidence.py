@@ -1,4 +1,4 @@
-"""What teacher forcing shows: the engine's distributions at every position of the baseline's answers.
+"""Results of teacher forcing: the engine's distributions at every position of the baseline's answers.
 
     kl          mean Kullback-Leibler divergence from the baseline, in nats per position
     kl_p99      its 99th percentile over positions
@@ -6,9 +6,9 @@
     perplexity  how much larger the engine's perplexity of the baseline's answers is, in percent
     flip        largest margin, in nats, between the baseline's two best tokens where the engine's best is another one
 
-Each is a loss: 0 for an equal engine. All but `flip`, a maximum, have a 95 % interval; whole samples are drawn for it,
-for the positions of one hang together. In 16 bits, candidates that are closer than about 0.1 nat may swap; a flip far
-above is a bug, or quantization.
+Each is a loss: 0 for an equal engine. All except `flip`, a maximum, have a 95 % interval from resampled whole samples,
+because positions of a sample are correlated. In 16 bits, candidates that are closer than about 0.1 nat may swap; a much
+larger flip is a bug, or quantization.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llmserve.evaluation.judging.statistics import Interval, resampled_means, re
 
 Floats = NDArray[np.float64]
 PERCENTILE = 0.99
-WORST = 100.0  # nats: stands for a number that is not finite
+WORST = 100.0  # nats: represents a number that is not finite
 
 
 class Loss(Enum):
@@ -41,19 +41,19 @@ LOSSES = tuple(loss.value for loss in Loss)
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Of every position, sample after sample."""
+    """Data for every position, sample after sample."""
 
     divergence: Floats  # [P], nats
-    other_best: Floats  # [P], 1 where the likeliest token is another one
+    other_best: Floats  # [P], 1 if the likeliest token is different
     margins: Floats  # [P], nats between the baseline's two likeliest
-    surprise: Floats  # [P], nats by which the baseline's token is less likely for the engine
-    lengths: NDArray[np.int64]  # positions of each sample; P is their sum
-    num_broken: int = 0  # positions where the engine's log-probs are not finite
+    surprise: Floats  # [P], nats between the baseline's two likeliest tokens
+    lengths: NDArray[np.int64]  # [P], nats by which the engine finds the baseline's token less likely
+    num_broken: int = 0  # number of positions of each sample; their sum is P
 
     @classmethod
     def of(cls, expected: Sequence[Sequence[Decision]], actual: Sequence[Sequence[Decision]]) -> Evidence:
-        """Sample by sample, both sides' decisions on the same tokens. The engine may tell fewer of a sample, where its
-        last ones have no room."""
+        """Both sides' decisions on the same tokens, sample by sample. The engine may have fewer, if a sample's last
+        ones did not fit."""
         pairs = [list(zip(one, other, strict=False)) for one, other in zip(expected, actual, strict=True)]
         flat = [pair for sample in pairs for pair in sample]
         divergences = np.array([divergence(one, other) for one, other in flat])
@@ -73,7 +73,7 @@ class Evidence:
         return len(self.divergence)
 
     def interval(self, loss: Loss, *, seed: int = 0) -> Interval:
-        """A number for all positions; of no width for `flip`."""
+        """A number over all positions; for `flip`, the interval has no width."""
         if loss is Loss.KL:
             return resampled_means(self.divergence, self.lengths, seed=seed)
         if loss is Loss.KL_P99:
@@ -87,7 +87,7 @@ class Evidence:
         return Interval(*(100 * float(np.expm1(value)) for value in (mean.mean, mean.low, mean.high)))
 
     def by_sample(self) -> list[float]:
-        """Mean divergence of each sample's positions; 0 without any."""
+        """Mean divergence over each sample's positions; 0 without positions."""
         begins = np.cumsum(self.lengths) - self.lengths
         parts = [self.divergence[begin : begin + n] for begin, n in zip(begins, self.lengths, strict=True)]
         return [float(part.mean()) if part.size else 0.0 for part in parts]

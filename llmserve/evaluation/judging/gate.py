@@ -6,11 +6,10 @@ Per metric, with the engine's loss margin m and the 95 % interval [low, high] of
     high < -m                 fail            shown to lose more than m
     otherwise                 inconclusive    too few samples, or too noisy, to say
 
-A metric below its floor fails outright. Nothing passes on fewer than MIN_SAMPLES samples, nor where the baseline scores
-at most m, for nobody can lose more than there is, nor a floor of 0 where the engine scores nothing. And nothing passes
-that one more answer would not let pass, were it worth nothing: the interval knows only the losses that were drawn, and
-rare ones mostly were not. The gate's verdict
-is the worst one; what an inconclusive gate means for the exit code is the suite's choice.
+A metric below its floor fails outright. Nothing passes with fewer than MIN_SAMPLES samples, or if the baseline scores
+at most m, because no engine could lose more. A floor of 0 does not pass if the engine scores 0. And nothing passes if
+one more worthless answer would prevent that: the interval is based only on observed losses, and rare losses are mostly
+not observed. The gate's verdict is the worst one; the suite decides which exit code an inconclusive gate has.
 
 A loss of the evidence (`evidence.Loss`) has the same three verdicts, with its interval on the other side of its margin.
 """
@@ -31,11 +30,11 @@ from llmserve.evaluation.judging.power import Flips, detectable, detectable_of, 
 from llmserve.evaluation.judging.statistics import Interval, paired_bootstrap
 from llmserve.evaluation.judging.text_metrics import TEXT_METRICS, Scores
 
-# The interval knows only the losses that were drawn: of an engine that spoils one answer in ten, n samples show nothing
-# at all with probability 0.9^n. That is 12 % for 20 samples, and 4 % for 30: less than the 5 % of the interval.
+# The interval is based only on observed losses: if an engine spoils one answer in ten, n samples show no loss with
+# probability 0.9^n. That is 12 % for 20 samples, and 4 % for 30: less than the 5 % of the interval.
 MIN_SAMPLES = 30
 BINARY = frozenset((*CHOICE_METRICS, *(name for name, metric in TEXT_METRICS.items() if metric.is_binary)))
-ROUNDING = 1e-9  # points below which a difference is arithmetic, not quality
+ROUNDING = 1e-9  # points; smaller differences are arithmetic, not quality
 
 
 class Verdict(Enum):
@@ -52,7 +51,7 @@ NO_CRITERION = (
 
 @dataclass(frozen=True, slots=True)
 class MetricResult:
-    """One metric: means of 0 to 100, the difference with its interval, and what was asked of it."""
+    """One metric: means of 0 to 100, the difference with its interval, and its criteria."""
 
     metric: str
     baseline: float
@@ -61,9 +60,9 @@ class MetricResult:
     margin: float | None  # None: reported, not judged
     floor: float | None
     verdict: Verdict
-    doubt: str = ""  # why what looks like a pass is inconclusive
+    doubt: str = ""  # why an apparent pass is inconclusive
     detectable: float = 0.0  # minimum detectable effect, in points
-    flips: Flips | None = None  # of a metric that is right or wrong
+    flips: Flips | None = None  # for a metric that is right or wrong
 
     @property
     def is_judged(self) -> bool:
@@ -71,7 +70,7 @@ class MetricResult:
 
     @property
     def reason(self) -> str:
-        """Why this verdict, in words."""
+        """Why this verdict, as text."""
         if self.floor is not None and self.engine < self.floor:
             return f"{self.metric} {self.engine:.2f} is below the floor of {self.floor:g}"
         if self.doubt:
@@ -91,17 +90,17 @@ class MetricResult:
 
 @dataclass(frozen=True, slots=True)
 class LossResult:
-    """One loss, and what was asked of it. An interval of no width is a number without one."""
+    """One loss, and its criteria. An interval without width means a single number."""
 
     loss: Loss
     interval: Interval
     margin: float | None  # None: reported, not judged
     verdict: Verdict
-    doubt: str = ""  # why it is not a pass, whatever the interval says
+    doubt: str = ""  # why it does not pass, regardless of the interval
 
     @property
     def reason(self) -> str:
-        """Why this verdict, in words."""
+        """Why this verdict, as text."""
         name, value = self.loss.value, f"{self.interval.mean:.3g}"
         if self.interval.high > self.interval.low:
             value += f", 95 % interval {self.interval.low:.3g} to {self.interval.high:.3g}"
@@ -122,7 +121,7 @@ class LossResult:
 
     @property
     def detectable(self) -> float | None:
-        """The minimum detectable effect; None where there is no interval."""
+        """The minimum detectable effect; None without an interval."""
         return None if self.loss is Loss.FLIP else detectable_of(self.interval)
 
 
@@ -140,7 +139,7 @@ class Judged(Protocol):
 
 
 class GroupedResult(Judged, Protocol):
-    """One of a kind that the verdict names once."""
+    """A result whose group the verdict names once."""
 
     @property
     def group(self) -> str: ...
@@ -165,16 +164,16 @@ class GateResult:
 
     @property
     def _judges_quality(self) -> bool:
-        """A suite may have criteria for other precisions only, or for evidence that the engine does not give."""
+        """False if the suite only has criteria for other precisions, or for evidence that the engine lacks."""
         return any(metric.is_judged for metric in self.metrics) or any(loss.is_judged for loss in self.losses)
 
     def passes(self, *, inconclusive: bool) -> bool:
-        """`inconclusive`: whether that is good enough, as a suite may say."""
+        """`inconclusive`: whether an inconclusive verdict passes, as the suite says."""
         return self.verdict is Verdict.PASS or (inconclusive and self.verdict is Verdict.INCONCLUSIVE)
 
     @property
     def reasons(self) -> list[str]:
-        """Of the metrics that decided the verdict."""
+        """Reasons of the results that determined the verdict."""
         if not self._judges_quality:
             return [NO_CRITERION]
         return [metric.reason for metric in self.judged if metric.verdict is self.verdict]
@@ -183,7 +182,7 @@ class GateResult:
 def judge(
     baseline: Scores, engine: Scores, *, margins: Mapping[str, float], floors: Mapping[str, float], seed: int = 0
 ) -> GateResult:
-    """Both sides' scores of the same samples in the same order -> a verdict for every metric."""
+    """Judge both sides' scores of the same samples in the same order; returns a verdict for every metric."""
     return GateResult(
         tuple(
             judge_metric(
@@ -238,7 +237,7 @@ def _doubt(baseline: NDArray[np.float64], engine: NDArray[np.float64], margin: f
 def _doubt_of_rare_losses(
     baseline: NDArray[np.float64], differences: NDArray[np.float64], margin: float, seed: int
 ) -> str:
-    """Where one more sample, whose answer is worth nothing, would not let the engine pass."""
+    """The doubt if the engine would not pass with one more sample, whose answer is worthless."""
     worst = float(baseline.mean())
     low = paired_bootstrap(np.append(differences, -worst), seed=seed).low
     if low >= -margin - ROUNDING:
@@ -257,7 +256,7 @@ def _verdict(difference: Interval, margin: float | None) -> Verdict:
 
 
 def judge_losses(evidence: Evidence | str, margins: Mapping[str, float], *, seed: int = 0) -> tuple[LossResult, ...]:
-    """A verdict for every loss. Where there is no evidence (the text says why) what has a margin is inconclusive."""
+    """A verdict for every loss. Without evidence (a text says why), losses with a margin are inconclusive."""
     if isinstance(evidence, str):
         doubt, nothing = (
             f"the engine returned no log-probs for the baseline's answers ({evidence})",

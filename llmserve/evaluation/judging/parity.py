@@ -1,7 +1,7 @@
-"""How far the engine's tokens agree with the baseline's: far more sensitive than ROUGE.
+"""How far the engine's tokens agree with the baseline's; far more sensitive than ROUGE.
 
-A greedy answer that differs first at a position where the baseline's two best tokens were nearly equal is rounding;
-where they were far apart (more than ROUNDING_MARGIN for a 16-bit engine) it is a bug, or quantization.
+If the baseline's two best tokens were nearly equal at the first difference of a greedy answer, the cause is rounding.
+If they were far apart (more than ROUNDING_MARGIN for a 16-bit engine), it is a bug, or quantization.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ ROUNDING_MARGIN = 0.1  # nats: two candidates closer than this may swap in 16 bi
 @dataclass(frozen=True, slots=True)
 class Divergence:
     sample_id: str
-    position: int  # of the first output token that differs
-    margin: float  # nats, the baseline's there
+    position: int  # position of the first different output token
+    margin: float  # the baseline's margin there, in nats
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
     num_samples: int
     num_equal: int  # same token ids; through a server, same text
-    divergences: tuple[Divergence, ...]  # known where token ids are
+    divergences: tuple[Divergence, ...]  # known if token ids are
 
     @property
     def exact_match_rate(self) -> float:
@@ -56,6 +56,6 @@ def _divergence(sample: Sample, expected: Answer, actual: Answer) -> Divergence 
     position = first_divergence(expected.token_ids, actual.token_ids)
     if position is None:
         return None
-    # past the baseline's last decision (a length limit) there is no margin to speak of
+    # after the baseline's last decision (a length limit), there is no margin
     margin = expected.decisions[position].margin if position < len(expected.decisions) else 0.0
     return Divergence(sample.id, position, margin)

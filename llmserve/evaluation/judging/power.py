@@ -1,4 +1,4 @@
-"""How many samples tell a loss: from the spread of paired differences, before anything runs and in every report.
+"""How many samples detect a loss, computed from the spread of paired differences, before a run and in every report.
 
 The interval of a mean difference is about +- z(0.975) s / sqrt(n), for n samples whose differences have the standard
 deviation s. An engine that loses nothing passes a margin m with probability 0.8, and a loss of m shows with that
@@ -6,11 +6,12 @@ probability, where
 
     m = (z(0.975) + z(0.8)) s / sqrt(n) = 2.80 s / sqrt(n)
 
-That m is the minimum detectable effect of n samples, and solved for n it is how many a margin needs. A loss of the
-evidence is known to be x, not 0: there it is m - x, and s / sqrt(n) is read off the bootstrap interval's width.
+This m is the minimum detectable effect of n samples; solved for n, it is the number of samples that a margin needs. A
+loss of the evidence is known to be x, not 0: then m - x takes the place of m, and s / sqrt(n) follows from the
+bootstrap interval's width.
 
-A score passes only with one more answer that is worth nothing, w less than the baseline's: the mean moves by w / n, and
-how often that answer is drawn adds w / n to its standard deviation:
+A score must also pass with one more worthless answer, w less than the baseline's. The mean moves by w / n, and
+resampling that answer adds w / n to its standard deviation:
 
     m = w / n + z(0.8) s / sqrt(n) + z(0.975) sqrt(s^2 / n + (w / n)^2)
 """
@@ -38,23 +39,23 @@ def spread(differences: NDArray[np.float64]) -> float:
 
 
 def detectable(deviation: float, num_samples: int, *, worst: float = 0.0) -> float:
-    """The minimum detectable effect, in units of `deviation`; `worst`: what an answer can lose."""
+    """The minimum detectable effect, in units of `deviation`; `worst`: the most that one answer can lose."""
     rare, of_mean = worst / num_samples, deviation / math.sqrt(num_samples)
     return rare + Z_POWER * of_mean + Z_INTERVAL * math.hypot(of_mean, rare)
 
 
 def detectable_of(interval: Interval) -> float:
-    """The same, of a bootstrap interval."""
+    """The same, from a bootstrap interval."""
     return (Z_INTERVAL + Z_POWER) * (interval.high - interval.low) / (2 * Z_INTERVAL)
 
 
 def deviation_of(interval: Interval, num_samples: int) -> float:
-    """Of one sample, where so many have this bootstrap interval of their mean."""
+    """The standard deviation of one sample, if the mean of `num_samples` has this bootstrap interval."""
     return (interval.high - interval.low) / (2 * Z_INTERVAL) * math.sqrt(num_samples)
 
 
 def samples_needed(deviation: float, margin: float, *, worst: float = 0.0) -> int | None:
-    """So many detect a loss of `margin`; None: however many, they do not. `worst`: what an answer can lose."""
+    """The number that detects a loss of `margin`; None: no number does. `worst`: the most that one answer can lose."""
     if deviation == 0.0 and worst == 0.0:
         return 1
     if margin <= 0:
@@ -67,7 +68,7 @@ def samples_needed(deviation: float, margin: float, *, worst: float = 0.0) -> in
 
 @dataclass(frozen=True, slots=True)
 class Flips:
-    """Of a metric that is right or wrong: samples that only one side has right."""
+    """For a metric that is right or wrong: samples that only one side has right."""
 
     lost: int  # by the engine
     gained: int
@@ -79,7 +80,7 @@ class Flips:
 
     @property
     def p_value(self) -> float:
-        """McNemar's exact test: how likely a split at least so uneven is, were both sides as often right."""
+        """McNemar's exact test: the probability of a split at least this uneven if both sides are equally good."""
         total, fewer = self.lost + self.gained, min(self.lost, self.gained)
         tail = sum(math.comb(total, k) for k in range(fewer + 1))
         return min(1.0, float(2 * tail / 2**total))

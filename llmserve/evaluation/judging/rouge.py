@@ -1,8 +1,8 @@
 """ROUGE of texts against references, one score per sample, computed by the rouge-score package.
 
-The package's own tokenizer knows a to z and digits only: a Chinese text has no words for it, and every score is 0. Ours
-gives the same words for ASCII text, and beside them the words of other alphabets and each character of a script that
-is written without spaces.
+The package's own tokenizer only supports a to z and digits: it finds no words in Chinese text, so every score is 0.
+This tokenizer returns the same words for ASCII text, and also words of other alphabets and each character of a script
+that is written without spaces.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What sound rounding costs this network on these samples: the ruler for how much an engine may lose.
+"""The cost of correct rounding for this network on these samples, as a measure of how much an engine may lose.
 
-A baseline in 16 bits is read once more by the same model in float32, and one in float32 by the same model in float16.
-The divergence between the two readings is what 16 bits cost. Of quantized weights the build's own reference has
-measured the cost, and the manifest says it. A suite asks for a multiple of both together (`rounding_margins`).
+The same model reads a 16-bit baseline again in float32, and a float32 baseline in float16. The divergence between the
+two readings is the cost of 16 bits. The cost of quantized weights was measured by the build's own reference, and is in
+the manifest. A suite allows a multiple of the sum of both (`rounding_margins`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from llmserve.evaluation.judging.evidence import PERCENTILE, Loss
 from llmserve.evaluation.suite import Suite
 from llmserve.models.number_formats import FLOAT16, FLOAT32, UNROUNDED
 
-LEAST = 1e-8  # nats: what is told in single precision is no sharper
+LEAST = 1e-8  # nats: single precision is no more accurate
 
 
 def other_dtype(dtype: str) -> str:
-    """That reads the answers of a baseline once more."""
+    """The dtype in which a baseline's answers are read again."""
     return FLOAT16.name if dtype == FLOAT32.name else FLOAT32.name
 
 
 def loss_margins(
     suite: Suite, baseline: Mapping[str, str], answers: Sequence[Answer], engine: Mapping[str, str]
 ) -> tuple[dict[str, float], str]:
-    """What each loss may be, from the facts of both sides, and how that was found."""
+    """The limit of each loss, from facts about both sides, and a description of its source."""
     precision = engine.get("precision", UNROUNDED)
     margins, times = dict(suite.loss_margins.get(precision, {})), suite.rounding_margins.get(precision)
     if times is None:
@@ -44,7 +44,7 @@ def loss_margins(
 
 
 def _costs(answers: Sequence[Answer], precision: str, of_weights: str | None) -> dict[str, float]:
-    """By loss; nothing where it is not known."""
+    """Costs by loss; unknown ones are missing."""
     found = np.array([value for answer in answers for value in answer.rounding])
     is_known = len(found) == sum(len(answer.decisions) for answer in answers) and np.isfinite(found).all()
     if not is_known or not found.size or (precision != UNROUNDED and of_weights is None):

@@ -1,4 +1,4 @@
-"""What a suite's metrics say of one side's answers."""
+"""Scores of one side's answers, by a suite's metrics."""
 
 from __future__ import annotations
 

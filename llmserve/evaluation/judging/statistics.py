@@ -1,4 +1,4 @@
-"""Is a difference real? Paired resampling over samples, and how far two token sequences agree."""
+"""Is a difference real? Paired resampling over samples, and the agreement of two token sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUM_RESAMPLES = 10_000
-CHUNK = 500  # resamples drawn at once, to bound memory
+CHUNK = 500  # resamples drawn at a time, to limit memory
 CONFIDENCE = 0.95
 
 
@@ -25,7 +25,7 @@ class Interval:
 def paired_bootstrap(differences: NDArray[np.float64], *, seed: int = 0, resamples: int = NUM_RESAMPLES) -> Interval:
     """The 95 % percentile interval of the mean of per-sample differences [N]; repeatable for one seed."""
     assert differences.size > 0, "an empty suite has no mean"
-    if np.all(differences == differences[0]):  # nothing varies; the mean must not be off by a rounding
+    if np.all(differences == differences[0]):  # without variance, the mean must be exact
         value = float(differences[0])
         return Interval(value, value, value)
     return _interval(
@@ -36,7 +36,7 @@ def paired_bootstrap(differences: NDArray[np.float64], *, seed: int = 0, resampl
 def resampled_means(
     values: NDArray[np.float64], lengths: NDArray[np.int64], *, seed: int = 0, resamples: int = NUM_RESAMPLES
 ) -> Interval:
-    """The mean of `values` [P] over all positions, with its 95 % interval when whole samples are drawn, each of
+    """The mean of `values` [P] over all positions, with its 95 % interval from resampled whole samples, which have
     `lengths` positions [N]."""
     sums = _sums(values, lengths)
 
@@ -58,7 +58,7 @@ def resampled_quantiles(
     seed: int = 0,
     resamples: int = NUM_RESAMPLES,
 ) -> Interval:
-    """As `resampled_means`, of a quantile: the smallest value that so many of all positions do not exceed."""
+    """Like `resampled_means`, for a quantile: the smallest value that this share of all positions does not exceed."""
     assert 0 < quantile <= 1
     order = np.argsort(values, kind="stable")[::-1]
     ordered = values[order]
@@ -86,7 +86,7 @@ def resampled_quantiles(
 
 
 def _sums(values: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of each sample's positions; 0 for a sample without any."""
+    """Sums over each sample's positions; 0 for a sample without any."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.cumsum(lengths)
     sums: NDArray[np.float64] = total[ends] - total[ends - lengths]
@@ -100,7 +100,7 @@ def _interval(
     seed: int,
     resamples: int,
 ) -> Interval:
-    """`statistic`: indexes of drawn samples [R, N] -> a number for each resample [R]."""
+    """`statistic`: maps indexes of drawn samples [R, N] to a number for each resample [R]."""
     assert num_samples > 0, "an empty suite has no mean"
     generator = np.random.default_rng(seed)
     found = np.concatenate(
@@ -115,7 +115,7 @@ def _interval(
 
 
 def first_divergence(expected: Sequence[object], actual: Sequence[object]) -> int | None:
-    """Position of the first item that differs; a sequence that ends early differs where it ends. None: equal."""
+    """Position of the first item that differs; a sequence that ends early differs at its end. None: equal."""
     for position, (a, b) in enumerate(zip(expected, actual, strict=False)):
         if a != b:
             return position

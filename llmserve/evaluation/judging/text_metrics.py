@@ -1,11 +1,11 @@
-"""How well an answer says what its reference says: metrics of texts, in points from 0 to 100, one number a sample.
+"""Metrics that compare an answer with its reference, in points from 0 to 100, one number per sample.
 
-    rouge1, rouge2, rougeL, rougeLsum   F measure of the words that both have, see rouge.py
-    chrf                                F measure of their character n-grams: sacrebleu's chrF2 of one sentence
-    exact_match                         100 where both are equal but for case, punctuation and white space
-    json_valid                          100 where the answer is JSON, as the suite's `json_schema` wants it
+    rouge1, rouge2, rougeL, rougeLsum   F measure of common words, see rouge.py
+    chrf                                F measure of character n-grams: sacrebleu's chrF2 of one sentence
+    exact_match                         100 if both are equal except for case, punctuation and white space
+    json_valid                          100 if the answer is JSON that matches the suite's `json_schema`
 
-A metric is a line in `TEXT_METRICS`. Those of one function are computed together.
+A metric is a line in `TEXT_METRICS`. Metrics of one function are computed together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """What a suite says about its metrics."""
+    """A suite's settings for its metrics."""
 
     stemming: bool = True
     json_schema: Mapping[str, Any] | None = None  # None: any JSON
@@ -38,14 +38,14 @@ class TextRules:
 
 @dataclass(frozen=True, slots=True)
 class TextMetric:
-    title: str  # in tables
+    title: str  # title in tables
     scores: Callable[[Sequence[str], Sequence[str], TextRules], Scores]  # of answers and their references
-    package: str = ""  # what it imports
+    package: str = ""  # the module that it imports
     is_binary: bool = False  # each sample has 0 or 100
 
 
 def score_texts(names: Iterable[str], texts: Sequence[str], references: Sequence[str], rules: TextRules) -> Scores:
-    """The metrics of these names, in this order. `Unsupported` where a package is missing."""
+    """The metrics of these names, in this order. `Unsupported` if a package is missing."""
     names = list(names)
     require_packages(names)
     found: dict[str, NDArray[np.float64]] = {}
@@ -55,14 +55,14 @@ def score_texts(names: Iterable[str], texts: Sequence[str], references: Sequence
 
 
 def require_packages(names: Iterable[str]) -> None:
-    """`Unsupported` unless what these metrics import is installed."""
+    """`Unsupported` unless the packages for these metrics are installed."""
     missing = {name: package for name in names if (package := TEXT_METRICS[name].package) and not find_spec(package)}
     problems = [f"{name} needs the package {package.replace('_', '-')}" for name, package in missing.items()]
     raise_problems(Unsupported, "metrics of this suite are not installed: pip install 'llmserve[eval]'", problems)
 
 
 def schema_problem(schema: Mapping[str, Any]) -> str:
-    """Why it is no JSON schema; empty where it is one, or nobody here can tell."""
+    """Why it is not a JSON schema; empty if it is one, or if it cannot be checked here."""
     if not find_spec("jsonschema"):
         return ""
     from jsonschema import SchemaError
@@ -93,7 +93,7 @@ def _exact_match(texts: Sequence[str], references: Sequence[str], rules: TextRul
 
 
 def normalized(text: str) -> str:
-    """As lm-evaluation-harness's exact_match with `ignore_case` and `ignore_punctuation`, with single spaces."""
+    """As in lm-evaluation-harness's exact_match with `ignore_case` and `ignore_punctuation`, with single spaces."""
     return " ".join(text.lower().translate(_PUNCTUATION).split())
 
 
@@ -113,7 +113,7 @@ def _json_valid(texts: Sequence[str], references: Sequence[str], rules: TextRule
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is Python's, not JSON's")
+    raise ValueError(f"{constant} is valid in Python, but not in JSON")
 
 
 TEXT_METRICS: Mapping[str, TextMetric] = {

@@ -1,4 +1,4 @@
-"""A report for people: one page of HTML that needs nothing else, with verdicts, plots, and what moved most."""
+"""An HTML report: one page without external files, with verdicts, plots, and the answers that changed most."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from llmserve.evaluation.reporting.table import (
 )
 from llmserve.evaluation.served.table import speed_rows
 
-WIDTH, HEIGHT = 160, 24  # of an interval
+WIDTH, HEIGHT = 160, 24  # width of an interval's plot
 PLOT_WIDTH, PLOT_HEIGHT, NUM_COLUMNS = 400, 150, 24
 NUM_MOVED = 20
 MAX_COMPARED = 4000  # characters of an answer that are compared word by word
@@ -99,7 +99,7 @@ def _rows(report: Report) -> Iterator[_Row]:
 
 
 def _flips(report: Report) -> Iterator[tuple[str, Mapping[str, list[str]]]]:
-    """Of each metric that is right or wrong: in words, and the samples that only one side has right."""
+    """For each metric that is right or wrong: a summary, and the samples that only one side has right."""
     for metric in report.gate.metrics:
         if metric.flips:
             moved = list(zip(report.samples, _differences(report, metric), strict=True))
@@ -113,7 +113,7 @@ def _flips(report: Report) -> Iterator[tuple[str, Mapping[str, list[str]]]]:
 
 
 def _interval(interval: Interval, limit: float | None) -> Markup:
-    """A line from low to high with the mean on it; what lies beyond the limit is shaded. One below 0 is a floor."""
+    """A line from low to high with the mean on it; the area beyond the limit is shaded. A floor is a lower limit."""
     reach = max(abs(value) for value in (interval.low, interval.high, 1.5 * (limit or 0.0))) or 1.0
 
     def x(value: float) -> float:
@@ -166,7 +166,7 @@ def _svg(width: int, height: int, parts: Sequence[str]) -> Markup:
 
 
 def _leading(report: Report) -> MetricResult | None:
-    """The metric whose samples are shown: the first that is judged."""
+    """The metric whose samples are shown: the first one that is judged."""
     metrics = report.gate.metrics
     return next((metric for metric in metrics if metric.is_judged), metrics[0] if metrics else None)
 
@@ -177,7 +177,7 @@ def _differences(report: Report, metric: MetricResult) -> NDArray[np.float64]:
 
 
 def _moved(report: Report) -> Iterator[dict[str, Any]]:
-    """The answers that differ, those first whose distributions are furthest apart; else those whose score is."""
+    """Answers that differ, sorted by the distance of distributions, or else of scores."""
     metric = _leading(report)
     differences = _differences(report, metric) if metric is not None else np.zeros(len(report.samples))
     kl = None if isinstance(report.evidence, str) else report.evidence.by_sample()
@@ -202,7 +202,7 @@ def _prompt_text(prompt: Any) -> str:
 
 
 def _compared(one: str, other: str) -> tuple[Markup, Markup]:
-    """Both texts, with the words marked that only one of them has."""
+    """Both texts, with words marked that only one of them has."""
     if max(len(one), len(other)) > MAX_COMPARED:
         return escape(one), escape(other)
     left, right = WORDS.findall(one), WORDS.findall(other)

@@ -1,4 +1,4 @@
-"""A run of the gate as a line beside the engine: the verdict, tied to the bytes that it is about."""
+"""Records a gate run as a line next to the engine: the verdict, tied to the engine's digest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmserve.evaluation.judging.blessing import blessed_by, now
 from llmserve.evaluation.reporting.report import Report, side_facts
 from llmserve.evaluation.served.judging import served_facts
 
-SEED = 0  # of every resampling
+SEED = 0  # of all resampling
 
 
 def add_record(
@@ -28,8 +28,8 @@ def add_record(
     signer: sealed_log.Signer | None = None,
     adapter: Path | None = None,
 ) -> GateRecord:
-    """Hashes every file of the engine first, and of the adapter that answered with it, which then has the record.
-    `EngineFileError` when one was changed after the build, `InvalidArgument` when they are not those that answered."""
+    """First hashes every file of the engine and of its adapter; with an adapter, that has the record. `EngineFileError`
+    if a file was changed after the build, `InvalidArgument` if these files did not answer."""
     directory = EngineDirectory.open(engine)
     directory.verify()
     _require_same("engine", engine, report.engine.facts["engine_digest"], directory.manifest.engine_digest)
@@ -42,15 +42,15 @@ def add_record(
     try:
         return GateRecord(sealed_log.append((adapter or directory.path) / RECORDS_FILE, content, signer))
     except InvalidArgument as error:
-        raise InvalidArgument(f"{error}; --no-record leaves the record out") from error
+        raise InvalidArgument(f"{error}; use --no-record to omit the record") from error
 
 
 def _require_same(what: str, path: Path, then: str, now_is: str) -> None:
     if then != now_is:
         told = told_apart(then, now_is)
         raise InvalidArgument(
-            f"the {what} in {path} changed during the run (digest {told[0]}, now {told[1]}): its answers belong to no "
-            f"{what} that is there; run it again"
+            f"the {what} in {path} changed during the run (digest {told[0]}, now {told[1]}): its answers belong to "
+            f"neither {what}; run the evaluation again"
         )
 
 

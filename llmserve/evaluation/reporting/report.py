@@ -1,4 +1,4 @@
-"""The result of an evaluation as one JSON document, with every sample in it, so that a failure can be looked at."""
+"""The result of an evaluation as one JSON document, with every sample, so that failures can be examined."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from llmserve.evaluation.judging.power import Flips
 from llmserve.evaluation.judging.text_metrics import Scores
 from llmserve.evaluation.served.judging import ServedPart
 
-STORED = "stored"  # how the source of a baseline of another run begins
+STORED = "stored"  # the source of a baseline from another run begins with this
 FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of the comparison: what it is, what it answered, how fast."""
+    """One side of the comparison: description, answers and speed."""
 
     facts: Mapping[str, str]  # name, digest, dtype, machine ...
     answers: Sequence[Answer]
@@ -34,26 +34,26 @@ class Side:
 class Report:
     suite: str
     suite_digest: str
-    rules: Mapping[str, Any]  # of the suite: `Suite.rules`
+    rules: Mapping[str, Any]  # the suite's rules: `Suite.rules`
     samples: Sequence[Sample]
     baseline: Side
     engine: Side
-    scores: tuple[Scores, Scores]  # of the baseline, of the engine
+    scores: tuple[Scores, Scores]  # from the baseline, and from the engine
     gate: GateResult
-    evidence: Evidence | str  # or why there is none
+    evidence: Evidence | str  # or why there is no evidence
     parity: Parity
     passed: bool  # the gate's verdict, after the suite's rule for inconclusive ones
     versions: Mapping[str, str]
-    served: ServedPart | None = None  # None: it was not asked as it is served
+    served: ServedPart | None = None  # None: the engine as served was not checked
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sample of the suite was asked."""
+        """Whether every sample of the suite was answered."""
         return bool(len(self.samples) == self.rules["num_samples"])
 
     @property
     def may_compare_times(self) -> bool:
-        """Whether both sides ran in this run, with as many requests in flight."""
+        """Whether both sides ran in this run, with the same number of requests in flight."""
         baseline, engine = self.baseline.facts, self.engine.facts
         return not baseline["source"].startswith(STORED) and baseline["in_flight"] == engine["in_flight"]
 

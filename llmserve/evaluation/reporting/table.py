@@ -1,4 +1,4 @@
-"""A report for people: one table with both sides, and the verdict in words."""
+"""A report for people: one table with both sides, and the verdict as text."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _name(result: MetricResult | LossResult) -> str:
 
 
 def _names(gate: GateResult) -> list[str]:
-    """Of what was judged."""
+    """Names of the judged results."""
     measured: list[MetricResult | LossResult] = [*gate.metrics, *gate.losses]
     groups = dict.fromkeys(result.group for result in gate.others if result.is_judged)
     return [*(_name(result) for result in measured if result.is_judged), *groups]
@@ -123,7 +123,7 @@ def _performance_rows(report: Report) -> list[tuple[str, str, str, str]]:
 
 
 def drafts_note(performance: Performance) -> str:
-    """Empty without drafts."""
+    """Empty if no tokens were drafted."""
     accepted, drafted = performance.num_accepted, performance.num_drafted
     return f"{accepted:,} of {drafted:,} drafted tokens accepted" if drafted else ""
 
@@ -158,7 +158,7 @@ def flip_note(metric: MetricResult, flips: Flips) -> str:
 
 
 def _detectable_note(report: Report) -> str:
-    """What these samples could tell at all."""
+    """The losses that these samples can detect at all."""
     found = [f"{NAMES[metric.metric]} {metric.detectable:.2g}" for metric in report.gate.metrics]
     found += [
         f"{_name(result)} {result.detectable:.2g}" for result in report.gate.losses if result.detectable is not None
@@ -167,7 +167,7 @@ def _detectable_note(report: Report) -> str:
 
 
 def _served_engine(engine: Mapping[str, str]) -> str:
-    """What a server says that it has."""
+    """What a server reports about its engine."""
     if "url" not in engine:
         return ""
     if "engine_digest" not in engine:
@@ -184,14 +184,14 @@ def _which(baseline: Mapping[str, str]) -> str:
 
 
 def _source_notes(baseline: Mapping[str, str], engine: Mapping[str, str]) -> list[str]:
-    """A warning where the engine is known to come from another checkpoint than the baseline."""
+    """A warning if the engine is known to come from another checkpoint than the baseline."""
     expected, actual = baseline.get("checkpoint_digest", ""), engine.get("checkpoint_digest", "")
     if not expected or not actual or expected == actual or "adapter_digest" in engine:  # whose source was compared
         return []
     actual, expected = told_apart(actual, expected)
     return [
-        f"note: the engine was built from another checkpoint ({actual}) than the one compared with "
-        f"({expected}); build it again from this one unless that is intended"
+        f"note: the engine was built from another checkpoint ({actual}) than the baseline's "
+        f"({expected}); rebuild it from that checkpoint unless this is intended"
     ]
 
 

@@ -1,4 +1,4 @@
-"""The versions that can change a number in a report."""
+"""Versions that can change a number in a report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGES = (
 
 
 def package_versions() -> dict[str, str]:
-    """Of Python and of every package that can change a number in a report; absent ones are left out."""
+    """Versions of Python and of every package that can change a number in a report; missing packages are left out."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

@@ -1,12 +1,12 @@
-"""An engine as it is served: the same questions through real servers, alone and among others, and the same answers?
+"""The engine as it is served: checks that real servers give the same answers to requests alone and among others.
 
-process.py      a server of our own, in a process that ends with us
-replies.py      a question, what came of it, and who is asked: gRPC's ensemble, or /v1
+process.py      a server in a process that ends with this one
+replies.py      questions, replies, and clients for gRPC's ensemble and /v1
 conditions.py   how questions arrive: one at a time, all at once, staggered
-comparison.py   replies beside those of the condition `alone`, to the bit
-seeds.py        whether a draw is its seed's, and nobody else's
-check.py        which conditions on which server, and what came of them
-measures.py, speed.py   how fast that was, beside the last time
-judging.py      what of it the gate hears
-table.py        all of it, for people
+comparison.py   compares replies with those of the condition `alone`, bit for bit
+seeds.py        whether draws depend only on the seed
+check.py        which conditions on which server, and their results
+measures.py, speed.py   speed, compared with the last record
+judging.py      the part that the gate judges
+table.py        all of it as a table
 """

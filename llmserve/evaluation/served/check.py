@@ -1,14 +1,14 @@
-"""Which conditions an engine is asked in as it is served, on which server, and what came of them.
+"""Checks an engine as it is served: the conditions, the server for each, and the results.
 
-Of an engine directory three servers are started, one after the other, with the shipped pipelines:
+For an engine directory, three servers are started, one after the other, with the shipped pipelines:
 
     as shipped           alone, one at a time: what all others are compared with; then, with every prompt in the prefix
                          cache, all at once: streamed, unary, over /v1; drawn with seeds; a forced text of many bytes;
                          draws beside those of the sampler's definition
     without prefix cache all at once, so that whole prompts are batched, and staggered
-    a small KV cache     all at once; it has room for the longest sequence and little more, so others are preempted
+    a small KV cache     all at once; it has room for little more than the longest sequence, so others are preempted
 
-A running server is asked all but what needs a server of its own.
+A running server gets all conditions except those that need a separate server.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from llmserve.evaluation.served.replies import (
 from llmserve.evaluation.served.seeds import OTHER_SEED, SEED, judge_seeds, seeded
 from llmserve.evaluation.served.speed import Speed, measured
 
-NUM_SAMPLES = 32  # what spoils one answer in ten spoils none of so many with probability 0.9^32 = 3 %
+NUM_SAMPLES = 32  # if one answer in ten is spoiled, the probability that none of so many is: 0.9^32 = 3 %
 NUM_SEEDED = 8
-ARRIVALS = 4.0  # in the time that an answer takes alone
+ARRIVALS = 4.0  # arrivals in the time that one answer takes alone
 FORCED = "Grüße, 世界 — 😀 ок"  # letters of two, three and four bytes; a token may be one byte
 FORCED_TOKENS = 96
 WARM_UP = Question("eval-warm-up", "Hello", 4)
 NO_REUSE = ("--parameter", f"{TOKENS_MODEL}.enable_kv_cache_reuse=false")
 PREEMPTING = ("--parameter", f"{TOKENS_MODEL}.batch_scheduler_policy=max_utilization")
-NOT_TAKEN = ("HTTP 400", "HTTP 422")  # errors of a server that has no such field
+NOT_TAKEN = ("HTTP 400", "HTTP 422")  # errors of a server without such a field
 MOST_ROUNDS = 5  # in a small KV cache
 ADAPTED = "eval-adapter"  # name of the adapter that is judged
 PREEMPTIONS = {"preemptions": "llmserve_preemptions_total"}
@@ -66,24 +66,24 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What came of all conditions, in order."""
+    """Results of all conditions, in order."""
 
     results: tuple[ServedResult, ...]
-    notes: tuple[str, ...]  # what was not asked, and why
+    notes: tuple[str, ...]  # what was skipped, and why
     speed: Speed | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The samples of a suite, and what the engine answered to them in this process, if it did."""
+    """The samples of a suite, and the engine's answers to them in this process, if any."""
 
     samples: Sequence[Sample]
     answers: Sequence[Answer]
     max_tokens: int
-    prompt_ids: Sequence[Sequence[int]] = ()  # of each sample; none: they are not known
+    prompt_ids: Sequence[Sequence[int]] = ()  # ids of each sample; empty: unknown
 
     def spread(self, count: int) -> Asked:
-        """So many, at equal distances."""
+        """`count` items at equal distances."""
         step = max(1, len(self.samples) // count)
         some = slice(None, count * step, step)
         return Asked(self.samples[some], self.answers[some], self.max_tokens, self.prompt_ids[some])
@@ -102,8 +102,8 @@ async def check_engine(
     is_judged: bool,
     adapter: Path | None = None,
 ) -> Served:
-    """In servers that `command` starts. Raises `Unavailable` when one does not start or ends, `InvalidArgument` when it
-    has another engine. `adapter`: directory of the one that all are asked for."""
+    """Check an engine in servers that `command` starts. Raises `Unavailable` if one does not start or ends,
+    `InvalidArgument` if it has another engine. `adapter`: directory of the adapter that all requests select."""
     check = Check(asked, is_judged, watcher.phase("as served", 9 * len(asked.samples)))
     name = ADAPTED if adapter else ""
     flags = ["--threads", str(threads)] if threads else []
@@ -139,7 +139,7 @@ async def check_engine(
 async def check_server(
     url: str, http_url: str, access: Access, asked: Asked, watcher: Watcher, *, is_judged: bool
 ) -> Served:
-    """One that runs. Raises `LlmserveError` when nobody answers any more."""
+    """Check a running server. Raises `LlmserveError` if it no longer answers."""
     check = Check(asked, is_judged, watcher.phase("as served", (7 if http_url else 4) * len(asked.samples)))
     async with AsyncExitStack() as stack:
         grpc = await stack.enter_async_context(grpc_asker(url, access))
@@ -159,7 +159,7 @@ async def check_server(
 
 
 async def server_identity(url: str, access: Access) -> EngineIdentity | None:
-    """What a server says of its engine; None where it does not tell, as other programs do not."""
+    """A server's description of its engine; None if it has none, like other programs."""
     async with AsyncClient(url, access=access) as client:
         try:
             config = await client.config_of(TOKENS_MODEL)
@@ -169,14 +169,13 @@ async def server_identity(url: str, access: Access) -> EngineIdentity | None:
 
 
 async def require_engine(url: str, access: Access, directory: EngineDirectory) -> EngineIdentity | None:
-    """`InvalidArgument` when the server says that it has another engine than the one in `directory`, as it was when
-    that was opened."""
+    """`InvalidArgument` if the server reports another engine than `directory` had when it was opened."""
     identity, digest = await server_identity(url, access), directory.manifest.engine_digest
     if identity is not None and identity.digest != digest:
         theirs, ours = told_apart(identity.digest, digest)
         raise InvalidArgument(
             f"{url} serves another engine (digest {theirs}) than {directory.path} had when this run "
-            f"began ({ours}): if you rebuilt it, run this again"
+            f"began ({ours}); if you rebuilt it, run this again"
         )
     return identity
 
@@ -186,7 +185,7 @@ class Check:
     """Each condition adds its result."""
 
     asked: Asked
-    is_judged: bool  # where answers may be others, as those of engines that promise no bits
+    is_judged: bool  # if answers may differ, because the engine does not promise identical bits
     told: Told
     server: OwnServer | None = None
     results: list[ServedResult] = field(default_factory=list)
@@ -201,7 +200,7 @@ class Check:
         return Served(tuple(self.results), tuple(self.notes), speed)
 
     def require_answers(self, replies: Sequence[ServedAnswer]) -> None:
-        """`Unavailable` when the server is gone: then nothing that it has said counts."""
+        """`Unavailable` if the server has ended: then none of its answers count."""
         gone = next((reply.record for reply in replies if reply.record.is_unreachable), None)
         if gone is None:
             return
@@ -210,7 +209,7 @@ class Check:
         raise Unavailable(f"the server under test is gone: {gone.message or gone.error}")
 
     async def warmed_up(self, grpc: GrpcAsker) -> GrpcAsker:
-        """After an untimed question; without log-probs where the engine cannot tell them, as some were built."""
+        """A client after an untimed question; without log-probs if the engine cannot return them."""
         first = await grpc.ask(WARM_UP)
         self.require_answers([first])
         if not first.record.error:
@@ -219,13 +218,13 @@ class Check:
         second = await without.ask(WARM_UP)
         self.require_answers([second])
         if second.record.error:
-            return grpc  # it is something else, and each condition will say so
+            return grpc  # another error, which each condition will report
         if (note := f"log-probs were not compared: {first.record.message}") not in self.notes:
             self.notes.append(note)
         return without
 
     def longest(self) -> int:
-        """Tokens of the longest sequence that there may be."""
+        """Tokens of the longest possible sequence."""
         return max(reply.record.prompt_tokens or 1 for reply in self.reference) + self.asked.max_tokens
 
     async def alone(self, grpc: GrpcAsker) -> None:
@@ -233,7 +232,7 @@ class Check:
         self._add("alone", self.reference)
 
     def beside_this_process(self) -> None:
-        """With the answers of the engine in this process, which had others beside it, too."""
+        """Compare with the answers of the engine in this process, which were also batched with others."""
         inside = [
             ServedAnswer(text=answer.text, token_ids=None if answer.token_ids is None else list(answer.token_ids))
             for answer in self.asked.answers
@@ -259,7 +258,7 @@ class Check:
         self._add_together("staggered", replies)
 
     async def preempted(self, grpc: GrpcAsker, metrics: str) -> None:
-        """Asked again while nobody has had to give way: that is chance where answers are much shorter than prompts."""
+        """Repeat while no request was preempted, which depends on chance if answers are much shorter than prompts."""
         count = rounds = 0
         while not count and rounds < MOST_ROUNDS:
             replies = await in_flight(grpc, self.questions, len(self.questions), self.told)
@@ -269,7 +268,7 @@ class Check:
         self._add("preempted", replies, f"{count} preemptions", happened=count > 0)
 
     async def other_ways(self, grpc: GrpcAsker, v1: V1Asker | None) -> None:
-        """In one piece, over /v1, with seeds, and a text that is known beforehand."""
+        """Unary, over /v1, with seeds, and with a forced text."""
         questions = self.questions
         unary = [question.unary() for question in questions]
         self._add("unary", await in_flight(grpc, unary, len(unary), self.told))
@@ -284,8 +283,8 @@ class Check:
         await self._forced([grpc] if v1 is None else [grpc, v1])
 
     async def _log_probs(self, v1: V1Asker) -> None:
-        """Over /v1, every other answer in one piece. By themselves: an answer with log-probs is put together otherwise,
-        and hardly anybody asks for one."""
+        """Over /v1, every second answer unary. Separate, because answers with log-probs are assembled differently, and
+        few clients request them."""
         if any(reply.log_probs is None for reply in self.reference):
             return
         first = await v1.ask(replace(WARM_UP, wants_log_probs=True))
@@ -299,7 +298,7 @@ class Check:
     async def _seeds(self, grpc: GrpcAsker) -> None:
         questions = seeded(self.questions[:NUM_SEEDED], SEED)
         alone = await in_flight(grpc, questions, 1, _untold)
-        others = self.questions[NUM_SEEDED:]  # greedy ones beside them
+        others = self.questions[NUM_SEEDED:]  # greedy requests in the same batches
         mixed = await in_flight(grpc, [*questions, *others], len(self.questions), _untold)
         again = await in_flight(grpc, seeded(questions, OTHER_SEED), len(questions), _untold)
         self.require_answers([*alone, *mixed, *again])
@@ -307,7 +306,7 @@ class Check:
         self.results.append(result)
 
     async def draws(self, grpc: GrpcAsker, identity: EngineIdentity | None) -> None:
-        """Of engines that draw by our definition: those that promise their bits."""
+        """For engines that draw by llmserve's definition: those that promise identical bits."""
         if identity is None or not identity.is_deterministic or not self.asked.prompt_ids:
             self.notes.append(
                 "sampled tokens were not compared: the engine does not promise them, or its prompts are unknown"
@@ -351,7 +350,7 @@ class Check:
         expected: Sequence[ServedAnswer] | None = None,
         happened: bool = True,
     ) -> None:
-        """`happened`: false where the condition was not brought about: then equal answers show nothing."""
+        """`happened`: false if the condition did not occur; then equal answers show nothing."""
         self.require_answers(replies)
         beside = self.reference if expected is None else expected
         result = compared(name, self.questions, beside, replies, is_judged=self.is_judged, notes=[note] if note else [])
@@ -360,4 +359,4 @@ class Check:
 
 
 def _untold(count: int) -> None:
-    """Of what is not in the bar."""
+    """Report what the bar does not include."""

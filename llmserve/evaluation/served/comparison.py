@@ -1,4 +1,4 @@
-"""Replies beside those of the condition `alone`: token ids, log-probs and text, to the bit."""
+"""Compares replies with those of the condition `alone`: token ids, log-probs and text, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from llmserve.evaluation.served.replies import Question, ServedAnswer
 
 GROUP = "as served"
 MAX_NAMED = 3  # samples in a reason
-NUM_SHOWN = 12  # characters of a text, from where it differs
+NUM_SHOWN = 12  # characters of a text, from the difference on
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place at which an answer is another one."""
+    """The first place at which an answer differs."""
 
     sample_id: str
-    what: str  # token ids, log-probs, text; or what failed
+    what: str  # token ids, log-probs, text; or the error
     position: int  # in tokens, or in characters of a text
     expected: str
     actual: str
@@ -33,13 +33,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ServedResult:
-    """One condition, and what was asked of it. `verdict` is the gate's where it is judged."""
+    """One condition, and its criteria. `verdict` is the gate's, if it is judged."""
 
     name: str
     num_answers: int
     differences: tuple[Difference, ...] = ()
     is_judged: bool = True  # false: only reported
-    doubt: str = ""  # why it shows nothing, as it should have
+    doubt: str = ""  # why it shows nothing although it should
     notes: tuple[str, ...] = field(default=())  # what really happened
 
     @property
@@ -54,7 +54,7 @@ class ServedResult:
 
     @property
     def reason(self) -> str:
-        """Why this verdict, in words."""
+        """Why this verdict, as text."""
         if self.differences:
             named = ", ".join(map(str, self.differences[:MAX_NAMED]))
             more = f" and {len(self.differences) - MAX_NAMED} more" if len(self.differences) > MAX_NAMED else ""
@@ -64,7 +64,7 @@ class ServedResult:
         return f"{GROUP}, {self.name}: {self.num_answers} answers are the same"
 
     def document(self) -> dict[str, Any]:
-        """For the report, where every difference is told."""
+        """For the report, with every difference."""
         return {
             "answers": self.num_answers,
             "judged": self.is_judged,
@@ -90,7 +90,7 @@ def compared(
     is_judged: bool,
     notes: Sequence[str] = (),
 ) -> ServedResult:
-    """Question by question. What one side does not tell is not compared."""
+    """Compare question by question. What one side does not return is not compared."""
     pairs = zip(questions, expected, actual, strict=True)
     found = [difference(question.id, one, other) for question, one, other in pairs]
     differences = tuple(each for each in found if each is not None)
@@ -98,7 +98,7 @@ def compared(
 
 
 def difference(sample_id: str, expected: ServedAnswer, actual: ServedAnswer) -> Difference | None:
-    """None between replies that are the same. What has failed differs from everything."""
+    """None if the replies are equal. A failed reply differs from everything."""
     for reply in (actual, expected):
         if reply.record.error:
             whose = "" if reply is actual else "when it was asked alone, "
@@ -111,7 +111,7 @@ def difference(sample_id: str, expected: ServedAnswer, actual: ServedAnswer) -> 
         if one is not None and other is not None and (place := first_divergence(one, other)) is not None:
             return Difference(sample_id, what, place, _item(one, place), _item(other, place))
     if expected.has_thoughts != actual.has_thoughts:
-        return None  # thoughts are told apart over one of two ways: those texts are not the same kind of thing
+        return None  # one API separates thoughts from the answer: those texts are not comparable
     if (place := first_divergence(expected.text, actual.text)) is None:
         return None
     return Difference(sample_id, "text", place, _part(expected.text, place), _part(actual.text, place))

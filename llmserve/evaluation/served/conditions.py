@@ -1,4 +1,4 @@
-"""How questions arrive."""
+"""The order and timing of questions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from llmserve.benchmark.arrivals import Gamma, arrival_times
 from llmserve.benchmark.records import Record
 from llmserve.evaluation.served.replies import Asker, Question, ServedAnswer
 
-SEED = 0  # of arrivals
-Told = Callable[[int], None]  # of replies, as they come
+SEED = 0  # seed of arrivals
+Told = Callable[[int], None]  # replies, as they arrive
 
 
 async def in_flight(asker: Asker, questions: Sequence[Question], limit: int, told: Told) -> list[ServedAnswer]:
-    """`limit` at once, as long as there are so many."""
+    """Keep `limit` requests in flight while there are enough."""
 
     async def ask(question: Question) -> ServedAnswer:
         reply = await asker.ask(question)
@@ -28,7 +28,7 @@ async def in_flight(asker: Asker, questions: Sequence[Question], limit: int, tol
 
 
 async def staggered(asker: Asker, questions: Sequence[Question], rate: float, told: Told) -> list[ServedAnswer]:
-    """As they come: at random times, `rate` a second on average, so that prompts meet answers that are under way."""
+    """Start at random times, `rate` per second on average, so that prompts meet answers in progress."""
     times = arrival_times(Gamma(), rate, np.random.default_rng(SEED))
 
     async def ask(arrival: tuple[Question, float]) -> ServedAnswer:
@@ -42,7 +42,7 @@ async def staggered(asker: Asker, questions: Sequence[Question], rate: float, to
 
 
 def most_at_once(records: Sequence[Record]) -> int:
-    """Requests that were under way at the same time."""
+    """The largest number of requests that were in flight at the same time."""
     begun = [(record.started, 1) for record in records if record.arrived]
     ended = [(record.arrived[-1], -1) for record in records if record.arrived]
     steps = np.cumsum([step for _, step in sorted(begun + ended)])

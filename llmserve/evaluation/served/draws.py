@@ -1,7 +1,7 @@
-"""Whether the engine draws as it is defined: the same tokens as the sampler in numpy, from the engine's own logits.
+"""Checks that the engine samples as defined: the same tokens as the numpy sampler, from the engine's own logits.
 
-They are told beside the answer (`return_generation_logits`), so a temperature that is applied twice, a penalty that is
-lost on the way or a filter in the wrong place shows, whatever the network rounds.
+The logits come with the answer (`return_generation_logits`). So a temperature that is applied twice, a lost penalty or
+a filter in the wrong place is found, regardless of the network's rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmserve.evaluation.served.sampling_model import Draw
 from llmserve.scheduler.plan import SampleRequest
 
 NAME = "drawn"
-MAX_TOKENS = 16  # of an answer: each brings the logits of the whole vocabulary
+MAX_TOKENS = 16  # of an answer: each comes with the logits of the whole vocabulary
 FILTERS: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
 PENALTIES: Mapping[str, float] = {"repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.3}
 SETTINGS = (FILTERS, {**FILTERS, **PENALTIES})
@@ -29,7 +29,7 @@ SETTINGS = (FILTERS, {**FILTERS, **PENALTIES})
 async def judge_draws(
     asker: GrpcAsker, questions: Sequence[Question], prompts: Sequence[Sequence[int]], *, is_judged: bool
 ) -> ServedResult:
-    """All at once; `prompts`: the questions' ids. Raises `LlmserveError` where an answer does not come."""
+    """All at once; `prompts`: the questions' ids. Raises `LlmserveError` if an answer is missing."""
     asked = [
         _difference(asker, question, ids, settings, seed)
         for settings in SETTINGS
@@ -42,13 +42,13 @@ async def judge_draws(
 async def _difference(
     asker: GrpcAsker, question: Question, prompt: Sequence[int], settings: Mapping[str, float], seed: int
 ) -> Difference | None:
-    """The first token that is another one than numpy draws."""
+    """The first token that differs from numpy's draw."""
     params = SamplingParams(
         **{name: value if name == "top_k" else float(np.float32(value)) for name, value in settings.items()},  # type: ignore[arg-type]
         seed=seed,
     )
     tokens, logits, num_prompt = await _answer(asker, question, settings, seed)
-    if num_prompt != len(prompt):  # a conversation that was cut, to another length for so short an answer
+    if num_prompt != len(prompt):  # a conversation that was truncated differently, because the answer is so short
         return None
     for place, token in enumerate(tokens):
         history = [*prompt, *tokens[:place]]
@@ -61,7 +61,7 @@ async def _difference(
 async def _answer(
     asker: GrpcAsker, question: Question, settings: Mapping[str, float], seed: int
 ) -> tuple[list[int], Logits, int]:
-    """Token ids, the logits of each, and how many tokens the prompt had."""
+    """Token ids, the logits of each, and the number of tokens in the prompt."""
     messages = question.messages()
     inputs: dict[str, Parameter] = {
         **({"text_input": str(question.prompt)} if messages is None else {"messages": json.dumps(messages)}),

@@ -1,4 +1,4 @@
-"""What the gate hears of an engine as it is served, and what the report keeps."""
+"""What the gate judges of an engine as it is served, and what the report keeps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_ASKED = "the suite requires it, but it was skipped (--no-as-served)"
 
 @dataclass(frozen=True, slots=True)
 class ServedPart:
-    """Of a report."""
+    """The part of a report on the engine as it is served."""
 
     results: tuple[ServedResult, ...]
     notes: tuple[str, ...]
@@ -31,7 +31,7 @@ class ServedPart:
         return (*self.results, *speeds)
 
     def documents(self) -> dict[str, Any]:
-        """For the report: conditions with every difference; values with how many times worse than the last ones."""
+        """For the report: conditions with every difference; values, compared with the last record."""
         conditions = {one.name: one.document() for one in self.results}
         served = {"conditions": conditions, "notes": list(self.notes)}
         if self.speed is None or self.comparison is None:
@@ -51,7 +51,7 @@ class ServedPart:
 
 
 def served_part(suite: Suite, served: Served | None, records: Sequence[GateRecord]) -> ServedPart | None:
-    """None where it was neither asked nor wanted."""
+    """None if it was neither checked nor required."""
     if served is None:
         if not suite.needs_served:
             return None
@@ -63,7 +63,7 @@ def served_part(suite: Suite, served: Served | None, records: Sequence[GateRecor
 
 
 def served_facts(part: ServedPart | None) -> Mapping[str, Any]:
-    """What the record keeps; nothing where nothing was asked."""
+    """What the record keeps; empty if nothing was checked."""
     if part is None:
         return {}
     speed = part.speed.document() if part.speed is not None else None

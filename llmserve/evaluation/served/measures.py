@@ -1,4 +1,4 @@
-"""What is measured of an engine as it is served."""
+"""The measures of an engine as it is served."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """`scale` makes of its value what people read, in `unit`."""
+    """`scale` converts its value to the displayed one, in `unit`."""
 
     title: str
     unit: str
@@ -21,6 +21,6 @@ MEASURES: Mapping[str, Measure] = {
     "itl": Measure("next tokens", "ms", 1e3),  # alone, median of the answers' means, seconds
     "throughput": Measure("throughput", "tokens/s", more_is_better=True),  # all at once, without prefix cache
     "memory": Measure("peak memory", "MiB", 2.0**-20),  # of the server, bytes
-    "build": Measure("building", "s"),  # of the engine, on a machine like this one, seconds
+    "build": Measure("building", "s"),  # of the engine, on the same class of machine, seconds
     "open": Measure("opening", "s"),  # from the server's start until it is ready, seconds
 }

@@ -1,6 +1,6 @@
-"""A server of our own: started on free ports of this machine, ended with it, whatever happens.
+"""A separate server process, started on free ports of this machine, which always ends with this one.
 
-It reads its standard input, of which we hold the other end: should we be killed, it ends by itself.
+It reads its standard input, and this process holds the other end: if this process is killed, the server ends.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from llmserve.frontends.shared.restrictions import VARIABLES
 STARTED = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at (\S+)")
 GRPC, HTTP, METRICS = "GRPCInferenceService", "HTTPService", "Metrics Service"
 FREE_PORTS = ("--host", "127.0.0.1", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
-NUM_LINES = 20  # of what it printed last, for an error
+NUM_LINES = 20  # lines of its last output, for an error
 POLL_S = 0.02
-START_TIMEOUT_S = 1800.0  # a large engine on a slow disk
+START_TIMEOUT_S = 1800.0  # enough for a large engine on a slow disk
 STOP_TIMEOUT_S = 30.0
 ENDING_S = 2.0
 
 
 class OwnServer:
-    """A process; `ready` first."""
+    """A server process; call `ready` first."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._began = time.perf_counter()
@@ -43,7 +43,7 @@ class OwnServer:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C is for us, and we end it
+            start_new_session=True,  # Ctrl-C is for this process, which ends the server
             env={name: value for name, value in os.environ.items() if name not in VARIABLES},  # it is for us alone
         )
         self._addresses: dict[str, str] = {}
@@ -69,37 +69,37 @@ class OwnServer:
         return self._process.pid
 
     async def ready(self) -> None:
-        """Raises `Unavailable` with its last words when it does not start."""
+        """Wait until it is ready. Raises `Unavailable` with its last output if it does not start."""
         while len(self._addresses) < 3:
             self.check("did not start")
             if time.perf_counter() - self._began > START_TIMEOUT_S:
-                raise Unavailable(f"the server was not ready after {START_TIMEOUT_S:g} s; it said:\n{self._said()}")
+                raise Unavailable(f"the server was not ready after {START_TIMEOUT_S:g} s; its output:\n{self._said()}")
             await asyncio.sleep(POLL_S)
         self.open_seconds = time.perf_counter() - self._began
 
-    def check(self, what: str = "ended in the middle") -> None:
-        """Raises `Unavailable` with its last words when it has ended."""
+    def check(self, what: str = "ended unexpectedly") -> None:
+        """Raises `Unavailable` with its last output if it has ended."""
         code = self._process.poll()
         if code is not None:
             self._reader.join(STOP_TIMEOUT_S)
             how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-            raise Unavailable(f"the server {what} ({how}); it said:\n{self._said()}")
+            raise Unavailable(f"the server {what} ({how}); its output:\n{self._said()}")
 
     def require_alive(self) -> None:
-        """As `check`, when it no longer answers: it may just be ending."""
+        """Like `check`, for a server that no longer answers: it may just be ending."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(ENDING_S)
         self.check()
 
     def peak_bytes(self) -> int:
-        """The most memory that it has had at once; where the system does not say, what it has now."""
+        """Its peak memory; if the system does not report that, its current memory."""
         with suppress(OSError, ValueError, StopIteration):
             lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
             return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
         return int(psutil.Process(self.pid).memory_info().rss)
 
     def close(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """What runs may finish within the time."""
+        """End it. Running requests may finish within the time limit."""
         try:
             self._process.terminate()
             self._process.wait(timeout_s)

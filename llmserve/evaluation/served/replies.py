@@ -1,4 +1,4 @@
-"""One question to a server and what came of it, over gRPC's ensemble or OpenAI's API."""
+"""A question to a server and its reply, over gRPC's ensemble or OpenAI's API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmserve.stages.chat import Message
 Json: TypeAlias = Any
 MODEL = "ensemble"
 OVER_GRPC, OVER_V1 = "gRPC", "/v1"
-TOKENS, LOG_PROBS = "return_tokens", "return_log_probs"  # inputs of the ensemble, where it has them
+TOKENS, LOG_PROBS = "return_tokens", "return_log_probs"  # inputs of the ensemble, if it has them
 THOUGHTS = "reasoning_content"
 DONE = "[DONE]"
 
@@ -30,15 +30,15 @@ class Question:
     prompt: str | tuple[Message, ...]
     max_tokens: int
     streams: bool = True
-    seed: int | None = None  # None: the likeliest tokens; else drawn, at a temperature of 1
-    wants_log_probs: bool = False  # over /v1; over gRPC they are told wherever there are some
-    text: str = ""  # that the answer is forced to be: only characters that mean themselves in a regular expression
+    seed: int | None = None  # None: the likeliest tokens; else drawn with this seed, at a temperature of 1
+    wants_log_probs: bool = False  # over /v1; over gRPC they are always returned if available
+    text: str = ""  # the forced answer: only characters without a special meaning in regular expressions
 
     def unary(self) -> Question:
         return replace(self, streams=False)
 
     def messages(self) -> list[dict[str, str]] | None:
-        """None for a prompt of plain text."""
+        """None for a plain-text prompt."""
         if isinstance(self.prompt, str):
             return None
         return [{"role": message.role, "content": message.content} for message in self.prompt]
@@ -46,17 +46,17 @@ class Question:
 
 @dataclass(slots=True)
 class ServedAnswer:
-    """What failed has an error in its record."""
+    """If the request failed, its record has an error."""
 
     record: Record = field(default_factory=Record)
     text: str = ""
-    token_ids: list[int] | None = None  # None: not told; likewise the next
+    token_ids: list[int] | None = None  # None: not returned; likewise the next
     log_probs: list[float] | None = None
-    has_thoughts: bool = False  # told apart from the answer: the text is not what the network wrote
+    has_thoughts: bool = False  # separated from the answer, so the text is not the network's output
 
 
 class Asker(Protocol):
-    """A way to a server. `ask` raises nothing: what goes wrong is in the reply."""
+    """A client of a server. `ask` never raises: errors are in the reply."""
 
     @property
     def name(self) -> str: ...
@@ -177,13 +177,13 @@ class V1Asker:
 
 
 def _events(body: bytearray) -> list[Json]:
-    """Those of a stream, but the word that ends it."""
+    """The events of a stream, except the final marker."""
     lines = [line[5:].strip() for line in body.decode().splitlines() if line.startswith("data:")]
     return [json.loads(line) for line in lines if line != DONE]
 
 
 def _join(reply: ServedAnswer, documents: list[Json]) -> None:
-    """Of a stream's events, or of the one document of an answer in one piece."""
+    """Combine a stream's events, or read the single document of a unary answer."""
     for document in documents:
         for choice in document.get("choices", ()):
             piece = choice.get("delta") or choice.get("message") or choice
@@ -199,13 +199,13 @@ def _join(reply: ServedAnswer, documents: list[Json]) -> None:
 
 
 def _log_probs(told: Json) -> list[float]:
-    """Of a chat's tokens, or a completion's: numbers of float32, which JSON's hold to the bit."""
+    """Log-probs of a chat's or a completion's tokens: float32 numbers, which JSON preserves exactly."""
     return told.get("token_logprobs") or [token["logprob"] for token in told.get("content") or ()]
 
 
 @asynccontextmanager
 async def grpc_asker(url: str, access: Access, adapter: str = "") -> AsyncGenerator[GrpcAsker, None]:
-    """Of the adapter with this name, if it has one. Raises `LlmserveError` when nobody is there."""
+    """For the adapter with this name, if given. Raises `LlmserveError` if the server cannot be reached."""
     async with AsyncClient(url, model=MODEL, access=access, adapter=adapter) as client:
         config = await client.config()
         yield GrpcAsker(client, frozenset(entry.name for entry in config.input))
@@ -222,7 +222,7 @@ async def v1_asker(url: str, access: Access, adapter: str = "") -> AsyncGenerato
 
 
 async def counters(url: str, names: Mapping[str, str]) -> dict[str, float]:
-    """Sums of families of a metrics page, by our names for them."""
+    """Sums of metric families on a metrics page, under llmserve's names for them."""
     from prometheus_client.parser import text_string_to_metric_families
 
     connections, body = Connections(parse_server(url, None)), bytearray()

@@ -1,4 +1,4 @@
-"""Who is judged, and the part of an evaluation that asks it as it is served."""
+"""The subject of an evaluation, and the part that checks it as it is served."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from llmserve.evaluation.suite import Suite
 
 @dataclass(frozen=True, slots=True)
 class ServedOptions:
-    command: tuple[str, ...] = ()  # starts a server that ends with us; not needed where one runs
+    command: tuple[str, ...] = ()  # starts a server that ends with this process; not needed for a running server
     num_samples: int = NUM_SAMPLES
     http_url: str = ""  # of the running server
     previous: Path | None = None  # engine directory with the record to compare speed with; None: the engine's own
-    threads: int = 0  # of the engine; 0: every core
+    threads: int = 0  # for the engine; 0: every core
 
     def rules(self, *, url: str) -> list[tuple[bool, str]]:
         return [
@@ -44,17 +44,17 @@ class ServedOptions:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An engine directory, or a running server with what it says of its engine."""
+    """An engine directory, or a running server with its description of the engine."""
 
     directory: EngineDirectory | None
     url: str
     access: Access
-    identity: EngineIdentity | None  # None: the server does not tell
+    identity: EngineIdentity | None  # None: the server does not report it
     adapter: Path | None = None  # directory of the adapter that answers with the engine
 
     @classmethod
     def of(cls, directory: EngineDirectory | None, url: str, access: Access, adapter: Path | None = None) -> Subject:
-        """`InvalidArgument` when the server has another engine than the directory."""
+        """`InvalidArgument` if the server has another engine than the directory."""
         if not url:
             assert directory is not None, "checked with the options"
             return cls(directory, url, access, EngineIdentity.of(directory.manifest), adapter)
@@ -62,14 +62,14 @@ class Subject:
         return cls(directory, url, access, asyncio.run(asking))
 
     def require_unchanged(self) -> None:
-        """`InvalidArgument` when another engine is there by now: the answers belong to neither."""
+        """`InvalidArgument` if the engine has changed: the answers would belong to neither."""
         now = self._identity_now()
         if now != self.identity:
             place = self.url or str(self.directory.path if self.directory else "")
             told = told_apart(*(one.digest if one else "unknown" for one in (self.identity, now)))
             raise InvalidArgument(
                 f"the engine of {place} changed during the run (digest {told[0]}, now {told[1]}): its answers belong "
-                "to no engine that is there; run it again"
+                "to neither; run the evaluation again"
             )
 
     def _identity_now(self) -> EngineIdentity | None:
@@ -82,7 +82,7 @@ class Subject:
 def with_served(
     report: Report, suite: Suite, subject: Subject, options: ServedOptions | None, asked: Asked, watcher: Watcher
 ) -> Report:
-    """Ask it as it is served, and judge that, too."""
+    """Check the engine as it is served, and judge that, too."""
     served = None if options is None else _served(suite, subject, options, asked, watcher)
     subject.require_unchanged()
     part = served_part(suite, served, _records(subject, options))
@@ -116,7 +116,7 @@ def _served(suite: Suite, subject: Subject, options: ServedOptions, asked: Asked
 
 
 def _records(subject: Subject, options: ServedOptions | None) -> Sequence[GateRecord]:
-    """To compare speed with; none where the file was changed, which whoever adds to it will say."""
+    """Records to compare speed with; empty if the file was changed, which is reported when a record is added."""
     place = subject.directory.path if subject.directory is not None and not subject.url else None
     place = subject.adapter or place
     if options is not None and options.previous is not None:

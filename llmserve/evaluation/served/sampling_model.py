@@ -1,4 +1,4 @@
-"""What `SamplingParams` promises, written down again in plain numpy: the distribution, and the one draw from it."""
+"""The definition of `SamplingParams`, written again in plain numpy: the distribution, and the draw from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def uniform(seed: int, position: int, stream: int) -> float:
 
 
 def adjusted_logits(logits: NDArray[np.float32], request: SampleRequest) -> NDArray[np.float32]:
-    """Penalties, bias, bans; float32 like the engine."""
+    """Penalties, bias and bans; float32, like the engine."""
     x = logits.astype(np.float32).copy()
     params = request.params
     for token in set(request.history):
@@ -47,7 +47,7 @@ def adjusted_logits(logits: NDArray[np.float32], request: SampleRequest) -> NDAr
 
 
 def distribution(logits: NDArray[np.float32], request: SampleRequest) -> NDArray[np.float64]:
-    """Probability of every token: temperature, then top-k, top-p, min-p, each on what the one before left."""
+    """Probability of every token: temperature, then top-k, top-p and min-p, each applied to the previous one's rest."""
     x = adjusted_logits(logits, request).astype(np.float64)
     params = request.params
     if params.is_greedy:
@@ -76,8 +76,8 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The one draw from a distribution: a place between 0 and 1 among the tokens that are left, put end to end, in
-    order of ids, or sorted where top-p has sorted them."""
+    """The draw from a distribution: a position between 0 and 1 among the remaining tokens, laid end to end in order of
+    ids, or as sorted by top-p."""
 
     order: NDArray[np.intp]  # of all tokens
     ends: NDArray[np.float64]  # where each of `order` ends
@@ -95,7 +95,7 @@ class Draw:
         return int(self.order[min(at, len(self.order) - 1)])
 
     def allows(self, token: int) -> bool:
-        """Whether it is the one, but for the rounding of sums of probabilities, which an engine's are of floats."""
+        """Whether `token` is the one that was drawn, within the rounding of the engine's float sums."""
         at = int(np.flatnonzero(self.order == token)[0])
         begin = float(self.ends[at - 1]) if at else 0.0
         end = float(self.ends[at])

@@ -1,7 +1,7 @@
-"""Whether what is drawn is its seed's: the same seed draws the same in any batch, another one something else.
+"""Checks that draws depend on the seed: the same seed draws the same tokens in any batch, another seed draws others.
 
-Two draws of an answer are equal by chance with the probability of that answer. Where all answers to another seed are
-the same as to the first, and chance is no explanation, the seed is ignored.
+Two draws of an answer are equal by chance with the probability of that answer. If all answers for another seed equal
+the first ones, and chance does not explain it, the seed is ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llmserve.evaluation.served.comparison import Difference, ServedResult, comp
 from llmserve.evaluation.served.replies import Question, ServedAnswer
 
 NAME = "seeded"
-CHANCE = 1e-6  # of all being equal, from which on it is no chance
+CHANCE = 1e-6  # probability that all are equal; above it, chance explains them
 SEED, OTHER_SEED = 20_240_229, 7
 
 
@@ -46,7 +46,7 @@ def judge_seeds(
     chance = _chance(alone)
     if chance is None or chance > CHANCE:
         return replace(
-            result, notes=("another seed gave the same answers, which is expected when the model is this certain",)
+            result, notes=("another seed gave the same answers, which is expected if the model is this certain",)
         )
     same = Difference(questions[0].id, "another seed", -1, "", f"it produced the same {len(questions)} answers")
     return replace(result, differences=(same,))
@@ -57,7 +57,7 @@ def _words(reply: ServedAnswer) -> object:
 
 
 def _chance(replies: Sequence[ServedAnswer]) -> float | None:
-    """That a second draw of all answers is the first one; None where log-probs are not told."""
+    """The probability that a second draw of all answers equals the first; None if log-probs are not returned."""
     if any(reply.log_probs is None for reply in replies):
         return None
     return math.exp(sum(sum(reply.log_probs or ()) for reply in replies))

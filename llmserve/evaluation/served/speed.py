@@ -1,4 +1,4 @@
-"""How fast an engine was as it is served, and how that compares with its last record on the same class of machine."""
+"""The speed of an engine as it is served, compared with its last record on the same class of machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class SpeedResult:
-    """One measure, beside the last time."""
+    """One measure, compared with the last record."""
 
     measure: str
     value: float
@@ -40,7 +40,7 @@ class SpeedResult:
 
     @property
     def ratio(self) -> float | None:
-        """How many times worse than the last time; None where there is nothing to compare with."""
+        """How many times worse than the last record; None without one."""
         if not self.previous or not self.value:
             return None
         better = MEASURES[self.measure].more_is_better
@@ -67,7 +67,7 @@ def measured(
     alone: Sequence[ServedAnswer], in_flight: Sequence[ServedAnswer], *,
     memory: int | None = None, build_seconds: float | None = None, open_seconds: float | None = None,
 ) -> Speed:  # fmt: skip
-    """What there is nothing of is left out."""
+    """Missing values are left out."""
     one, many = (
         summarize(Run([reply.record for reply in replies if reply.record.arrived])) for replies in (alone, in_flight)
     )
@@ -85,14 +85,14 @@ def measured(
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """With the last record, or why not."""
+    """The comparison with the last record, or why there is none."""
 
     results: tuple[SpeedResult, ...]
     note: str
 
 
 def compare_speed(speed: Speed, records: Sequence[GateRecord], suite: str, margins: Mapping[str, float]) -> Comparison:
-    """`records`: the oldest first, of whatever digest. Another class of machine is named, and not compared."""
+    """`records`: the oldest first, of any digest. Records from another class of machine are named but not compared."""
     last = next((one for one in reversed(records) if one.suite == suite and one.speed is not None), None)
     previous: Mapping[str, float] = {}
     if last is None or last.speed is None:
@@ -100,7 +100,7 @@ def compare_speed(speed: Speed, records: Sequence[GateRecord], suite: str, margi
     elif (machine := str(last.speed["machine"])) != speed.machine:
         note = f"speed: the last record ({last.time}) is from another machine ({machine}), so it is not compared"
     else:
-        note = f"speed: beside the record of {last.time}, of digest {last.engine_digest[:12]}"
+        note = f"speed: compared with the record of {last.time}, digest {last.engine_digest[:12]}"
         previous = last.speed["values"]
     results = tuple(
         SpeedResult(measure, value, previous.get(measure), margins.get(measure))

@@ -1,4 +1,4 @@
-"""The engine as it is served, for people: conditions, and speed beside the last time."""
+"""The engine as it is served, as tables: conditions, and speed compared with the last record."""
 
 from __future__ import annotations
 

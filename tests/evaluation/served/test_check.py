@@ -179,7 +179,7 @@ def test_what_promises_no_bits_is_reported_and_not_judged(engine: Path, asked: A
 
 
 def test_a_server_that_dies_in_the_middle(engine: Path, asked: Asked) -> None:
-    with pytest.raises(Unavailable, match=r"ended in the middle \(exit code 9\); it said:[\s\S]*out of luck"):
+    with pytest.raises(Unavailable, match=r"ended unexpectedly \(exit code 9\); its output:[\s\S]*out of luck"):
         check(engine, asked, "die_after(20)")
 
 
@@ -187,7 +187,7 @@ def test_a_server_that_does_not_start(engine: Path, asked: Asked, tmp_path: Path
     broken = shutil.copytree(engine, tmp_path / "engine")
     directory = EngineDirectory.open(broken)
     (broken / "tokenizer.model").unlink()
-    with pytest.raises(Unavailable, match=r"did not start \(exit code 2\); it said:\n.*tokenizer.model is missing"):
+    with pytest.raises(Unavailable, match=r"did not start \(exit code 2\); its output:\n.*tokenizer.model is missing"):
         asyncio.run(check_engine(directory, PLAIN, asked, Silent(), threads=1, is_judged=True))
 
 

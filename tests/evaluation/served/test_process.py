@@ -47,7 +47,7 @@ async def test_keys_of_the_environment_are_for_other_servers(tmp_path: Path, mon
     monkeypatch.setenv("LLMSERVE_ISA", "kept")
     program = "import os; print(*(name for name in os.environ if name.startswith('LLMSERVE_'))); raise SystemExit(3)"
     with (
-        pytest.raises(Unavailable, match=r"it said:\nLLMSERVE_ISA$"),
+        pytest.raises(Unavailable, match=r"its output:\nLLMSERVE_ISA$"),
         own_server((sys.executable, "-c", program), tmp_path, ()) as server,
     ):
         await server.ready()
@@ -55,7 +55,7 @@ async def test_keys_of_the_environment_are_for_other_servers(tmp_path: Path, mon
 
 async def test_what_is_no_server_is_told_with_its_last_words(tmp_path: Path) -> None:
     with (
-        pytest.raises(Unavailable, match=r"did not start \(exit code 3\); it said:\nnot today"),
+        pytest.raises(Unavailable, match=r"did not start \(exit code 3\); its output:\nnot today"),
         own_server((sys.executable, "-c", "print('not today'); raise SystemExit(3)"), tmp_path, ()) as server,
     ):
         await server.ready()

@@ -28,7 +28,7 @@ def test_ratios_say_how_many_times_worse() -> None:
     assert (ttft.verdict, throughput.verdict, opening.verdict) == (Verdict.FAIL, Verdict.PASS, Verdict.PASS)
     assert (ttft.is_judged, throughput.is_judged, opening.is_judged) == (True, False, False)
     assert ttft.reason == "first token 13 ms is 1.30 times as bad as the last 10 ms, not 1.2"
-    assert "of digest dddddddddddd" in found.note
+    assert "digest dddddddddddd" in found.note
 
 
 def test_another_machine_is_named_and_not_compared() -> None:
