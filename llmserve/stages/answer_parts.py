@@ -1,4 +1,4 @@
-"""What an answer is made of, as it is read piece by piece: text, a thought before it, calls of tools."""
+"""The parts of an answer, read piece by piece: text, a thought before it, and tool calls."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Protocol
 class PartKind(Enum):
     TEXT = "text"
     THOUGHT = "thought"
-    CALL = "call"  # begins: the text is the tool's name
-    ARGUMENTS = "arguments"  # of the call that began last: the next piece of their JSON
+    CALL = "call"  # a call begins: the text is the tool's name
+    ARGUMENTS = "arguments"  # arguments of the last call: the next piece of their JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Part:
 
 
 class PartReader(Protocol):
-    """Of one answer."""
+    """Reads one answer."""
 
     def read(self, text: str, *, is_last: bool = False) -> list[Part]:
-        """What is certain after `text`, the next piece of the answer. The last piece may be empty."""
+        """Parts that are certain after `text`, the next piece of the answer. The last piece may be empty."""
         ...

@@ -1,4 +1,4 @@
-"""Tokenizer over a Hugging Face `tokenizer.json` (the `tokenizers` library), as Qwen and Llama 3 ship it."""
+"""Tokenizer for a Hugging Face `tokenizer.json` (the `tokenizers` library), as used by Qwen and Llama 3."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmserve.stages.text import without_incomplete_character
 from llmserve.stages.token_bytes import MAX_TOKENS, byte_level_bytes, piece_bytes
 from llmserve.stages.token_lengths import longest_json_token
 
-MOST_HELD = 16 * 1024  # characters that are encoded holding the interpreter lock: `encode_batch_fast` does not
+MOST_HELD = 16 * 1024  # characters encoded without releasing the GIL, which `encode_batch_fast` does not release
 BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
@@ -60,7 +60,7 @@ class JsonTokenizer:
         return ids
 
     def encode_pair(self, text: str, second: str) -> tuple[list[int], int]:
-        """Both texts with the special tokens of a pair; and where those begin that are marked as the second's, or 0."""
+        """Both texts with the special tokens of a pair; and where the second text's tokens begin, or 0."""
         found = self._library.encode(text, second, add_special_tokens=True)
         return found.ids, found.type_ids.index(1) if 1 in found.type_ids else 0
 
@@ -97,13 +97,13 @@ class JsonTokenizer:
 
     @cached_property
     def _without_specials(self) -> Library:
-        """A twin that reads the spelling of a special token as ordinary text."""
+        """A copy that reads the spelling of a special token as ordinary text."""
         twin = copy.deepcopy(self._library)
         twin.encode_special_tokens = True
         return twin
 
     def _without_byte_run(self, ids: Sequence[int], skip_special_tokens: bool) -> Sequence[int]:
-        """Byte tokens in a row are decoded together: one bad byte spoils the run, so its text is open until it ends."""
+        """Consecutive byte tokens are decoded together, so one bad byte affects all; their text is open."""
         end = len(ids)
         while end and (ids[end - 1] in self._byte_ids or not self._is_visible(ids[end - 1], skip_special_tokens)):
             end -= 1

@@ -1,4 +1,4 @@
-"""Chat messages to prompt ids, in the form that the checkpoint was trained with.
+"""Converts chat messages to prompt ids, in the format that the checkpoint was trained with.
 
 Two forms: role tokens inserted as ids (Baichuan), or the jinja template that comes with the tokenizer.
 """
@@ -24,11 +24,11 @@ from llmserve.stages.tool_formats import generic
 from llmserve.stages.tool_formats.registry import TOOL_FORMATS, found_tool_format
 
 BAICHUAN_USER_ID, BAICHUAN_ASSISTANT_ID = 195, 196
-Tools: TypeAlias = Sequence[Mapping[str, Any]]  # as OpenAI's API describes them
+Tools: TypeAlias = Sequence[Mapping[str, Any]]  # in the format of OpenAI's API
 
 
 DATES = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
-MORE_OF_A_MESSAGE: Mapping[str, type] = {  # that templates read besides
+MORE_OF_A_MESSAGE: Mapping[str, type] = {  # fields that templates also read
     "tool_calls": list, "tool_call_id": str, "name": str, "reasoning_content": str,
 }  # fmt: skip
 
@@ -37,19 +37,19 @@ MORE_OF_A_MESSAGE: Mapping[str, type] = {  # that templates read besides
 class Message:
     role: str
     content: str
-    more: Mapping[str, Any] = field(default_factory=dict, hash=False)  # those of MORE_OF_A_MESSAGE that it has
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)  # fields of MORE_OF_A_MESSAGE that it has
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Prompt ids that end where the assistant's answer begins, and what had to go for them to fit."""
+    """Prompt ids that end where the assistant's answer begins, and what was dropped to make them fit."""
 
     ids: list[int]
-    num_messages_left_out: int = 0  # the oldest
-    num_ids_cut: int = 0  # from the beginning of what was left
+    num_messages_left_out: int = 0  # dropped messages, the oldest ones
+    num_ids_cut: int = 0  # dropped from the beginning of the rest
 
     def what_is_missing(self) -> str:
-        """In words; empty when nothing is."""
+        """As text; empty if nothing is missing."""
         messages, ids = _counted(self.num_messages_left_out, "message"), _counted(self.num_ids_cut, "token")
         parts = [
             f"without the first {messages}" if self.num_messages_left_out else "",
@@ -70,19 +70,19 @@ class ChatFormat(Protocol):
         values: Mapping[str, Any] = NO_VALUES,
         tools: Tools = (),
     ) -> ChatPrompt:
-        """`max_ids`: room for the prompt, None: no limit. `values`: further names that a template may read."""
+        """`max_ids`: the most ids for the prompt, None: no limit. `values`: additional variables for a template."""
         ...
 
     def style(self, values: Mapping[str, Any] = NO_VALUES) -> ChatStyle:
-        """How answers to conversations with these `values` are to be read."""
+        """How to read answers to conversations with these `values`."""
         ...
 
 
 def chat_format(
     tokenizer: Tokenizer, files: TextFiles, *, tool_format: str = AUTO, reasoning_format: str = AUTO
 ) -> ChatFormat | None:
-    """The checkpoint's chat format, or None for one that was not made to chat. Raises `InvalidArgument` for forms of
-    tools or thoughts that are not known, or that go with a chat template where there is none."""
+    """The checkpoint's chat format, or None if it is not a chat model. Raises `InvalidArgument` for unknown formats of
+    tools or thoughts, or if they require a chat template and there is none."""
     check_formats(tool_format, reasoning_format)
     user, assistant = files.token_ids("user_token_id"), files.token_ids("assistant_token_id")
     is_baichuan = files.hf_config.get("model_type") == "baichuan" or files.tokenizer_class.startswith("Baichuan")
@@ -143,7 +143,7 @@ def parse_messages(text: str) -> list[Message]:
 
 
 def messages_of(listed: Sequence[Any]) -> list[Message]:
-    """Of objects as in OpenAI's API."""
+    """From objects in the format of OpenAI's API."""
     problems = [f"message {i} {problem}" for i, entry in enumerate(listed) if (problem := _problem(entry))]
     raise_problems(InvalidArgument, "messages cannot be used", problems)
     return [_message(entry) for entry in listed]
@@ -157,11 +157,11 @@ def _message(entry: Mapping[str, Any]) -> Message:
 
 
 def _tool_call(call: Any) -> Mapping[str, Any]:
-    """With its arguments as templates take them: an object. OpenAI's API has its JSON; what a model wrote wrong stays
-    as it is."""
+    """A call with its arguments as an object, as templates expect; OpenAI's API has them as JSON. Invalid JSON stays as
+    it is."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise InvalidArgument('messages cannot be used: each of tool_calls needs a "function" with a "name"')
+        raise InvalidArgument('messages cannot be used: each tool call must have a "function" with a "name"')
     arguments = function.get("arguments", {})
     made = arguments
     if isinstance(arguments, str):
@@ -180,7 +180,7 @@ def _problem(entry: Any) -> str:
     needed = ("role",) if entry.get("tool_calls") and entry.get("content") is None else ("role", "content")
     missing = [key for key in needed if not isinstance(entry.get(key), str)]
     if missing:
-        return f"needs a string in: {', '.join(missing)}"
+        return f"must have a string in: {', '.join(missing)}"
     wrong = [key for key, kind in MORE_OF_A_MESSAGE.items() if not isinstance(entry.get(key, kind()), kind | None)]
     return f"has invalid values in: {', '.join(wrong)}" if wrong else ""
 
@@ -189,15 +189,15 @@ def _problem(entry: Any) -> str:
 class RoleIdFormat:
     """Baichuan's rule: the system text, then per message a role id and the content; no bos.
 
-    Whole rounds (a user message and what follows it) are dropped from the front until the prompt fits; the last round
-    always stays, and loses its beginning if it is too long by itself.
+    The oldest rounds (a user message and what follows it) are dropped until the prompt fits. The last round always
+    stays, but loses its beginning if it is too long.
     """
 
     tokenizer: Tokenizer
     user_id: int
     assistant_id: int
     max_seq_len: int | None = None
-    tool_format: str = ""  # empty: it takes no tools
+    tool_format: str = ""  # empty: no tools
 
     def encode(
         self,
@@ -230,7 +230,7 @@ class RoleIdFormat:
         return ChatPrompt(prompt[num_cut:], sum(map(len, rounds[: len(rounds) - len(encoded)])), num_cut)
 
     def _that_fit(self, rounds: Sequence[Sequence[Message]], room: int | None) -> list[list[int]]:
-        """The ids of the newest rounds; of the last one at least. Older ones are not even looked at."""
+        """The ids of the newest rounds that fit; at least those of the last one. Older ones are not read."""
         kept: deque[list[int]] = deque()
         num_ids = 0
         for one in reversed(rounds):
@@ -250,7 +250,7 @@ class RoleIdFormat:
         system = messages[0].content if messages[0].role == "system" else ""
         dialogue = messages[1:] if messages[0].role == "system" else messages
         problems = [
-            f"message {number} has role {message.role!r}; this checkpoint knows user and assistant"
+            f"message {number} has role {message.role!r}; this checkpoint supports user and assistant"
             " (and system, in the first message only)"
             for number, message in enumerate(dialogue, len(messages) - len(dialogue))
             if message.role not in ("user", "assistant")
@@ -288,19 +288,19 @@ def _rounds(dialogue: Sequence[Message]) -> list[list[Message]]:
 
 @dataclass(frozen=True, slots=True)
 class TemplateFormat:
-    """A rendered template; the special tokens in it become ids. Too long a dialogue is not cut.
+    """Renders a template and converts special tokens in it to ids. A conversation that is too long is not truncated.
 
-    As in transformers, a special token spelled in a message becomes its id too.
+    As in transformers, a special token spelled in a message becomes its id, too.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     tool_template: ChatTemplate  # for conversations with tools
-    tool_format: str = ""  # how they are called; empty: in no form that is known
-    reasoning: str = ""  # how thoughts are written; empty: likewise
+    tool_format: str = ""  # format of calls; empty: unknown
+    reasoning: str = ""  # format of thoughts; empty: unknown
     max_seq_len: int | None = None
     writes_begin: bool = True  # the template itself; else the tokenizer's special tokens come before its text
-    tells_date: bool = False  # to templates that read one of DATES, as llama.cpp does
+    tells_date: bool = False  # for templates that read one of DATES, as in llama.cpp
 
     def encode(
         self,
@@ -315,7 +315,7 @@ class TemplateFormat:
         return ChatPrompt([*begin, *self.tokenizer.encode_marked(text)])
 
     def text(self, messages: Sequence[Message], values: Mapping[str, Any] = NO_VALUES, tools: Tools = ()) -> str:
-        """The prompt with its special tokens spelled out."""
+        """The prompt, with its special tokens spelled out."""
         values = {**self._own_values(), **values}
         if self.tool_format == generic.NAME and (tools or generic.has_calls(messages)):
             return self._told_in_text(messages, values, tools)
@@ -327,13 +327,13 @@ class TemplateFormat:
         return self.tool_template.render(listed, values, tools)
 
     def _own_values(self) -> Mapping[str, str]:
-        """Names that few templates read, and none can be without."""
+        """Variables that few templates read, but that those require."""
         names = self.template.names
         today = {name: date.today().strftime(pattern) for name, pattern in DATES.items()} if self.tells_date else {}
         return {name: value for name, value in {"functions": "", **today}.items() if name in names}
 
     def _told_in_text(self, messages: Sequence[Message], values: Mapping[str, Any], tools: Tools) -> str:
-        """Tools in the system message. Where there are none, calls stay as the template has them, if it has."""
+        """Tools in the system message. Without tools, calls stay as they are if the template supports them."""
         if not tools:
             with suppress(InvalidArgument):
                 text = self.template.render(self._listed(messages), values)
@@ -365,14 +365,14 @@ class TemplateFormat:
         )
 
     def _opens_thought(self, question: str, values: Mapping[str, Any]) -> bool:
-        """Whether a prompt ends inside of a thought, as far as this question shows it."""
+        """Whether a prompt ends inside a thought, as far as this question shows."""
         try:
             return is_open_after(self.text([Message("user", question)], values), self.reasoning)
-        except InvalidArgument:  # a template that wants more than a question
+        except InvalidArgument:  # a template that requires more than a question
             return False
 
     def _more(self, message: Message) -> Mapping[str, Any]:
-        """With ids of calls as the template takes them."""
+        """Messages with ids of calls in the form that the template expects."""
         if not self.tool_format:
             return message.more
         call_id, more = TOOL_FORMATS[self.tool_format].call_id, dict(message.more)
@@ -381,10 +381,10 @@ class TemplateFormat:
         if "tool_calls" in more:
             more["tool_calls"] = [{**call, "id": call_id(str(call.get("id", "")))} for call in more["tool_calls"]]
             if "reasoning_content" in more and not message.content:
-                more["thinking"] = more["reasoning_content"]  # gpt-oss's name for it, beside calls only
+                more["thinking"] = more["reasoning_content"]  # gpt-oss's name for it, only with calls
         return more
 
     def _is_special(self, marker: str) -> bool:
-        """Whether it is a token that texts are shown without."""
+        """Whether it is a token that is left out when text is displayed."""
         ids = self.tokenizer.encode_marked(marker)
         return len(ids) == 1 and not self.tokenizer.decode(ids)

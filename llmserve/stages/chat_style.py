@@ -1,7 +1,7 @@
-"""How a checkpoint's answers to conversations are to be read, which its chat template tells: how it writes calls of
-tools, and thoughts.
+"""How to read a checkpoint's answers to conversations, derived from its chat template: the formats of tool calls and
+thoughts.
 
-Found by the preprocess step, which has the template, for whoever reads the answers: it travels between them as JSON.
+The preprocess step, which has the template, determines it and sends it as JSON to the readers of answers.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from llmserve.stages.tool_formats.registry import TOOL_FORMATS
 from llmserve.stages.tool_formats.tool_format import Tool, ToolFormat
 
 AUTO, NONE = "auto", "none"
-ON_OFF = ("enable_thinking", "thinking")  # names by which templates let a request say whether to think
-SWITCHES = (*ON_OFF, "reasoning_effort")  # and how much
-NO_THINK, THINK = "/no_think", "/think"  # the last word counts
-BLANKS = r"/[ \t\r\n]{1,8}/"  # between a thought and what follows it
+ON_OFF = ("enable_thinking", "thinking")  # variables of templates that turn thoughts on or off
+SWITCHES = (*ON_OFF, "reasoning_effort")  # and that set their amount
+NO_THINK, THINK = "/no_think", "/think"  # the last switch counts
+BLANKS = r"/[ \t\r\n]{1,8}/"  # between a thought and the answer
 
 
 @dataclass(frozen=True, slots=True)
 class ChatStyle:
-    takes_tools: bool = False  # the template gives tools to the model
-    tool_format: str = ""  # how it calls them; empty: in no form that is known
-    reasoning: str = ""  # how it thinks; empty: it does not, or in no form that is known
-    is_open: bool = False  # a prompt ends inside of a thought
-    obeys_words: bool = False  # but for one with NO_THINK in a message
-    switches: Sequence[str] = ()  # those of SWITCHES that the template reads
+    takes_tools: bool = False  # the template passes tools to the model
+    tool_format: str = ""  # format of calls; empty: unknown
+    reasoning: str = ""  # format of thoughts; empty: none or unknown
+    is_open: bool = False  # a prompt ends inside a thought
+    obeys_words: bool = False  # except with NO_THINK in a message
+    switches: Sequence[str] = ()  # the SWITCHES that the template reads
     special: Sequence[str] = ()  # markers that are special tokens
     tokenizer: Mapping[str, str] = field(default_factory=dict, hash=False)  # its class, special tokens and template
 
@@ -45,7 +45,7 @@ class ChatStyle:
         return cls(**json.loads(text))
 
     def told_by(self, messages: Iterable[Mapping[str, Any]]) -> ChatStyle:
-        """Of answers to a conversation in which somebody may have said whether to think."""
+        """For answers to a conversation in which a user may have turned thoughts on or off."""
         if not self.obeys_words:
             return self
         said = [str(each.get("content")) for each in messages if each["role"] in ("system", "user")]
@@ -61,8 +61,8 @@ class ChatStyle:
         return thought_markers(self.reasoning)
 
     def reader(self, tools: Sequence[Tool], *, continues: bool = False) -> PartReader | None:
-        """Of one answer that may call the tools; None where all of it is text. `continues`: the prompt ends with
-        the answer's own beginning, so it has thought."""
+        """A reader for one answer that may call the tools; None if all of it is text. `continues`: the prompt ends with
+        the beginning of the answer, after any thought."""
         if self.reasoning == harmony.NAME:
             return harmony.HarmonyReader(tools)
         tags = TAGS.get(self.reasoning)
@@ -72,13 +72,13 @@ class ChatStyle:
 
 
 def thought_markers(reasoning: str) -> Sequence[str]:
-    """Texts that mark thoughts in a form of them."""
+    """Texts that mark thoughts in this format."""
     tags = TAGS.get(reasoning)
     return (tags.begin, tags.end) if tags else harmony.MARKERS if reasoning == harmony.NAME else ()
 
 
 class AnswerReader:
-    """A thought, then text and calls."""
+    """Reads a thought, then text and calls."""
 
     def __init__(self, thoughts: ThoughtReader | None, calls: PartReader | None) -> None:
         self._thoughts = thoughts
@@ -95,17 +95,17 @@ class AnswerReader:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an answer has to be."""
+    """Requirements on an answer."""
 
-    tools: Sequence[Tool] = ()  # that may be called
+    tools: Sequence[Tool] = ()  # tools that may be called
     must_call: bool = False
     several: bool = True  # calls in one answer
-    schema: Mapping[str, Any] | None = None  # of an answer in text; None: any
-    choices: Sequence[str] = ()  # one of which an answer in text is
+    schema: Mapping[str, Any] | None = None  # schema of a text answer; None: any
+    choices: Sequence[str] = ()  # texts of which a text answer must be one
 
 
 def answer_guide(style: ChatStyle, wanted: Wanted, *, continues: bool = False) -> str:
-    """A guide in Lark: after a thought, if the model thinks, an answer as it is wanted."""
+    """A guide in Lark: a thought, if the model thinks, then an answer that meets the requirements."""
     form = " | ".join(map(literal, wanted.choices)) or (json_rule(wanted.schema) if wanted.schema is not None else "")
     text, rules = ("formatted", f"formatted: {form}\n") if form else (FREE_TEXT, "")
     if wanted.tools:
@@ -132,7 +132,7 @@ def _start(style: ChatStyle, continues: bool) -> str:
 
 
 def check_formats(tool_format: str, reasoning_format: str) -> None:
-    """Those that a config names. Raises `InvalidArgument`."""
+    """Check formats named in a config. Raises `InvalidArgument`."""
     rules = (
         ("tool_format", tool_format, [*TOOL_FORMATS]),
         ("reasoning_format", reasoning_format, [*TAGS, harmony.NAME]),

@@ -1,7 +1,7 @@
-"""A checkpoint's jinja chat template, rendered in a process of its own with limits of time and memory.
+"""Renders a checkpoint's jinja chat template in a separate process with limits on time and memory.
 
-A checkpoint is data from elsewhere, and its template is a program: two nested loops, or a width in a format, take hours
-or gigabytes. The process (`template_process.py`) is started with the template, and again after one that was ended.
+A checkpoint is untrusted data, and its template is a program: two nested loops, or a width in a format, can take hours
+or gigabytes. The process (`template_process.py`) is started with the template, and restarted after it was killed.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from llmserve.stages.template_process import MAX_WORK_S
 NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 PROCESS = "llmserve.stages.template_process"
 MAX_SOURCE_BYTES = 1 << 20
-TEMPLATE = "chat_template"  # of a request, among the values for its template
+TEMPLATE = "chat_template"  # of a request, among the variables for its template
 ENDINGS = ("add_generation_prompt", "continue_final_message")
 CUT = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' mark: what a template writes from here on is not part of the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a prompt ends: with the opening of an answer, or with the answer's own beginning."""
+    """How a prompt ends: with the opening of an answer, or with the beginning of the answer itself."""
 
     opens: bool
     continues: bool
 
     @classmethod
     def of(cls, roles: Sequence[str], values: Mapping[str, Any]) -> Ending:
-        """`values` may say it, under the names that transformers has. An assistant's last message is continued."""
+        """`values` may set it, under transformers' names. By default, an assistant's last message is continued."""
         opens, continues = (values.get(name) for name in ENDINGS)
         if opens and continues:
             raise InvalidArgument(f"{' and '.join(ENDINGS)} exclude each other: an answer either begins or continues")
@@ -51,10 +51,10 @@ class Ending:
 
 
 class ChatTemplate:
-    """Threads take turns. They wait while the template runs, so the event loop must not be one of them."""
+    """Threads take turns, and wait while the template runs, so do not call it on the event loop."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], place: str = "") -> None:
-        """Raises `CheckpointError`, which names `place`, for a template that cannot be compiled within the limits."""
+        """Raises `CheckpointError`, which names `place`, if the template cannot be compiled within the limits."""
         self._name = f"the chat template{place and f' in {place}'}"
         if (size := len(source.encode(errors="replace"))) > MAX_SOURCE_BYTES:
             raise CheckpointError(f"{self._name} has {size} bytes, more than {MAX_SOURCE_BYTES}")
@@ -62,7 +62,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._turn = threading.Lock()
         self._process = TemplateProcess()
-        self.names = self._compile()  # that it reads
+        self.names = self._compile()  # variables that it reads
 
     def render(
         self,
@@ -70,10 +70,10 @@ class ChatTemplate:
         more: Mapping[str, Any] = NO_VALUES,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt's text, which ends as `Ending` says.
+        """The prompt's text, which ends as `Ending` specifies.
 
-        `more`: names that the template may read besides; they do not replace those that it always has. `tools`: as
-        OpenAI's API describes them.
+        `more`: additional variables for the template; they cannot replace the standard ones. `tools`: in the format of
+        OpenAI's API.
         """
         ending = Ending.of([message["role"] for message in messages], more)
         more = {name: value for name, value in more.items() if name not in ENDINGS}
@@ -106,7 +106,7 @@ class ChatTemplate:
 
 
 class TemplateProcess:
-    """Answers a line of JSON with another one. It ends with this object, or by a question that takes too much."""
+    """Answers a line of JSON with another one. It ends with this object, or if a request exceeds the limits."""
 
     def __init__(self) -> None:
         try:
@@ -115,7 +115,7 @@ class TemplateProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-                start_new_session=True,  # Ctrl-C in a terminal is not meant for it
+                start_new_session=True,  # Ctrl-C in a terminal must not end it
             )
         except OSError as error:
             raise Unavailable(f"no process can be started for the chat template: {error}") from error
@@ -143,7 +143,7 @@ class TemplateProcess:
 
 
 def _up_to_end(text: str) -> str:
-    """Without what a template writes after the last message. One that trims messages has not seen the end of this."""
+    """Without text after the last message. A template that trims messages does not have the mark in its text."""
     shown, end, rest = text.rpartition(CUT.rstrip())
     if not end:
         raise InvalidArgument("the chat template leaves out the last message, so an answer cannot continue it")
@@ -157,5 +157,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _how_it_ended(code: int) -> str:
     if code == -signal.SIGPROF:
-        return f"more than {MAX_WORK_S:g} s of processor time are needed"
-    return f"the process that works on it ended with code {code}"
+        return f"it needs more than {MAX_WORK_S:g} s of processor time"
+    return f"its process ended with code {code}"

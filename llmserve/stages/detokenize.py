@@ -1,8 +1,8 @@
-"""Ids to text as they arrive, without state: each event brings a window of the ids before it.
+"""Converts ids to text as they arrive, without state: each event includes a window of the ids before it.
 
-`delta(window, new) = text(window + new) - text(window)`, both decoded from the same place, so that what a decoder does
-only at the beginning of a text (dropping a leading space) cancels out, and a character whose bytes are spread over
-several events appears once it is complete. Concatenated deltas equal the decoding of all ids.
+`delta(window, new) = text(window + new) - text(window)`, both decoded from the same place. So the special treatment of
+a text's beginning (dropping a leading space) cancels out, and a character whose bytes are spread over several events
+appears when it is complete. Concatenated deltas equal the decoding of all ids.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MIN_WINDOW = 4
 
 
 def window_of(tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:
-    """The shortest suffix of `ids` (of some lengths) that decodes like the whole from its end on.
+    """The shortest suffix of `ids` (of a few lengths) after which text decodes as after all of `ids`.
 
-    That is one with a visible character that is there to stay: whatever the decoder does at the beginning happens
-    before it, and any character in the making lies after it.
+    It has a visible character that is final: special treatment of the beginning comes before it, and any incomplete
+    character comes after it.
     """
     length = MIN_WINDOW
     while length < len(ids):
@@ -36,8 +36,8 @@ def window_of(tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:
 def text_delta(window: Sequence[int], new: Sequence[int], *, stable: Decode, whole: Decode) -> str:
     """The text that `new` adds after `window`.
 
-    `stable` is a tokenizer's `decode_stable`. So is `whole`, or in the final delta `decode`: that also brings what had
-    been held back.
+    `stable` is a tokenizer's `decode_stable`. So is `whole`, except in the final delta, where it is `decode`, which
+    also returns text that was held back.
     """
     seen = stable(tuple(window)) if window else ""
     return whole((*window, *new))[len(seen) :]

@@ -1,6 +1,6 @@
-"""The text files of an engine directory, or of a checkpoint: which exist, and what they say.
+"""The text files of an engine directory or a checkpoint: which ones exist, and their contents.
 
-Read by the stages, all of them optional but a tokenizer:
+The stages read these files; all are optional except a tokenizer:
     tokenizer.model | tokenizer.json         the vocabulary
     tokenizer_config.json                    class, special tokens, add_bos_token, chat_template
     special_tokens_map.json                  special tokens that tokenizer_config.json leaves out
@@ -40,7 +40,7 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token"
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
-    """Contents of the JSON files; empty where a file does not exist."""
+    """Contents of the JSON files; empty if a file does not exist."""
 
     path: Path
     tokenizer_config: Mapping[str, Any]
@@ -51,7 +51,7 @@ class TextFiles:
     chat_template_file: str
     pair_template_file: str = ""
     tool_template_file: str = ""
-    template_place: str = ""  # where the chat template is from; empty: from a request
+    template_place: str = ""  # source of the chat template; empty: a request
 
     @classmethod
     def read(cls, path: Path) -> TextFiles:
@@ -99,22 +99,22 @@ class TextFiles:
 
     @property
     def pair_template(self) -> str:
-        """Of a query and a document, for networks that score them by two answers; empty for others without the file."""
+        """The template for a query and a document if the network scores by two answers; empty otherwise."""
         pooling = self.engine_config.get("pretrained_config", {}).get("pooling") or {}
         return self.pair_template_file or (QWEN3_PAIR if pooling.get("answers") else "")
 
     @property
     def chat_template(self) -> str:
-        """The jinja template; of several named ones the one called `default`; empty when there is none."""
+        """The jinja template; if there are several named ones, the one called `default`; empty if there is none."""
         return self._template("default")
 
     @property
     def tool_template(self) -> str:
-        """The one for conversations with tools, where it is another: it is called `tool_use`."""
+        """The template for conversations with tools, named `tool_use`, if it is different."""
         return self.tool_template_file or self._template("tool_use") or self.chat_template
 
     def with_template(self, template: str, place: str) -> TextFiles:
-        """In place of all that the checkpoint has."""
+        """With this template instead of all of the checkpoint's."""
         return replace(self, chat_template_file=template, tool_template_file="", template_place=place)
 
     def _template(self, name: str) -> str:
@@ -127,18 +127,18 @@ class TextFiles:
 
     @property
     def max_seq_len(self) -> int | None:
-        """Longest prompt + output: the engine's limit, else the checkpoint's, as a build would take it."""
+        """Longest prompt and output: the engine's limit, else the checkpoint's, as in a build."""
         built = self.engine_config.get("build_config", {}).get("max_seq_len")
         return int(built) if built else position_limit(self.hf_config)
 
     @property
     def vocab_size(self) -> int | None:
-        """Ids that the network knows: the engine's, else the checkpoint's."""
+        """Number of ids in the network: the engine's, else the checkpoint's."""
         size = self.engine_config.get("pretrained_config", {}).get("vocab_size", self.hf_config.get("vocab_size"))
         return size if isinstance(size, int) else None
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """A token id entry such as `eos_token_id`, which may be one id, a list or absent."""
+        """A token id entry such as `eos_token_id`: one id, a list or missing."""
         hf_config = "hf_config.json" if self.engine_config else "config.json"
         for file, config in (("generation_config.json", self.generation_config), (hf_config, self.hf_config)):
             if (value := config.get(name)) is not None:
@@ -166,7 +166,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The file's text, or an empty string when there is no such file."""
+    """The file's text, or an empty string if the file does not exist."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -176,14 +176,14 @@ def read_text(path: Path) -> str:
 
 
 def _content(token: Any) -> str:
-    """A special token is written as its text, or as an object with its text and how it is matched."""
+    """A special token is given as its text, or as an object with its text and matching rules."""
     return str(token["content"]) if isinstance(token, dict) else str(token)
 
 
 def resolve_path(path: str, model_dir: Path) -> Path:
     """A path in a model's config.pbtxt: absolute, below `model_dir` (`<repository>/<model>`, Triton's
     $$TRITON_MODEL_DIRECTORY), or relative to the model repository's parent, else to the working directory (the first
-    that exists). With neither, the first is returned, so that the error of whoever opens it names a path.
+    that exists). If neither exists, the first is returned, so that the error on opening it names a path.
     """
     if path.startswith(MODEL_DIRECTORY):
         return model_dir.absolute() / path.removeprefix(MODEL_DIRECTORY).lstrip("/")

@@ -1,9 +1,9 @@
-"""The generate step: tokens from an engine, with what is needed to turn each event into text on its own.
+"""The generate step: tokens from an engine, with the data for converting each event to text independently.
 
 Stop words are matched twice: by the engine as id sequences, and here as strings in the decoded text, which finds them
-however the model tokenised them. Ids whose text may turn into a stop string are held back. When one is found, the
-engine's stream is closed; the last event carries the ids before the stop string and, where it begins inside
-a token, the text of that token's first part (`tail_text`).
+however the model tokenized them. Ids whose text may become a stop string are held back. When one is found, the engine's
+stream is closed. The last event has the ids before the stop string and, if that begins inside a token, the text of the
+token's first part (`tail_text`).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from llmserve.stages.detokenize import window_of
 from llmserve.stages.stop_strings import find_stop, num_held
 from llmserve.stages.tokenizer import Tokenizer
 
-BLIND_WINDOW = 16  # ids of window when there is no tokenizer to choose it
-MAX_WINDOW = 16  # ids of window after which a shorter one is looked for
+BLIND_WINDOW = 16  # ids of the window without a tokenizer to choose it
+MAX_WINDOW = 16  # ids of the window after which a shorter one is searched
 MAX_CHARACTER_IDS = 4  # bytes of the longest UTF-8 character
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedEvent:
-    """An engine's event, and its place in the text."""
+    """An engine's event, and its context in the text."""
 
     tokens: TokenEvent
     window_ids: tuple[int, ...]  # output ids before the new ones, enough to decode them; empty at the beginning
-    tail_text: str = ""  # follows the text of the new ids; only in a last event
-    stop_string: str = ""  # that has ended the answer; likewise
+    tail_text: str = ""  # text after the new ids; only in a last event
+    stop_string: str = ""  # the stop word that ended the answer; only in a last event
 
 
 def generate(
@@ -43,16 +43,16 @@ def generate(
     tokenizer: Tokenizer | None = None,
     stop_strings: Sequence[str] = (),
 ) -> AsyncGenerator[GeneratedEvent, None]:
-    """Validate now, enqueue on first pull, as `Engine.submit`. Stop strings need a tokenizer.
+    """Validates at once and enqueues at the first pull, like `Engine.submit`. Stop strings require a tokenizer.
 
-    Only a whole request can be cancelled in the engine: when a stop string ends one of several sequences, the engine
-    computes it to its end id, its stop ids or `max_tokens` unless the others end first.
+    The engine can only cancel whole requests: if a stop string ends one of several sequences, the engine continues it
+    to its end id, stop ids or `max_tokens`, unless the others end first.
     """
     stops = tuple(dict.fromkeys(stop for stop in stop_strings if stop))
     if stops and tokenizer is None:
         raise InvalidArgument("stop strings require a tokenizer, but the engine directory has none; set tokenizer_dir")
     if stops and tokenizer is not None and request.num_answers == 1:
-        # found in the text, which says which one it was; the ids would only end several answers sooner
+        # found in the text, which shows which one it was; ids would only end several answers earlier
         spelled = [ids for ids in request.stop_ids if any(stop in tokenizer.decode(ids) for stop in stops)]
         request = replace(request, stop_ids=tuple(ids for ids in request.stop_ids if ids not in spelled))
     return _watch(engine.submit(request), [_Answer(request, tokenizer, stops) for _ in range(request.num_answers)])
@@ -64,7 +64,7 @@ async def _watch(
     async with aclosing(stream):
         async for event in stream:
             sequence = sequences[event.sequence_index]
-            if sequence.finished:  # the others of this request go on
+            if sequence.finished:  # the other sequences of this request continue
                 continue
             if (out := sequence.push(event)) is not None:
                 yield out
@@ -73,7 +73,7 @@ async def _watch(
 
 
 class _Answer:
-    """One answer in the making: what was passed on, and what waits because of a possible stop string."""
+    """One answer in progress: what was passed on, and what waits because of a possible stop string."""
 
     def __init__(self, request: GenerateRequest, tokenizer: Tokenizer | None, stops: tuple[str, ...]) -> None:
         self._min_tokens = request.sampling.min_tokens
@@ -82,15 +82,15 @@ class _Answer:
         self._passed: list[int] = []
         self._window_start = 0  # in `_passed`
         self._waiting: list[int] = []
-        self._events: list[TokenEvent] = []  # that the waiting ids came with
+        self._events: list[TokenEvent] = []  # for the waiting ids
         self._prompt: PromptScores | None = None  # until it is passed on
-        self._usage: Usage | None = None  # the engine's latest
+        self._usage: Usage | None = None  # the engine's latest usage
         self.finished = False
 
     def push(self, event: TokenEvent) -> GeneratedEvent | None:
-        """What to pass on after `event`; None when all of it has to wait."""
+        """What to pass on after `event`; None if all of it must wait."""
         self._usage = event.usage or self._usage
-        if not self._stops:  # nothing ever waits
+        if not self._stops:  # never waits
             self.finished = event.finish_reason is not None
             window = self._window()
             self._passed += event.token_ids
@@ -113,8 +113,8 @@ class _Answer:
         return GeneratedEvent(self._take(event, count), window)
 
     def _window(self) -> tuple[int, ...]:
-        """It begins at the same place for some events, so that the text of one event's window and ids is that of the
-        next one's window: see `Postprocessor`."""
+        """It keeps its start for some events, so that the text of one event's window and ids is the text of the next
+        one's window: see `Postprocessor`."""
         if self._tokenizer is None:
             return tuple(self._passed[-BLIND_WINDOW:])
         if len(self._passed) - self._window_start > MAX_WINDOW:
@@ -122,13 +122,13 @@ class _Answer:
         return tuple(self._passed[self._window_start :])
 
     def _waiting_text(self, window: Sequence[int]) -> str:
-        """The text of the waiting ids; while more may come, the part of it that is certain."""
+        """The text of the waiting ids; while more may come, only the part that is certain."""
         assert self._tokenizer is not None
         decode = self._tokenizer.decode if self.finished else self._tokenizer.decode_stable
         return decode([*window, *self._waiting])[len(self._tokenizer.decode(window)) :]
 
     def _num_exempt(self, window: Sequence[int]) -> int:
-        """Waiting characters of the first `min_tokens` ids: as in the engine, no stop word may reach into them."""
+        """Waiting characters of the first `min_tokens` ids: as in the engine, a stop word may not include them."""
         assert self._tokenizer is not None
         count = self._min_tokens - len(self._passed)
         if count <= 0:
@@ -137,10 +137,10 @@ class _Answer:
         return max(0, len(self._tokenizer.decode_stable(ids)) - len(self._tokenizer.decode(window)))
 
     def _num_within(self, window: Sequence[int], text: str) -> int:
-        """How many waiting ids have no text beyond `text`, a beginning of the waiting text that is certain.
+        """How many waiting ids have no text beyond `text`, which is a certain beginning of the waiting text.
 
-        The text of ids that end inside a character is no beginning of `text`, which has the whole character, so from
-        where the lengths agree the search goes back by one character at most. At worst it finds too few.
+        Ids that end inside a character do not decode to a beginning of `text`, which has the whole character. So from
+        where the lengths agree, the search goes back by at most one character. At worst it finds too few.
         """
         assert self._tokenizer is not None
         tokenizer, start = self._tokenizer, len(self._tokenizer.decode(window))
@@ -157,7 +157,7 @@ class _Answer:
         return next((count for count in nearby if text.startswith(text_of(count))), 0)
 
     def _stop(self, event: TokenEvent, window: tuple[int, ...], kept: str) -> GeneratedEvent:
-        """The last event of a sequence that a stop string ends: `kept` is the text before it."""
+        """The last event of a sequence that a stop string ends; `kept` is the text before it."""
         assert self._tokenizer is not None
         self.finished = True
         count = self._num_within(window, kept)

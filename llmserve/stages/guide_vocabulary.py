@@ -1,5 +1,5 @@
-"""A tokenizer as llguidance knows it. It is given one token more than the engine has, as the end: whether an answer may
-end is a bit of each mask, whichever tokens end it.
+"""A tokenizer for llguidance. It has one more token than the engine, for the end: a bit of each mask says whether an
+answer may end, whichever tokens end it.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class Vocabulary:
 
 
 def unpacked(bits: bytes) -> NDArray[np.uint8]:
-    """A number for each bit."""
+    """One number for each bit."""
     return np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
 
 
 class Spellings(Protocol):
-    """What llguidance asks a tokenizer."""
+    """The interface that llguidance expects of a tokenizer."""
 
     tokens: list[bytes]
 
 
 class _Spellings:
-    """The engine's own. Where a guide leaves one text only, it is cut into these tokens."""
+    """The engine's own tokenizer. If a guide allows only one text, that text is split into these tokens."""
 
     bos_token_id: int | None = None
 
@@ -71,14 +71,14 @@ class _Spellings:
         self._longest = max(map(len, self._tokens), default=0)
 
     def __call__(self, text: bytes) -> list[int]:
-        """The tokenizer's own, unless it writes something else: a space in front, characters in a normal form."""
+        """The tokenizer's own ids, unless they write something else: a leading space, or normalized characters."""
         ids = self._tokenizer.encode(text.decode(errors="ignore"))
         if all(token < self.eos_token_id for token in ids) and b"".join(self.tokens[i] for i in ids) == text:
             return ids
         return self._greedy(text)
 
     def _greedy(self, text: bytes) -> list[int]:
-        """Always the longest token that fits; as far as there is one."""
+        """Always the longest token that fits, as far as there is one."""
         ids: list[int] = []
         while text:
             fitting = next((length for length in range(self._longest, 0, -1) if text[:length] in self._tokens), 0)
@@ -90,7 +90,7 @@ class _Spellings:
 
 
 def name_of(tokenizer: Tokenizer, token: int) -> bytes:
-    """By which grammars name a token that writes nothing."""
+    """The name by which grammars refer to a token that writes nothing."""
     spelling = tokenizer.token_bytes(token).decode(errors="replace") if token < tokenizer.vocab_size else ""
     return special_name(spelling).encode() if spelling else b"<|%d|>" % token
 
@@ -102,8 +102,8 @@ def library_tokenizer(spellings: Spellings) -> LLTokenizer:
 
 
 def _first_twins(tokenizer: Tokenizer, known: Sequence[bytes | None]) -> dict[int, int]:
-    """Where a space at the beginning of a text is not shown: each token with one in front -> the one that says the same
-    there, -1 for none. Empty where it is shown."""
+    """If a leading space of a text is dropped: maps each token with one to the token that writes the same there, -1 if
+    none. Empty if it is not dropped."""
     spaced = {token: written for token, written in enumerate(known) if written and written.startswith(b" ")}
     if not any(tokenizer.decode([token])[:1] != " " for token in list(spaced)[:8]):
         return {}
@@ -112,7 +112,7 @@ def _first_twins(tokenizer: Tokenizer, known: Sequence[bytes | None]) -> dict[in
 
 
 def first_bits(bits: bytes, vocabulary: Vocabulary) -> bytes:
-    """`bits` of the first token: one whose space is not shown is allowed when its twin is."""
+    """`bits` for the first token: a token whose space is dropped is allowed if its twin is."""
     if not vocabulary.first_twins:
         return bits
     allowed = unpacked(bits)

@@ -1,8 +1,8 @@
-"""Structured output: a schema, a regular expression or a grammar, compiled to what an engine asks before each token.
+"""Structured output: a schema, a regular expression or a grammar, compiled to a guide for each token of an engine.
 
-`GuideCompiler` belongs to one engine: a guide is in terms of its tokenizer's bytes. It compiles in a few threads, where
-the library lets go of the interpreter, and keeps the latest guides and refusals. What a client sends may be anything,
-so sizes, waiting guides and the work of compiling and of each token are limited.
+`GuideCompiler` belongs to one engine, because a guide depends on the bytes of its tokenizer. It compiles in a few
+threads, where the library releases the GIL, and caches the latest guides and errors. Clients may send anything, so
+sizes, the number of waiting guides and the work for compiling and for each token are limited.
 
 llguidance is imported when the first guide arrives.
 """
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 Kept = TypeVar("Kept")
 
 MAX_TEXT_BYTES = 64 << 10
-MAX_GBNF_BYTES = 32 << 10  # these and rules, since the library reads GBNF in a time that grows with their product
+MAX_GBNF_BYTES = 32 << 10  # with rules, because the library reads GBNF in a time that grows with their product
 MAX_RULES = 500  # of a grammar
 GBNF_RULE = re.compile(r"(?m)^[^\S\n]*[\w-]+[^\S\n]*::=")
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)")
 LARK_RULE = re.compile(r"(?m)^[^\S\n]*[?!]?\w.*:")
 NUM_THREADS = 4
-STACK_BYTES = 256 << 20  # of each: the library recurses over a grammar, and 64 KiB of one have taken 70 MiB
-MAX_WAITING = 64  # guides to be compiled
-MAX_KEPT = 64  # compiled ones, and as many refused ones
+STACK_BYTES = 256 << 20  # of each: the library recurses over a grammar, and 64 KiB of one took 70 MiB
+MAX_WAITING = 64  # guides that wait for compilation
+MAX_KEPT = 64  # compiled guides, and as many refused ones
 ANY_OBJECT = '{"type": "object"}'
 MAX_MESSAGE = 500
 NUM_TRIED = 4  # tokens
@@ -61,16 +61,16 @@ MAX_TOKEN_S = 0.005
 class GuideKind(Enum):
     """Names are TensorRT-LLM's (`guided_decoding_guide_type`)."""
 
-    JSON = "json"  # any object
+    JSON = "json"  # any JSON object
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     EBNF_GRAMMAR = "ebnf_grammar"  # GBNF (`root ::= ...`), or llguidance's Lark (`start: ...`)
-    TOKEN_IDS = token_set.KIND  # the only ones that an answer has; ours
+    TOKEN_IDS = token_set.KIND  # the only tokens that an answer may have; llmserve's own
 
 
 @dataclass(frozen=True, slots=True)
 class GuideText:
-    """A guide as a client writes it."""
+    """A guide as written by a client."""
 
     kind: GuideKind
     text: str = ""
@@ -78,7 +78,7 @@ class GuideText:
 
 class GuideCompiler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """`vocab_size`: the engine's, which may have tokens that the tokenizer does not know."""
+        """`vocab_size`: the engine's, which may exceed the tokenizer's."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._kept: OrderedDict[GuideText, Guide] = OrderedDict()
@@ -88,8 +88,8 @@ class GuideCompiler:
         self._vocabulary_lock = threading.Lock()
 
     async def compiled(self, text: GuideText) -> Guide:
-        """`InvalidArgument` for a guide that is wrong, too large, or that no answer can follow. Who is cancelled gives
-        up its place."""
+        """`InvalidArgument` for a guide that is invalid, too large, or that no answer can follow. A cancelled call
+        leaves the queue."""
         if (guide := self._kept.get(text)) is not None:
             self._kept.move_to_end(text)
             return guide
@@ -111,7 +111,7 @@ class GuideCompiler:
         return guide
 
     def _submit(self, text: GuideText) -> Future[Guide]:
-        """A thread is started here if one is needed, with the stack that it takes."""
+        """Starts a thread here if necessary, with the stack size that it needs."""
         before = threading.stack_size(STACK_BYTES)
         try:
             return self._threads.submit(self._compile_once, text)
@@ -119,13 +119,13 @@ class GuideCompiler:
             threading.stack_size(before)
 
     def _compile_once(self, text: GuideText) -> Guide:
-        """One that several have waited for may have been compiled meanwhile."""
+        """Another caller may have compiled the same guide in the meantime."""
         if (reason := self._refused.get(text)) is not None:
             raise InvalidArgument(reason)
         return self._kept.get(text) or self.compile(text)
 
     def compile(self, text: GuideText) -> Guide:
-        """The same here and now."""
+        """Compile in this thread."""
         from llguidance import LLMatcher
 
         try:
@@ -134,7 +134,7 @@ class GuideCompiler:
             grammar = _grammar(text)
         except (ValueError, RecursionError) as error:
             raise _invalid(text, str(error)) from error
-        with self._vocabulary_lock:  # the first guide makes it
+        with self._vocabulary_lock:  # created with the first guide
             vocabulary, byte_vocabulary = self._vocabulary, self._byte_vocabulary
         matcher = LLMatcher(vocabulary.library, grammar, limits=_limits(), log_level=0)
         if matcher.is_error():
@@ -150,7 +150,7 @@ class GuideCompiler:
         return guide
 
     def close(self) -> None:
-        """Guides that wait are given up."""
+        """Waiting guides are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @cached_property
@@ -163,7 +163,7 @@ class GuideCompiler:
 
 
 class GuidesOfDirectory:
-    """Guides that arrive as text where the engine runs. The first one reads the tokenizer."""
+    """Compiles guides that arrive as text where the engine runs. The first one reads the tokenizer."""
 
     def __init__(self, tokenizer_dir: Path, vocab_size: int) -> None:
         self._tokenizer_dir = tokenizer_dir
@@ -184,7 +184,7 @@ def _keep(kept: OrderedDict[GuideText, Kept], text: GuideText, what: Kept) -> No
 
 
 def _check_size(text: GuideText) -> None:
-    """Refuse what would take long to compile, or much memory, whatever it says."""
+    """Refuse guides whose size would make them slow to compile, or use much memory."""
     size, most = len(text.text.encode(errors="replace")), MAX_GBNF_BYTES if _is_gbnf(text) else MAX_TEXT_BYTES
     if size > most:
         raise InvalidArgument(f"the {text.kind.value} guide has {size} bytes, more than {most}")
@@ -194,8 +194,7 @@ def _check_size(text: GuideText) -> None:
 
 
 def _check_work(text: GuideText, guide: TokenGuide) -> None:
-    """Refuse what would hold up other answers in every step. A few tokens are tried; the least time counts, of this
-    thread's own."""
+    """Refuse guides that would delay other answers in every step: tries a few tokens, and takes the shortest time."""
     matcher = guide.start()
     least = math.inf
     for _ in range(NUM_TRIED):
@@ -213,10 +212,10 @@ def _check_work(text: GuideText, guide: TokenGuide) -> None:
 
 
 def _grammar(text: GuideText) -> str:
-    """In llguidance's own form. `ValueError` when it cannot be read."""
+    """Convert it to llguidance's format. `ValueError` if it cannot be read."""
     from llguidance import LLMatcher, regex_to_lark
 
-    if text.kind is GuideKind.REGEX:  # \d and \w are ASCII, as in ECMAScript and so in JSON Schema
+    if text.kind is GuideKind.REGEX:  # \d and \w are ASCII, as in ECMAScript and therefore in JSON Schema
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(text.text, use_ascii='dw')}/")
     if text.kind is GuideKind.EBNF_GRAMMAR:
         return LLMatcher.grammar_from_lark(_lark(text.text) if _is_gbnf(text) else text.text)
@@ -236,21 +235,21 @@ def _lark(gbnf: str) -> str:
 
     try:
         return gbnf_to_lark(ESCAPE.sub(_written, gbnf))
-    except Exception as error:  # border: the library raises nothing more specific
+    except Exception as error:  # border: the library raises no specific errors
         raise ValueError(f"it is not valid GBNF: {error}") from error
 
 
 def _written(escape: re.Match[str]) -> str:
-    """The character itself: llguidance loses zeros of `\\u0041`."""
+    """The character itself, because llguidance drops zeros of `\u0041`."""
     code = int(escape[1] or escape[2] or "D800", 16)
-    if 0xD800 <= code < 0xE000 or code > sys.maxunicode:  # no character, or another escape
+    if 0xD800 <= code < 0xE000 or code > sys.maxunicode:  # not a character, or another escape
         return escape[0]
     return chr(code) if code > 127 or chr(code).isalnum() else f"\\x{code:02x}"
 
 
 def _limits() -> LLParserLimits:
-    """Compiling takes at most about a second and 200 MiB, and a token tens of milliseconds; ordinary guides take
-    microseconds."""
+    """With these limits, compiling takes at most about a second and 200 MiB, and a token tens of milliseconds; ordinary
+    guides take microseconds."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(

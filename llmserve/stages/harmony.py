@@ -1,4 +1,4 @@
-"""Harmony, the form of gpt-oss's answers: messages in channels. Thoughts are in `analysis`, calls of tools in
+"""Harmony, the format of gpt-oss's answers: messages in channels. Thoughts are in `analysis`, tool calls in
 `commentary`, the answer in `final`.
 
 <|channel|>analysis<|message|>I need the weather.<|end|><|start|>assistant<|channel|>commentary to=functions.weather
@@ -20,13 +20,13 @@ NAME = "harmony"
 CHANNEL, MESSAGE, START, END, CALL = "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>"
 CONSTRAIN, RETURN = "<|constrain|>", "<|return|>"
 MARKERS = (CHANNEL, MESSAGE, START, END, CALL, CONSTRAIN, RETURN)
-ENDS = (END, CALL, RETURN, START, CHANNEL)  # of a message; the last two where a model has forgotten the end
-HEADS = (CHANNEL, START, " to=", "to=", "assistant", MESSAGE)  # with which an answer may begin
+ENDS = (END, CALL, RETURN, START, CHANNEL)  # ends of a message; the last two if a model forgot the end
+HEADS = (CHANNEL, START, " to=", "to=", "assistant", MESSAGE)  # possible beginnings of an answer
 IN_CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
 RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)")
 UNREAD = re.compile("|".join(map(re.escape, (END, CALL, RETURN, START))))  # in front of the last head
 MAX_HEAD = 400  # characters in front of a message
-MAX_WORDS = 6  # of a head: one that was cut off and has more is text about a marker
+MAX_WORDS = 6  # of a head: a longer, unfinished one is text about a marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Harmony:
         return HarmonyReader(tools)
 
     def rules(self, tools: Sequence[Tool], text: str | None, *, several: bool, special: Collection[str]) -> str:
-        """One call, whatever `several` says: its token ends the answer."""
+        """Only one call, whatever `several` says, because its token ends the answer."""
         channel, message = marked(CHANNEL, special), marked(MESSAGE, special)
         final = f"\nfinal: {channel} {literal('final')} {message} {text}" if text is not None else ""
         if not tools:
@@ -57,21 +57,21 @@ class Harmony:
 
 
 def start_rules(special: Collection[str]) -> str:
-    """Of a guide: a thought may come before the answer."""
+    """Rules of a guide: a thought may come before the answer."""
     thought = "\n".join(until("thought", FREE_TEXT, END, special))
     head = f"{marked(CHANNEL, special)} {literal('analysis')} {marked(MESSAGE, special)}"
     return f'start: ({head} thought {marked(START, special)} "assistant")? answer\n{thought}'
 
 
 class HarmonyReader:
-    """Of one answer, with or without tools. An answer without channels is text."""
+    """Reads one answer, with or without tools. An answer without channels is text."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._names = {tool.name for tool in tools}
         self._waiting = ""
-        self._kind: PartKind | None = None  # of the message that is read; None: its head comes
+        self._kind: PartKind | None = None  # channel of the current message; None: its head is next
         self._has_begun = False
-        self._needs_break: dict[PartKind, bool] = {}  # of kinds that were told: whether another message begins
+        self._needs_break: dict[PartKind, bool] = {}  # parts that were returned: whether another message begins
         self._has_arguments = True
 
     def read(self, text: str, *, is_last: bool = False) -> list[Part]:
@@ -101,7 +101,7 @@ class HarmonyReader:
         return True
 
     def _no_head(self, parts: list[Part], is_last: bool) -> bool:
-        """What waits is the beginning of one, or none."""
+        """The waiting text is the beginning of a head, or not one."""
         is_short = len(self._waiting) < MAX_HEAD
         if is_short and not is_last:
             return False
@@ -110,7 +110,7 @@ class HarmonyReader:
             self._waiting = ""
             return False
         self._kind = PartKind.TEXT
-        self._tell(parts, self._kind, marker)  # left to wait, it would end the text where it begins
+        self._tell(parts, self._kind, marker)  # if it stayed, it would end the text where it begins
         self._waiting = self._waiting.removeprefix(marker)
         return True
 

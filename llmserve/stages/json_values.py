@@ -1,10 +1,10 @@
-"""How many values a JSON text has, seen before any of them is made."""
+"""Counts the values of a JSON text before any is created."""
 
 from __future__ import annotations
 
 import numpy as np
 
-MAX_VALUES = 256 * 1024  # of a document: a list of as many empty objects takes a tenth of a second
+MAX_VALUES = 256 * 1024  # in a document: a list of as many empty objects takes a tenth of a second
 
 
 def may_have_many(num_bytes: int) -> bool:
@@ -12,7 +12,7 @@ def may_have_many(num_bytes: int) -> bool:
 
 
 def num_values(raw: bytes) -> int:
-    """At least as many as there are: an empty list counts twice, what is in strings does not."""
+    """An upper bound: an empty list counts twice; text in strings does not count."""
     marks = np.frombuffer(raw.replace(rb"\\", b"").replace(b'\\"', b""), np.uint8)
     is_outside = ~np.logical_xor.accumulate(marks == ord('"'))
     counted = (marks == ord(",")) | (marks == ord("[")) | (marks == ord("{"))

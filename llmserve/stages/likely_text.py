@@ -1,8 +1,8 @@
-"""The text that will probably follow under a guide: what is forced, with white space as the answer has written it.
+"""Predicts the text that follows under a guide: forced text, with white space as in the answer so far.
 
-JSON allows white space around each of its signs, so a schema forces few tokens. But behind the white space there is
-mostly one way to go on, and white space is written alike again and again. What is found here is a guess; whoever drafts
-it verifies it. A matcher of the same grammar over single bytes is asked, whose masks take microseconds.
+JSON allows white space around each of its signs, so a schema forces few tokens. But after the white space, there is
+usually one continuation, and white space repeats its patterns. The result is a guess, which speculative decoding
+verifies. It comes from a matcher of the same grammar over single bytes, whose masks take microseconds.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from llmserve.stages.guide_vocabulary import Vocabulary, library_tokenizer, name
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_BYTES = 96  # of a guess
-MAX_S = 0.005  # of work for a guess: steps wait for it
+MAX_BYTES = 96  # maximum length of a guess
+MAX_S = 0.005  # of work per guess, because steps wait for it
 MAX_PLACES = 256  # that are remembered
-MOST_SIGNS = 32  # that may stand between the tokens of JSON; within a text there are more
+MOST_SIGNS = 32  # most white space between the tokens of JSON; text may have more
 MAX_TEXT = 32  # bytes, before a text is looked at again
 QUOTE = ord('"')
 SPACES = b" \t\n\r"
 OPENING, CLOSING = b"{[", b"}]"
 SIGNS = b"{}[],:"
 ALL_BYTES, SPACE_BITS = (1 << 256) - 1, sum(1 << byte for byte in SPACES)
-NOT_A_BYTE = b"\xff"  # begins a forced special token
-LINES = (b"{", b",", b"}")  # behind an opening bracket, a comma, and before a closing bracket
-USUAL = {b":": b" ", b",": b" "}  # behind them, where nothing is known
+NOT_A_BYTE = b"\xff"  # starts a forced special token
+LINES = (b"{", b",", b"}")  # after an opening bracket, a comma, and before a closing bracket
+USUAL = {b":": b" ", b",": b" "}  # white space after them, by default
 
 
 class Place(NamedTuple):
-    """Where white space may stand."""
+    """A place where white space may be."""
 
     kind: bytes
-    level: int  # of what follows: how many brackets are open
+    level: int  # depth: the number of open brackets
 
 
 class WhiteSpaces:
-    """How an answer has written white space of late."""
+    """The recent white space of an answer."""
 
     def __init__(self, others: dict[Place, bytes]) -> None:
-        """`others`: of all answers under the guide, which this one may be like."""
+        """`others`: white space of all answers under the guide, which this one may resemble."""
         self._at: dict[Place, bytes] = {}
         self._others = others
-        self._is_alike = True  # it has written as others did, where both have
+        self._is_alike = True  # it has matched the others so far
 
     def learn(self, place: Place, spaces: bytes) -> None:
         if place not in self._at:
@@ -57,7 +57,7 @@ class WhiteSpaces:
             at[place] = spaces
 
     def guess(self, place: Place) -> bytes:
-        """As at this place, or where another line of this level begins, or as others wrote there; else deduced."""
+        """As at this place, or where another line of this level begins, or as in other answers; else deduced."""
         at, is_line = self._at, place.kind in LINES
         lines = {other.level: spaces for other, spaces in at.items() if spaces[:1] == b"\n"} if is_line else {}
         found = at.get(place, lines.get(place.level))
@@ -66,20 +66,20 @@ class WhiteSpaces:
         if found is None and lines:
             level, spaces = max(lines.items())
             found = b"\n" + spaces[-1:] * ((len(spaces) - 1) * place.level // max(1, level))
-        if found is None:  # as behind the same sign elsewhere
+        if found is None:  # as after the same sign elsewhere
             alike = (spaces for other, spaces in at.items() if other.kind[:1] == place.kind[:1])
             found = next(alike, USUAL.get(place.kind[:1], b""))
         return found
 
 
 class ByteVocabulary:
-    """A tokenizer for llguidance: single bytes, and behind them the tokens that write nothing, which grammars name."""
+    """A tokenizer for llguidance: single bytes, followed by the special tokens that grammars name."""
 
     bos_token_id: int | None = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.written = vocabulary.known
-        self.spelled = lru_cache(maxsize=1024)(vocabulary.spellings)  # what a schema forces comes in every answer
+        self.spelled = lru_cache(maxsize=1024)(vocabulary.spellings)  # text that a schema forces is in every answer
         self.special_ids = [token for token, written in enumerate(vocabulary.known) if not written]
         self.bytes_ids = {token: 256 + index for index, token in enumerate(self.special_ids)}
         self.eos_token_id = 256 + len(self.special_ids)
@@ -94,17 +94,17 @@ class ByteVocabulary:
 
 
 class _Cursor:
-    """A place in an answer. The matcher is told of bytes when it is asked."""
+    """A position in an answer. The matcher only reads bytes when it is queried."""
 
     def __init__(self, matcher: LLMatcher) -> None:
-        self.run = b""  # of white space that ends here
+        self.run = b""  # white space that ends here
         self._matcher = matcher
         self._untold: list[int] = []
         self._before = 0  # the byte before it
         self._level = 0
-        self._is_between = False  # where the run stands: between tokens of JSON, or what is like them
-        self._num_text = 0  # bytes that are taken for text, after one that was: until a quote at most
-        self._allowed: int | None = None  # not looked at yet
+        self._is_between = False  # place of the run: between tokens of JSON, or similar
+        self._num_text = 0  # bytes that count as text after one that did: at most until a quote
+        self._allowed: int | None = None  # not read yet
 
     @property
     def matcher(self) -> LLMatcher:
@@ -130,7 +130,7 @@ class _Cursor:
         return self._allowed
 
     def is_between(self) -> bool:
-        """Whether few bytes may stand here. Where many may, they may stand behind the next ones, too."""
+        """Whether few bytes are allowed here. If many are, they may also follow the next ones."""
         found = (self.allowed() & ALL_BYTES & ~SPACE_BITS).bit_count() <= MOST_SIGNS
         self._num_text = 0 if found else MAX_TEXT
         return found
@@ -141,7 +141,7 @@ class _Cursor:
         self._allowed = None
 
     def take(self, byte: int, *, is_between: bool = False) -> tuple[Place, bytes] | None:
-        """Returns the white space before it and its place, where some may stand. `is_between`: it is known to be."""
+        """Returns the white space before it and its place, if white space is allowed. `is_between`: if known."""
         is_sign = byte in SIGNS or self._before in b"{[,:"
         if not self.run:
             may_be = (byte in SPACES or is_sign) and not self._num_text
@@ -158,7 +158,7 @@ class _Cursor:
         return found
 
     def place(self, byte: int) -> Place:
-        """Of white space before this byte."""
+        """The place of white space before this byte."""
         before = self._before
         if byte in CLOSING:
             return Place(b"}", self._level - 1)
@@ -168,19 +168,19 @@ class _Cursor:
 
 
 class LikelyText:
-    """Of one answer. It follows the answer itself, and one way in which it might go on: that it guessed last."""
+    """For one answer. It follows the answer itself, and its last guess of a continuation."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: ByteVocabulary, spaces: WhiteSpaces) -> None:
         self._cursor = _Cursor(matcher)
         self._vocabulary = vocabulary
         self._spaces = spaces
-        self._guess: list[int] = []  # tokens that the answer may have behind the cursor
-        self._behind: _Cursor | None = None  # the guess, where these tokens write all of it
+        self._guess: list[int] = []  # tokens of the answer after the cursor that are not certain
+        self._behind: _Cursor | None = None  # the guess, if these tokens write all of it
         self._learned: list[tuple[Place, bytes]] = []  # from the guess, if it comes true
         self._new: list[int] = []  # tokens that have come behind the cursor
 
     def after(self, token_ids: Iterable[int]) -> Sequence[int] | None:
-        """What is likely behind these tokens, which go on from those before. None: it takes too long to say."""
+        """The likely text after these tokens, which continue the previous ones. None: it takes too long."""
         deadline = time.thread_time() + MAX_S
         new, guess = self._new, self._guess
         new += token_ids
@@ -212,7 +212,7 @@ class LikelyText:
                 cursor = cursor.copy()
             if isinstance(found, bytes):
                 text, num_bytes = text + found, num_bytes + len(found)
-                taken = (cursor.take(byte, is_between=True) for byte in found)  # what is forced, is
+                taken = (cursor.take(byte, is_between=True) for byte in found)  # forced text is certain
                 learned += [space for space in taken if space is not None]
                 continue
             cursor.consume(found)
@@ -229,7 +229,7 @@ class LikelyText:
         return cursor.matcher.compute_ff_bytes().partition(NOT_A_BYTE)[0] or self._chosen(cursor)
 
     def _chosen(self, cursor: _Cursor) -> bytes | int | None:
-        """White space, and behind it what has to follow."""
+        """White space, and the text that must follow it."""
         allowed = cursor.allowed()
         signs = allowed & ~SPACE_BITS
         code = signs.bit_length() - 1
@@ -251,7 +251,7 @@ def _is_single(bits: int) -> bool:
 
 
 class LikelyTexts:
-    """Of the answers under one guide."""
+    """For the answers under one guide."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: ByteVocabulary) -> None:
         self._matcher = matcher

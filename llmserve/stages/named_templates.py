@@ -1,6 +1,6 @@
-"""Chat templates by the names that llama.cpp has for them, for checkpoints that come without one.
+"""Chat templates under llama.cpp's names, for checkpoints without one.
 
-They write no begin token: the tokenizer does, if it is made to.
+They do not write a begin token; the tokenizer does, if configured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ USUAL = {"system": "system", "user": "user", "assistant": "assistant"}
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """ROLE stands for the role's word."""
+    """ROLE is replaced by the role's word."""
 
     opening: str
     end: str
@@ -21,7 +21,7 @@ class _Turns:
     trims: bool = False  # white space around contents
 
     def source(self) -> str:
-        """In Jinja."""
+        """The template in Jinja."""
         opening = self.opening.replace("ROLE", "{{ roles[message.role] }}")
         answer = self.opening.replace("ROLE", self.roles["assistant"])
         content = "message.content" + " | trim" * self.trims

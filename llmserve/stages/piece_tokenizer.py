@@ -1,9 +1,8 @@
-"""Tokenizer over a sentencepiece `tokenizer.model`, as Baichuan, Llama 2 and Mistral ship it.
+"""Tokenizer for a sentencepiece `tokenizer.model`, as used by Baichuan, Llama 2 and Mistral.
 
-sentencepiece encodes control symbols (`<s>`, role tokens) as ordinary characters. Chat templates spell special tokens,
-and so do clients that write the markup of a chat themselves, so they are looked for first, as transformers does. Tokens
-that were added to the vocabulary after training (`added_tokens_decoder`, added_tokens.json) are known, too, and decode
-to their text.
+sentencepiece encodes control symbols (`<s>`, role tokens) as ordinary characters. Chat templates and clients that write
+chat markup spell special tokens as text, so these are searched first, as in transformers. Tokens added after training
+(`added_tokens_decoder`, added_tokens.json) are also supported, and decode to their text.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class PieceTokenizer:
         own = (token for token in (model.unk_id(), model.bos_id(), model.eos_id()) if token >= 0)
         self._marks = {model.id_to_piece(token): token for token in own} | known
         self._right_stripping = _right_stripping(files)
-        # whether text after a special token gets the leading space too: Llama's first tokenizers did it
+        # whether text after a special token also gets the leading space, as in Llama's first tokenizers
         self._is_legacy = files.tokenizer_config.get("legacy") is not False
 
     @classmethod
@@ -65,7 +64,7 @@ class PieceTokenizer:
     @cached_property
     def longest_token(self) -> int | None:
         if self._right_stripping:
-            return None  # such a token takes any amount of white space along
+            return None  # such a token removes any amount of following white space
         return longest_piece(self._model.serialized_model_proto(), list(self._marks))
 
     def encode(self, text: str, add_special_tokens: bool = False, banned: Collection[int] = ()) -> list[int]:
@@ -90,12 +89,12 @@ class PieceTokenizer:
 
     @cached_property
     def _mark_pattern(self) -> re.Pattern[str]:
-        """Any special token; of two that begin at one place the longer one."""
+        """Matches any special token; of two that begin at the same place, the longer one."""
         return re.compile("(" + "|".join(map(re.escape, sorted(self._marks, key=len, reverse=True))) + ")")
 
     @cached_property
     def _continuing_model(self) -> sentencepiece.SentencePieceProcessor:
-        """A twin that puts no space before a text."""
+        """A copy that adds no space before a text."""
         proto = self._model.serialized_model_proto() + NO_DUMMY_PREFIX
         return sentencepiece.SentencePieceProcessor(model_proto=proto)
 
@@ -133,13 +132,13 @@ class PieceTokenizer:
 
     @cached_property
     def _added_texts(self) -> dict[int, str]:
-        """Of those that are no pieces, or whose piece was another one."""
+        """Only tokens that are not pieces of the model, or that replace a piece."""
         own = range(self._num_pieces)
         changed = self._model.id_to_piece
         return {token: text for text, token in self._added.items() if token not in own or changed(token) != text}
 
     def _id_of(self, text: str | None, default: int) -> int | None:
-        """The id of a special token's text; -1 in a sentencepiece model means that it has none."""
+        """The id of a special token's text; -1 in a sentencepiece model means none."""
         token = self._model.piece_to_id(text) if text else default
         if text and self._model.id_to_piece(token) != text:
             token = self._added.get(text, default)
@@ -162,13 +161,13 @@ class PieceTokenizer:
 
 
 def _right_stripping(files: TextFiles) -> frozenset[str]:
-    """Added tokens that take the white space behind them along, as Phi-3's do."""
+    """Added tokens that remove the following white space, as in Phi-3."""
     listed: dict[str, Any] = files.tokenizer_config.get("added_tokens_decoder") or {}
     return frozenset(str(entry["content"]) for entry in listed.values() if entry.get("rstrip"))
 
 
 def added_tokens(files: TextFiles) -> tuple[dict[str, int], list[int]]:
-    """Text -> id of the tokens that a checkpoint lists beside its vocabulary; and which of them are special."""
+    """Text -> id of tokens that a checkpoint adds to its vocabulary, and the ids of those that are special."""
     listed = files.tokenizer_config.get("added_tokens_decoder") or {}
     try:
         added = {str(text): int(token) for text, token in read_json(files.path / "added_tokens.json").items()}

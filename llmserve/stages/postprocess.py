@@ -1,4 +1,4 @@
-"""The postprocess step: the ids of one event to the text that they add. Any instance serves any event."""
+"""The postprocess step: converts one event's ids to the text that they add. Any instance can process any event."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from llmserve.stages.detokenize import text_delta
 from llmserve.stages.generate import GeneratedEvent
 from llmserve.stages.tokenizer import Tokenizer, load_tokenizer
 
-MAX_KNOWN_TEXTS = 8192  # one for each stream that may be under way
-MAX_KNOWN_IDS = 64  # of one such text
+MAX_KNOWN_TEXTS = 8192  # one for each concurrent stream
+MAX_KNOWN_IDS = 64  # length of one such text
 
 
 class Postprocessor:
-    """Stateless but for texts that it remembers: a window with the ids after it is mostly the next event's window."""
+    """Stateless except for cached texts: a window with the ids after it is usually the next event's window."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
         self._skips = skip_special_tokens
-        self._other: Postprocessor | None = None  # that does it the other way, when somebody wants that
+        self._other: Postprocessor | None = None  # the other variant, created on first use
         self._known_text = lru_cache(MAX_KNOWN_TEXTS)(self._decode_stable)
 
     @classmethod
@@ -28,7 +28,7 @@ class Postprocessor:
         return cls(load_tokenizer(path), skip_special_tokens)
 
     def skipping(self, skips: bool) -> Postprocessor:
-        """One like this that leaves special tokens out, or spells them."""
+        """A variant of this one that leaves special tokens out, or spells them."""
         if skips == self._skips:
             return self
         if self._other is None:
@@ -36,7 +36,7 @@ class Postprocessor:
         return self._other
 
     def text(self, ids: Sequence[int], window: Sequence[int] = (), *, final: bool = True, tail: str = "") -> str:
-        """`window`: the ids before, as the generate step chose them. A whole answer is one final event."""
+        """`window`: the preceding ids, as chosen by the generate step. A whole answer is one final event."""
         return text_delta(window, ids, stable=self._stable, whole=self._decode if final else self._stable) + tail
 
     def event_text(self, event: GeneratedEvent) -> str:

@@ -1,4 +1,4 @@
-"""The preprocess step: text or chat messages to prompt ids, word lists and the ids that end an answer."""
+"""The preprocess step: converts text or chat messages to prompt ids, word lists and ids that end an answer."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from llmserve.stages.text import is_unicode
 from llmserve.stages.token_lengths import check_length
 from llmserve.stages.tokenizer import Tokenizer, tokenizer_of
 
-MAX_GIVEN = 4  # templates of requests that are kept, each with a process
-NEVER = -1  # an end_id or pad_id that no token has
+MAX_GIVEN = 4  # cached templates from requests, each with a process
+NEVER = -1  # an end_id or pad_id that matches no token
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """What a client says in words: text or messages (or ids, which stay as they are), and the words that matter."""
+    """A client's prompt as text or messages (or ids, which stay as they are), and its word lists."""
 
     text: str | None = None
     messages: Sequence[Message] = ()
     ids: Sequence[int] = ()
-    add_special_tokens: bool | None = None  # to `text`; None: as the model is configured
-    template_values: Mapping[str, Any] = field(default_factory=dict)  # further names in the chat template
-    tools: Tools = ()  # that the messages may call
+    add_special_tokens: bool | None = None  # adds special tokens to `text`; None: as the model is configured
+    template_values: Mapping[str, Any] = field(default_factory=dict)  # additional variables for the chat template
+    tools: Tools = ()  # that the model may call
     max_tokens: int = 16
     stop_words: Sequence[str] = ()
-    stop_ids: Sequence[int] = ()  # each of which ends an answer
+    stop_ids: Sequence[int] = ()  # each of them ends an answer
     bad_words: Sequence[str] = ()
     bias_words: Sequence[str] = ()
     bias_weights: Sequence[float] = ()
@@ -60,7 +60,7 @@ class TextPrompt:
                 'there is no prompt: give text (text_input), or messages such as [{"role": "user", "content": "Hello"}]'
             )
         if num_prompts > 1:
-            found.append("there are two prompts: give either text, messages or prompt_ids")
+            found.append("there are several prompts; give only one of text, messages and prompt_ids")
         if self.template_values and not self.messages:
             found.append("chat_template_kwargs requires messages, but there are none")
         if self.tools and not self.messages:
@@ -85,7 +85,7 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """The same in ids."""
+    """The same as ids."""
 
     input_ids: tuple[int, ...]
     end_id: int
@@ -93,11 +93,11 @@ class PreparedPrompt:
     stop_words: tuple[tuple[int, ...], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     embedding_bias: tuple[tuple[int, float], ...] = ()
-    warning: str = ""  # what of the prompt did not fit
+    warning: str = ""  # what did not fit
 
 
 class Preprocessor:
-    """Stateless after construction: one may serve any number of requests at once."""
+    """Stateless after construction: it can process any number of requests at once."""
 
     def __init__(
         self,
@@ -112,8 +112,8 @@ class Preprocessor:
         tells_date: bool = False,
         template_begins: bool = True,
     ) -> None:
-        """`allows_templates`: of requests. `has_other_template`: that of `files` replaces the checkpoint's format.
-        `template_begins`: it writes the begin token, if there is one."""
+        """`allows_templates`: accept templates in requests. `has_other_template`: the template of `files` replaces the
+        checkpoint's format. `template_begins`: it writes the begin token, if any."""
         self.tokenizer = tokenizer
         self._allows_templates = allows_templates
         self._given_format = lru_cache(MAX_GIVEN)(self._make_format)
@@ -144,8 +144,8 @@ class Preprocessor:
         template_file: str = "",
         tells_date: bool = False,
     ) -> Preprocessor:
-        """`tool_format`, `reasoning_format`: see `ChatStyle`; `auto`: what the chat template says. `template_file`: of
-        the template in place of the checkpoint's."""
+        """`tool_format`, `reasoning_format`: see `ChatStyle`; `auto`: derived from the chat template. `template_file`:
+        a template that replaces the checkpoint's."""
         files = TextFiles.read(path)
         named = named_template(template_file)
         if template_file:
@@ -165,11 +165,11 @@ class Preprocessor:
 
     @property
     def is_brief(self) -> bool:
-        """Whether a short prompt takes microseconds: not where a program of somebody else's is run for it."""
+        """Whether a short prompt takes microseconds: not if a template has to be run."""
         return not (isinstance(self._chat, TemplateFormat) or self._allows_templates)
 
     def chat_style(self, values: Mapping[str, Any]) -> ChatStyle:
-        """How answers to messages are to be read; `values`: further names in the chat template."""
+        """How to read answers to messages; `values`: additional variables for the chat template."""
         chat, values = self._format_for(values)
         style = ChatStyle() if chat is None else chat.style(values)
         files = self._files
@@ -177,7 +177,7 @@ class Preprocessor:
         return replace(style, tokenizer={name: text for name, text in known.items() if text} | files.special_tokens)
 
     def prepare(self, prompt: TextPrompt) -> PreparedPrompt:
-        """Raise `InvalidArgument` with everything that is wrong. Prompt length is the engine's to judge."""
+        """Raises `InvalidArgument` listing all problems. The engine checks the prompt's length."""
         raise_problems(InvalidArgument, "the prompt cannot be used", prompt.problems())
         end_id, end_words = self._ends(prompt)
         ids, warning = self._input_ids(prompt)
@@ -192,7 +192,7 @@ class Preprocessor:
         )
 
     def _input_ids(self, prompt: TextPrompt) -> tuple[list[int], str]:
-        """And a warning when something of the prompt is missing in them."""
+        """And a warning if part of the prompt is missing in them."""
         if prompt.ids:
             return list(prompt.ids), ""
         if prompt.text is not None:
@@ -205,12 +205,12 @@ class Preprocessor:
         made = chat.encode(prompt.messages, room, values, prompt.tools)
         missing = made.what_is_missing()
         return made.ids, missing and (
-            f"the conversation was cut to fit, {missing}: there is room for {room} of {self.max_seq_len} tokens, the "
-            "others are kept for the answer"
+            f"the conversation was truncated, {missing}: there is room for {room} of {self.max_seq_len} tokens; the "
+            "rest is reserved for the answer"
         )
 
     def _format_for(self, values: Mapping[str, Any]) -> tuple[ChatFormat | None, Mapping[str, Any]]:
-        """The chat format of a request, whose `values` may bring a template; and the other values."""
+        """The chat format of a request, whose `values` may include a template; and the other values."""
         given = values.get(TEMPLATE)
         if given is None:
             return self._chat, values
@@ -227,11 +227,11 @@ class Preprocessor:
             raise InvalidArgument(f"{TEMPLATE}: {error}") from error
 
     def _room(self, max_tokens: int) -> int | None:
-        """Ids that a chat may have. The answer reserves at most half, or asking for much would forget the question."""
+        """Ids that a conversation may have. The answer reserves at most half, so that the question fits."""
         return None if self.max_seq_len is None else self.max_seq_len - min(max_tokens, self.max_seq_len // 2)
 
     def _ends(self, prompt: TextPrompt) -> tuple[int, tuple[tuple[int, ...], ...]]:
-        """The end id, and the checkpoint's further end tokens as stop words of one id."""
+        """The end id, and the checkpoint's other end tokens as stop words of one id."""
         if prompt.end_id is not None:
             return prompt.end_id, ()
         if not self._end_ids:
@@ -243,7 +243,7 @@ class Preprocessor:
         return tuple(ids for ids in encoded if ids)
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Also as they are written after a space, where these are other tokens, as in vLLM."""
+        """Also as written after a space, if those are other tokens, as in vLLM."""
         found: list[tuple[int, ...]] = []
         for word in filter(None, words):
             ids, spaced = (tuple(self.tokenizer.encode(text)) for text in (word, f" {word.lstrip()}"))
@@ -251,7 +251,7 @@ class Preprocessor:
         return tuple(filter(None, found))
 
     def _bias(self, prompt: TextPrompt) -> tuple[tuple[int, float], ...]:
-        """Every id of a word gets the word's weight; weights that an id has in several ways add up."""
+        """Every id of a word gets the word's weight; several weights of an id are added."""
         total: dict[int, float] = {}
         for token, weight in zip(prompt.biased_ids, prompt.id_weights, strict=True):
             if not 0 <= token < self.tokenizer.vocab_size:
@@ -266,8 +266,8 @@ class Preprocessor:
 
 
 def _end_ids(declared: tuple[int, ...], own: int | None, vocab_size: int | None) -> tuple[int, ...]:
-    """Those that the network can produce, and the tokenizer's own, which many fine-tuned models do not declare; the
-    first where it can produce none, as no answer is to end with another then."""
+    """The ids that the network can produce, and the tokenizer's own, which many fine-tuned models do not declare; the
+    first one if it can produce none, since then no other id may end answers."""
     possible = [token for token in declared if vocab_size is None or 0 <= token < vocab_size]
     if declared and not possible:
         return declared[:1]

@@ -1,7 +1,7 @@
-"""Thoughts in front of an answer, as DeepSeek-R1 and Qwen3 write them: `<think>`, the thought, `</think>`, the answer.
-Other families have other tags.
+"""Thoughts before an answer, as in DeepSeek-R1 and Qwen3: `<think>`, the thought, `</think>`, the answer. Other
+families have other tags.
 
-Some chat templates end a prompt inside of a thought, which is then open when the answer begins.
+Some chat templates end a prompt inside a thought, which is then open when the answer begins.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ TAG = re.compile(r"<[^<>\s]+>")
 class Tags:
     begin: str
     end: str
-    label: str = ""  # that follows the first
+    label: str = ""  # tags after the first
     answer: tuple[str, str] = ("", "")  # around the answer
 
 
-TAGS: Mapping[str, Tags] = {  # by the name of the form
+TAGS: Mapping[str, Tags] = {  # by the name of the format
     "seed_oss": Tags("<seed:think>", "</seed:think>"),
     "mistral": Tags("[THINK]", "[/THINK]"),
     "gemma4": Tags("<|channel>", "<channel|>", "thought"),
@@ -35,14 +35,14 @@ TAGS: Mapping[str, Tags] = {  # by the name of the form
 
 
 def found_reasoning(template: str) -> str:
-    """The form of thoughts that a chat template knows; empty: none."""
+    """The format of thoughts that a chat template uses; empty: none."""
     if harmony.CHANNEL in template and harmony.MESSAGE in template:
         return harmony.NAME
     return next((name for name, tags in TAGS.items() if tags.end in template and tags.answer[0] in template), "")
 
 
 def is_open_after(prompt: str, reasoning: str) -> bool:
-    """Whether a prompt ends inside of a thought, of which it has no more than tags."""
+    """Whether a prompt ends inside a thought, of which it has only tags."""
     tags = TAGS.get(reasoning)
     if tags is None or tags.begin not in prompt:
         return False
@@ -51,21 +51,21 @@ def is_open_after(prompt: str, reasoning: str) -> bool:
 
 
 class ThoughtReader:
-    """Of one answer. White space around the thought is a part of neither."""
+    """Reads one answer. White space around the thought belongs to neither part."""
 
     def __init__(self, tags: Tags, *, is_open: bool) -> None:
         self._tags = tags
         self._is_open = is_open
         self._waiting = ""
         self._begun = False
-        self._has_thought = False  # a part of it was told
-        self._ended = False  # what comes is the answer
+        self._has_thought = False  # a part of the thought was returned
+        self._ended = False  # the answer follows
         self._has_answer = False
         self._is_wrapped = False  # the answer is between tags
-        self._is_closed = False  # they were both told
+        self._is_closed = False  # both tags were returned
 
     def read(self, text: str, *, is_last: bool = False) -> tuple[list[Part], str]:
-        """Parts of the thought, and the text of the answer as far as it is certain."""
+        """Parts of the thought, and the certain text of the answer."""
         self._waiting += text
         if self._has_answer:
             return [], self._unwrapped(is_last)
@@ -75,7 +75,7 @@ class ThoughtReader:
         return parts, self._answer(is_last) if self._ended else ""
 
     def _begin(self, is_last: bool) -> bool:
-        """Whether it is known now how the answer begins."""
+        """Whether it is now known how the answer begins."""
         rest, begin, label = self._waiting.lstrip(), self._tags.begin, self._tags.label
         if rest != begin + label and (begin + label).startswith(rest) and not is_last:
             return False
@@ -112,7 +112,7 @@ class ThoughtReader:
         return self._unwrapped(is_last)
 
     def _unwrapped(self, is_last: bool) -> str:
-        """What is certain of the answer: its last tag, and white space around that, are no part of it."""
+        """The certain text of the answer, without its last tag and the white space around that."""
         end, shown = self._tags.answer[1], ""
         if self._is_wrapped and not self._is_closed and end in self._waiting:
             before, _, self._waiting = self._waiting.partition(end)

@@ -1,7 +1,7 @@
-"""What a served answer leaves behind when asked: everything that it can be derived from again, and what it was.
+"""A receipt of a served answer, on request: everything needed to compute it again, and the answer itself.
 
-An engine of ours gives the same tokens for the same request, whatever else it does, so a receipt can be checked by
-whoever has the engine (`llmserve verify`). It proves nothing by itself; the engine does.
+llmserve's engines return the same tokens for the same request, whatever else they do, so anyone with the engine can
+check a receipt (`llmserve verify`). The receipt alone proves nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CUT_OFF = (FinishReason.CANCELLED, FinishReason.TIMED_OUT)  # by the clock or th
 
 @dataclass(frozen=True, slots=True)
 class AskedTokens:
-    """What an engine was asked, guide and stop strings as texts."""
+    """The request to an engine, with guide and stop strings as text."""
 
     generate: GenerateRequest
     guide: GuideText | None = None
@@ -33,13 +33,13 @@ class AskedTokens:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Of one answer."""
+    """The receipt of one answer."""
 
     engine: Mapping[str, str]  # ENGINE_FIELDS
     asked: AskedTokens
     sequence_index: int
     output_ids: tuple[int, ...]
-    tail_text: str  # behind the ids: the part before a stop string of a token that is no part of the answer
+    tail_text: str  # after the ids: the part of a token before a stop string
     finish_reason: FinishReason
 
     @classmethod
@@ -60,7 +60,7 @@ class Receipt:
         return self.finish_reason in CUT_OFF
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """As JSON."""
         request, guide = self.asked.generate, self.asked.guide
         return {
             "format": FORMAT,
@@ -86,7 +86,7 @@ class Receipt:
 
     @classmethod
     def read(cls, document: object) -> Receipt:
-        """`InvalidArgument` lists whatever is wrong with it."""
+        """`InvalidArgument` lists all problems."""
         content = document if isinstance(document, dict) else {}
         if content.get("format") != FORMAT:
             raise InvalidArgument(f"not a receipt of format {FORMAT}: its format is {content.get('format')!r}")

@@ -1,4 +1,4 @@
-"""What a `model.py` of the pipelines reads from Triton's `initialize` arguments, and how it names errors."""
+"""How a `model.py` of the pipelines reads Triton's `initialize` arguments, and names errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRITON_CODES = {
 
 
 def path_parameter(args: Mapping[str, str], key: str) -> Path:
-    """A path among the parameters of the model's config; see `resolve_path` for what it is relative to."""
+    """A path from the parameters of the model's config; see `resolve_path` for what it is relative to."""
     return resolve_path(_parameter(args, key, ""), Path(args["model_repository"]))
 
 
@@ -32,7 +32,7 @@ def text_parameter(args: Mapping[str, str], key: str, default: str) -> str:
 
 
 def triton_error(utils: Any, error: LlmserveError) -> Any:
-    """What a model answers with. On our server `error` itself comes out of it; Triton keeps its code and its text."""
+    """The error of a model. llmserve's server returns `error` itself; Triton keeps its code and text."""
     made = utils.TritonError(str(error), getattr(utils.TritonError, triton_code(error)))
     if hasattr(made, "cause"):
         made.cause = error.with_traceback(None)  # whose frames hold the request
@@ -40,7 +40,7 @@ def triton_error(utils: Any, error: LlmserveError) -> Any:
 
 
 def triton_code(error: LlmserveError) -> str:
-    """The attribute of `pb_utils.TritonError` for an error of ours."""
+    """The attribute of `pb_utils.TritonError` for an llmserve error."""
     return TRITON_CODES.get(error.code, "INTERNAL")
 
 

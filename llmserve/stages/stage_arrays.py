@@ -1,6 +1,6 @@
-"""The pre- and postprocess steps over named arrays: what the shims in `pipelines/` call.
+"""The pre- and postprocess steps on named arrays, called by the shims in `pipelines/`.
 
-Every array has a batch dimension, the same for all. Each row is a request of its own. Strings are object arrays of
+Every array has a batch dimension, the same for all. Each row is a separate request. Strings are object arrays of
 bytes.
 """
 
@@ -23,7 +23,7 @@ from llmserve.stages.word_lists import pack_word_lists
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
-UNSUPPORTED_INPUTS = {  # refused rather than swallowed; the name that the ensemble has for each
+UNSUPPORTED_INPUTS = {  # refused, not ignored; with the ensemble's name of each
     "DECODER_QUERY": "decoder_text_input",
     "PROMPT_TABLE_EXTRA_ID": "prompt_table_extra_id",
 }
@@ -32,9 +32,9 @@ UNSUPPORTED_INPUTS = {  # refused rather than swallowed; the name that the ensem
 WORD_INPUTS = ("STOP_WORDS_DICT", "BAD_WORDS_DICT", "EMBEDDING_BIAS_WORDS")
 BIAS_INPUTS = ("EMBEDDING_BIAS_WEIGHTS", "LOGIT_BIAS_IDS", "LOGIT_BIAS_WEIGHTS")
 MAX_BATCH_NUMBERS = 4 * 2**20  # of the prompts of a batch, padded, or of their biases
-MAX_WORDS = 16 * 1024  # of a list: engines take no more tokens in all of them
+MAX_WORDS = 16 * 1024  # in a list: engines accept no more tokens in all words
 MAX_WORDS_BYTES = 1024 * 1024
-JSON_INPUTS = {  # bytes: texts of JSON that hold the interpreter lock while they are read
+JSON_INPUTS = {  # bytes: reading JSON texts holds the GIL
     "MESSAGES": 8 * 1024 * 1024,
     "TOOLS": 1024 * 1024,
     "CHAT_TEMPLATE_KWARGS": 64 * 1024,
@@ -42,11 +42,11 @@ JSON_INPUTS = {  # bytes: texts of JSON that hold the interpreter lock while the
 
 
 def prepare_arrays(stage: Preprocessor, inputs: Arrays) -> dict[str, NDArray[Any]]:
-    """QUERY, MESSAGES or PROMPT_IDS, and word lists -> INPUT_ID and what else the `tensorrt_llm` step wants.
+    """QUERY, MESSAGES or PROMPT_IDS, and word lists -> INPUT_ID and the other inputs of the `tensorrt_llm` step.
 
     `EMBEDDING_BIAS` is `[B, vocab_size]`, or `[B, 0]` without bias words. INPUT_ID and the word lists are padded on the
-    right to the longest of the batch. With RETURN_CHAT_STYLE there is nothing but CHAT_STYLE: how answers to messages
-    are to be read, as JSON.
+    right to the longest of the batch. With RETURN_CHAT_STYLE, the only output is CHAT_STYLE: how to read answers to
+    messages, as JSON.
     """
     if _flag(inputs, "RETURN_CHAT_STYLE"):
         style = stage.chat_style(_object(inputs, "CHAT_TEMPLATE_KWARGS"))
@@ -68,10 +68,10 @@ def prepare_arrays(stage: Preprocessor, inputs: Arrays) -> dict[str, NDArray[Any
 def text_arrays(stage: Postprocessor, inputs: Arrays) -> dict[str, NDArray[Any]]:
     """TOKENS_BATCH `[B, beams, n]` -> OUTPUT `[B * beams]`.
 
-    Without FINISH_REASON the ids are taken for a whole answer; with it, WINDOW_IDS are the ids before them, and an
-    empty reason says that more will come. SKIP_SPECIAL_TOKENS says for one request whether their spelling is left out.
-    With RETURN_TOKENS there are TOKEN_IDS and TOKEN_BYTES too, `[B, ids]`: the new ids of all beams, and what each of
-    them stands for by itself; shorter rows are padded with -1 and no bytes.
+    Without FINISH_REASON, the ids are a whole answer; with it, WINDOW_IDS are the ids before them, and an empty reason
+    means that more will follow. SKIP_SPECIAL_TOKENS says whether a request's special tokens are left out. With
+    RETURN_TOKENS, TOKEN_IDS and TOKEN_BYTES `[B, ids]` are also returned: the new ids of all beams, and the bytes of
+    each; shorter rows are padded with -1 and no bytes.
     """
     if len(inputs["TOKENS_BATCH"]) == 1:  # each streamed token
         return _text_arrays(stage, inputs)
@@ -91,7 +91,7 @@ def _text_arrays(stage: Postprocessor, inputs: Arrays) -> dict[str, NDArray[Any]
     tokens = inputs["TOKENS_BATCH"]
     lengths = inputs["SEQUENCE_LENGTH"].reshape(-1).tolist()
     if tokens.size != len(lengths) * tokens.shape[-1]:
-        raise InvalidArgument(f"TOKENS_BATCH {list(tokens.shape)} needs one SEQUENCE_LENGTH per row, got {lengths}")
+        raise InvalidArgument(f"TOKENS_BATCH {list(tokens.shape)} requires one SEQUENCE_LENGTH per row, got {lengths}")
     rows = tokens.reshape(len(lengths), tokens.shape[-1])
     window = inputs["WINDOW_IDS"].reshape(-1).tolist() if "WINDOW_IDS" in inputs else []
     is_final = "FINISH_REASON" not in inputs or bool(_text(inputs, "FINISH_REASON"))
@@ -146,7 +146,7 @@ def _to_arrays(prompts: Sequence[PreparedPrompt], max_tokens: NDArray[Any], voca
     if len(prompts) > 1 and len(prompts) * max(bias_size, longest) > MAX_BATCH_NUMBERS:
         raise InvalidArgument(
             f"{len(prompts)} rows, each as long as the longest prompt ({longest} tokens), with a bias for each of "
-            f"{bias_size} tokens, need too much memory; send one request for each: they are batched in flight"
+            f"{bias_size} tokens, need too much memory; send one request each: they are batched in flight"
         )
     bias = np.zeros((len(prompts), bias_size), np.float32)
     for row, prompt in zip(bias, prompts, strict=True):
@@ -180,7 +180,7 @@ def _rows(inputs: Arrays) -> Sequence[Arrays]:
     sizes = {name: array.shape[0] for name, array in inputs.items() if array.ndim}
     if len(set(sizes.values())) > 1:
         listed = [f"{name} has a batch of {size}" for name, size in sizes.items()]
-        raise_problems(InvalidArgument, "the inputs need batches of the same size", listed)
+        raise_problems(InvalidArgument, "all inputs must have the same batch size", listed)
     size = max(sizes.values(), default=1)
     if size < 2:
         return [inputs]
@@ -190,7 +190,7 @@ def _rows(inputs: Arrays) -> Sequence[Arrays]:
 
 
 def _size_problems(inputs: Arrays, vocab_size: int) -> list[str]:
-    """Said before anything is made of what is too much."""
+    """Checked before anything large is created."""
     most = dict.fromkeys((*WORD_INPUTS, "STOP_TOKEN_IDS"), MAX_WORDS) | dict.fromkeys(
         BIAS_INPUTS, max(MAX_WORDS, vocab_size)
     )
@@ -227,7 +227,7 @@ def _texts(inputs: Arrays, name: str) -> tuple[str, ...]:
 
 
 def _text(inputs: Arrays, name: str) -> str | None:
-    """The one string of `name`; None when it is absent."""
+    """The only string of `name`; None if it is missing."""
     texts = _texts(inputs, name)
     if len(texts) > 1:
         raise InvalidArgument(f"{name} must hold one string, got {len(texts)}")
@@ -235,7 +235,7 @@ def _text(inputs: Arrays, name: str) -> str | None:
 
 
 def _numbers(inputs: Arrays, name: str) -> Sequence[Any]:
-    """Empty when it is absent."""
+    """Empty if it is missing."""
     return inputs[name].reshape(-1).tolist() if name in inputs else ()
 
 
@@ -245,7 +245,7 @@ def _flag(inputs: Arrays, name: str) -> bool | None:
 
 
 def _object(inputs: Arrays, name: str) -> Mapping[str, Any]:
-    """Of a JSON text; empty when it is absent."""
+    """The object of a JSON text; empty if it is missing."""
     text = _text(inputs, name)
     try:
         found = json.loads(text) if text else {}
@@ -257,7 +257,7 @@ def _object(inputs: Arrays, name: str) -> Mapping[str, Any]:
 
 
 def _tools(inputs: Arrays) -> Sequence[Mapping[str, Any]]:
-    """A list of objects, as JSON; empty when it is absent."""
+    """A list of objects, as JSON; empty if it is missing."""
     text = _text(inputs, "TOOLS")
     try:
         found = json.loads(text) if text else []

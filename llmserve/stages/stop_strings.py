@@ -1,4 +1,4 @@
-"""Stop strings in text that is still growing: where one ends the answer, and what might become one."""
+"""Stop strings in growing text: where one ends the answer, and what might become one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def find_stop(text: str, stops: Sequence[str]) -> int | None:
-    """Where to cut `text`: the beginning of the stop string that is complete first; None when there is none.
+    """Where to cut `text`: the start of the stop string that is complete first; None if there is none.
 
-    Complete first, not beginning first: so the cut is the same however the text was split on its way.
+    It is the one that is complete first, not the one that begins first, so the cut does not depend on the split.
     """
     found = [(start + len(stop), start) for stop in stops if (start := text.find(stop)) >= 0]
     return min(found)[1] if found else None

@@ -1,7 +1,7 @@
-"""The process in which a chat template is compiled and rendered: jinja's sandbox, with the names that transformers
-gives to templates. `ChatTemplate` starts it and writes lines of JSON to it: the template, then values for it.
+"""The process in which a chat template is compiled and rendered: jinja's sandbox, with transformers' variables for
+templates. `ChatTemplate` starts it and writes lines of JSON to it: the template, then values for it.
 
-Templates compute while they are compiled, too: jinja evaluates what is constant. One long operation, such as a format
+Compiling a template also computes: jinja evaluates constant expressions. One long operation, such as a format
 with a width of a billion, cannot be interrupted from Python, so the kernel ends the process (SIGPROF).
 """
 
@@ -21,7 +21,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_WORK_S = 2.0  # of processor time, for each line; a conversation of 8,000 messages takes a tenth of a second
+MAX_WORK_S = 2.0  # of processor time per line; a conversation of 8,000 messages takes a tenth of a second
 MAX_MEMORY_BYTES = 512 << 20  # of the process
 MAX_TEXT = 16 << 20  # characters
 MAX_PROBLEM = 500
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 class Generation(Extension):
-    """`{% generation %}`, with which templates mark for training what the assistant said. Here it marks nothing."""
+    """`{% generation %}`, with which templates mark the assistant's text for training. Here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja declares it
 
@@ -50,7 +50,7 @@ class Generation(Extension):
 
 
 class Renderer:
-    """Answers with JSON: the template with the `names` that it reads, values with the `text`, all with a `problem`."""
+    """Answers with JSON: for the template, the `names` that it reads; for values, the `text`; or a `problem`."""
 
     def __init__(self) -> None:
         self._environment = ImmutableSandboxedEnvironment(
@@ -66,10 +66,10 @@ class Renderer:
             question = json.loads(line)
             return json.dumps(self._compile(question) if self._template is None else self._render(question))
         except MemoryError:
-            problem = f"more than {MAX_MEMORY_BYTES >> 20} MiB of memory are needed"
+            problem = f"it needs more than {MAX_MEMORY_BYTES >> 20} MiB of memory"
         except TemplateSyntaxError as error:
             problem = f"syntax error in line {error.lineno}: {error}"
-        except Exception as error:  # border: whatever a template raises is its own
+        except Exception as error:  # border: a template can raise anything
             problem = str(error) or type(error).__name__
         return json.dumps({"problem": problem[:MAX_PROBLEM]})
 
@@ -86,7 +86,7 @@ class Renderer:
 
 
 def _raise_exception(message: str) -> None:
-    """What templates call for messages that they were not made for."""
+    """Templates call it for unsupported messages."""
     raise TemplateError(message)
 
 
@@ -101,7 +101,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it, with all its arguments: no HTML escapes, no `\\u` escapes unless asked for."""
+    r"""As in transformers, with all its arguments: no HTML escapes, no `\u` escapes unless requested."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,15 +1,15 @@
-"""Text at the edges: bytes that must be UTF-8, and characters whose bytes have not all arrived."""
+"""Text at the edges: bytes that must be UTF-8, and incomplete characters."""
 
 from __future__ import annotations
 
 from llmserve.errors import InvalidArgument
 
-REPLACEMENT = "\ufffd"  # what decoding puts in place of bytes that are not (yet) UTF-8
+REPLACEMENT = "\ufffd"  # replaces bytes that are not (yet) UTF-8 in decoded text
 MAX_INCOMPLETE_BYTES = 3  # of a UTF-8 character of four
 
 
 def text_from_bytes(data: bytes | str, name: str) -> str:
-    """Decode what a client sent as `name`, at the edge: everything behind it may trust the text."""
+    """Decode a client's bytes, named `name` in errors. Code behind this edge can trust the text."""
     if isinstance(data, str):
         return data
     try:
@@ -19,7 +19,7 @@ def text_from_bytes(data: bytes | str, name: str) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether `text` can be written as UTF-8. A string from JSON or from a command line need not."""
+    """Whether `text` can be encoded as UTF-8. Strings from JSON or a command line may not."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -28,6 +28,6 @@ def is_unicode(text: str) -> bool:
 
 
 def without_incomplete_character(text: str) -> str:
-    """Drop trailing replacement characters that further bytes might still turn into a character."""
+    """Drop trailing replacement characters that further bytes may still complete."""
     held = len(text) - len(text.rstrip(REPLACEMENT))
     return text[: len(text) - min(held, MAX_INCOMPLETE_BYTES)]

@@ -1,4 +1,4 @@
-"""What a token writes, byte for byte: the spellings of vocabularies in tokenizer.json and tokenizer.model."""
+"""The bytes that a token writes, from the spellings in tokenizer.json and tokenizer.model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 def piece_bytes(piece: str) -> bytes:
-    """Of a sentencepiece vocabulary, or one that spells as it does."""
+    """For a sentencepiece vocabulary, or one with the same spelling."""
     byte = BYTE.fullmatch(piece)
     return bytes.fromhex(byte[1]) if byte else piece.replace(SPACE, " ").encode()
 
 
 def byte_level_bytes(text: str) -> bytes:
-    """Of a byte-level vocabulary, as GPT-2's: a character for each byte."""
+    """For a byte-level vocabulary, such as GPT-2's, with one character per byte."""
     table = _byte_of_character()
     return b"".join(table.get(character, character.encode()) for character in text)
 
@@ -28,7 +28,7 @@ def byte_level_alphabet() -> frozenset[str]:
 
 @cache
 def _byte_of_character() -> dict[str, bytes]:
-    """Bytes that are printable in Latin-1 stand for themselves; the others follow from character 256 on."""
+    """Bytes that are printable in Latin-1 represent themselves; the others follow from character 256 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     spelled = {chr(byte): bytes([byte]) for byte in printable}

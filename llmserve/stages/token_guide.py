@@ -1,4 +1,4 @@
-"""A compiled guide in terms of a tokenizer's bytes: which tokens may follow those of an answer."""
+"""A compiled guide for a tokenizer's bytes: which tokens may follow those of an answer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class TokenGuide:
     def __init__(
         self, matcher: LLMatcher, vocabulary: Vocabulary, texts: LikelyTexts | None, source: tuple[str, str]
     ) -> None:
-        """`texts`: None where only what is forced is known. `source`: its kind and text, for an engine in another
-        process."""
+        """`texts`: None if only forced text is known. `source`: its kind and text, for an engine in another process."""
         self.source = source
         self._texts = texts
         self._matcher = matcher
@@ -50,17 +49,17 @@ class TokenMatcher:
         names: UsedNames | None,
         text: LikelyText | None,
     ) -> None:
-        """`names`: of JSON. `text`: shared with forks, of which one goes on at most."""
+        """`names`: of JSON objects. `text`: shared with forks, of which at most one continues."""
         self._matcher = matcher
         self._names = names
         self._vocabulary = vocabulary
-        self._bits: bytes | None = bits  # what may come next, the end included; None: not looked at yet
-        self._taken: int | None = None  # and not told the library yet
+        self._bits: bytes | None = bits  # allowed next tokens, including the end; None: not computed yet
+        self._taken: int | None = None  # not passed to the library yet
         self._is_first = True
         self._text = text
-        self._unread: list[int] = []  # taken, and not told `text` yet
+        self._unread: list[int] = []  # consumed, but not passed to `text` yet
         self.state = GuideState.OPEN
-        self.reason = ""  # why it is stuck, where the library says so
+        self.reason = ""  # why it is stuck, if the library says so
 
     def mask(self, end_ids: Sequence[int]) -> bytes:
         bits, vocabulary = self._look(), self._vocabulary
@@ -122,14 +121,14 @@ class TokenMatcher:
     def _look(self) -> bytes:
         if self._bits is None:
             self._consume()
-            self._bits = self._matcher.compute_bitmask()  # after an error, too: then it is the end alone
+            self._bits = self._matcher.compute_bitmask()  # after an error, too: then only the end is allowed
             if self._vocabulary.says_nothing(self._bits):
                 self.state = _state(self._matcher, self._bits, self._vocabulary)
                 self.reason = self._matcher.get_error()
         return self._bits
 
     def _without_repeated_names(self, bits: bytes) -> bytes:
-        """Unless there is nothing else to say."""
+        """Unless no other token is allowed."""
         if self._names is None or not (repeating := list(self._names.repeating(self._vocabulary.quoted))):
             return bits
         others = bytearray(bits)

@@ -1,8 +1,8 @@
-"""How many tokens a text has at least, from its bytes alone: too long a prompt is refused before it is tokenized.
+"""A lower bound for the number of tokens, from a text's bytes: prompts that are too long are refused untokenized.
 
-Tokenizing takes up to 240 times the memory of a text, and seconds for tens of megabytes. A bound is claimed where every
-byte of a text ends up in a token. Where something may be dropped (white space, accents, unknown characters that share
-a token), a text has a limit by itself, far above what prompts are.
+Tokenizing takes up to 240 times the memory of a text, and seconds for tens of megabytes. A bound exists if every byte
+of a text ends up in a token. If something may be dropped (white space, accents, unknown characters that share a token),
+the text has a separate limit, far above usual prompts.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from tokenizers.models import BPE
 from llmserve.errors import PromptTooLong
 from llmserve.stages.token_bytes import byte_level_alphabet
 
-FORMAT: Any = sentencepiece_format  # classes that are made when it is imported
-# Bytes of a text for one of its normalized form. Canonical composition makes 2 of 7 at most: U+1FBE U+0308 U+0341.
+FORMAT: Any = sentencepiece_format  # classes that are created on import
+# Bytes of a text per byte of its normalized form. Canonical composition makes 2 of at most 7: U+1FBE U+0308 U+0341.
 CANONICAL = 4
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-BYTES_PER_TOKEN = 256  # that are read where no bound is known
-USUAL_SEQ_LEN = 128 * 1024  # where none is known
+BYTES_PER_TOKEN = 256  # that are read without a known bound
+USUAL_SEQ_LEN = 128 * 1024  # without a known bound
 MAX_TEXT_BYTES = 4 * 1024 * 1024  # of a text that is tokenized, however long its tokens may be,
 MIN_BYTES_PER_TOKEN = 8  # unless it may have so many tokens
-WHOLE = ("QUERY", "SECOND_QUERY")  # inputs that nobody cuts
+WHOLE = ("QUERY", "SECOND_QUERY")  # inputs that are not truncated
 
 
 class Bounded(Protocol):
     @property
     def longest_token(self) -> int | None:
-        """Bytes of a text that may become one token; None: any number."""
+        """Most bytes of a text that may become one token; None: any number."""
         ...
 
 
 class Measured(Bounded, Protocol):
     @property
     def memory_per_byte(self) -> int:
-        """That tokenizing takes at most, for each byte of a long text."""
+        """Most memory for tokenizing, per byte of a long text."""
         ...
 
 
 class Tokenizing(Protocol):
-    """A step that makes tokens of texts."""
+    """A step that tokenizes texts."""
 
     @property
     def tokenizer(self) -> Measured: ...
@@ -55,7 +55,7 @@ class Tokenizing(Protocol):
 
 
 def check_length(text: str, tokenizer: Bounded, max_seq_len: int | None) -> None:
-    """Raise `PromptTooLong` for a text that cannot fit, or that is too much to find out."""
+    """Raises `PromptTooLong` for a text that cannot fit, or that is too long to check."""
     num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     most = (max_seq_len or USUAL_SEQ_LEN) - 1
     longest = tokenizer.longest_token
@@ -72,8 +72,8 @@ def check_length(text: str, tokenizer: Bounded, max_seq_len: int | None) -> None
 
 
 def tokenizing_memory(stage: Tokenizing, inputs: Mapping[str, NDArray[Any]]) -> int:
-    """Most bytes that the texts of a request take while they become tokens, one after the other; of a batch, those of
-    one row. A text that is refused for its length takes nothing; a conversation is cut before."""
+    """Most memory for tokenizing the texts of a request, one after the other; for a batch, of one row. A text that is
+    refused for its length needs none; a conversation is truncated before."""
     tokenizer, max_seq_len = stage.tokenizer, stage.max_seq_len
     most, longest = (max_seq_len or USUAL_SEQ_LEN) - 1, tokenizer.longest_token
     bound = _limit_bytes(most, longest)
@@ -94,17 +94,17 @@ def _limit_bytes(most: int, longest: int | None) -> int:
 
 
 def longest_json_token(library: Library) -> int | None:
-    """Of a tokenizer.json."""
+    """Longest token of a tokenizer.json."""
     model = library.model
     shrinking = _shrinking(_state(library.normalizer))
     steps = _steps(_state(library.pre_tokenizer), "pretokenizers")
     if not isinstance(model, BPE) or not shrinking or not all(map(_keeps_text, steps)):
         return None
     if any(token.lstrip or token.rstrip for token in library.get_added_tokens_decoder().values()):
-        return None  # it takes any amount of white space along
+        return None  # it removes any amount of white space
     pieces = library.get_vocab(with_added_tokens=True)
     added = {token.content for token in library.get_added_tokens_decoder().values()}
-    if any(step["type"] == "ByteLevel" for step in steps):  # a character for each byte, but in added tokens
+    if any(step["type"] == "ByteLevel" for step in steps):  # a character per byte, except in added tokens
         has_all_bytes = pieces.keys() >= byte_level_alphabet()
         longest = max(len(piece.encode()) if piece in added else len(piece) for piece in pieces)
     else:
@@ -114,7 +114,7 @@ def longest_json_token(library: Library) -> int | None:
 
 
 def longest_piece(model: bytes, marks: list[str]) -> int | None:
-    """Of a serialized tokenizer.model, with `marks` that are looked for beside it."""
+    """Longest piece of a serialized tokenizer.model, with `marks` that are searched in addition."""
     proto = FORMAT.ModelProto.FromString(model)
     normalizer = proto.normalizer_spec
     if normalizer.precompiled_charsmap or normalizer.remove_extra_whitespaces or not proto.trainer_spec.byte_fallback:
@@ -123,7 +123,7 @@ def longest_piece(model: bytes, marks: list[str]) -> int | None:
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """What a part of a tokenizer.json says; empty for none."""
+    """A part of a tokenizer.json; empty if missing."""
     return {} if part is None else dict(json.loads(part.__getstate__()))
 
 

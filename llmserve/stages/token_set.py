@@ -1,4 +1,4 @@
-"""A guide that is a list of token ids: an answer has no others, whatever comes before.
+"""A guide that is a list of token ids: an answer has no others, regardless of its text so far.
 
 It ends by one of them, or at its limit.
 """
@@ -17,12 +17,12 @@ KIND = "token_ids"
 
 
 class TokenSet:
-    """The guide, and each answer's matcher: nothing depends on the tokens before."""
+    """The guide, and also each answer's matcher, since previous tokens do not matter."""
 
     state = GuideState.OPEN
 
     def __init__(self, text: str, vocab_size: int) -> None:
-        """`text`: a list in JSON. Raises `ValueError` for another one."""
+        """`text`: a list in JSON. Raises `ValueError` for anything else."""
         ids = json.loads(text)
         if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
             raise ValueError("expected a JSON list of token ids")
@@ -44,7 +44,7 @@ class TokenSet:
         return self._mask
 
     def advance(self, token: int) -> None:
-        """Nothing changes."""
+        """Changes nothing."""
 
     def is_complete(self) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""Text to token ids and back, whatever file the vocabulary comes in.
+"""Converts text to token ids and back, for each file format of vocabularies.
 
 `load_tokenizer` takes `tokenizer.json` (the `tokenizers` library) or `tokenizer.model` (sentencepiece). With both,
 `tokenizer.json` is used, except for Baichuan, whose own tokenizer is the sentencepiece one.
@@ -33,52 +33,52 @@ class Tokenizer(Protocol):
 
     @property
     def longest_token(self) -> int | None:
-        """Bytes of a text that may become one token; None: any number."""
+        """Most bytes of a text that may become one token; None: any number."""
         ...
 
     @property
     def memory_per_byte(self) -> int:
-        """That tokenizing takes at most, for each byte of a long text."""
+        """Most memory for tokenizing, per byte of a long text."""
         ...
 
     def encode(self, text: str, add_special_tokens: bool = False, banned: Collection[int] = ()) -> list[int]:
-        """Ids of `text`. An id in `banned` (a role token, say) never comes out of text: its spelling in `text` becomes
-        ordinary characters.
+        """Ids of `text`. Text never produces an id in `banned` (such as a role token): its spelling becomes ordinary
+        characters.
         """
         ...
 
     def encode_marked(self, text: str) -> list[int]:
-        """Ids of a text in which special tokens are spelled out, as chat templates write them: each becomes its id."""
+        """Ids of a text with spelled special tokens, as written by chat templates: each becomes its id."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def decode_stable(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The part of `decode(ids)` that no further id can change: without a character still in the making."""
+        """The part of `decode(ids)` that no further id can change: without an incomplete character."""
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """What one id stands for by itself: a part of a character maybe, and a special token's own spelling."""
+        """The bytes of one id, which may be part of a character; for a special token, its spelling."""
         ...
 
     def written_bytes(self) -> Sequence[bytes | None]:
-        """What each token writes into a text; None for special tokens, and where nothing is known."""
+        """The bytes that each token writes into a text; None for special tokens, and if unknown."""
         ...
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of an engine directory or a checkpoint. `CheckpointError` when its files are missing or corrupt."""
+    """The tokenizer of an engine directory or a checkpoint. `CheckpointError` if its files are missing or corrupt."""
     return tokenizer_of(TextFiles.read(path))
 
 
 def reads_json(files: TextFiles) -> bool:
-    """Whether the tokenizer is that of `tokenizer.json`."""
+    """Whether `tokenizer.json` is used."""
     has_json, has_model = ((files.path / f"tokenizer.{suffix}").is_file() for suffix in ("json", "model"))
     return has_json and not (has_model and files.tokenizer_class.startswith("Baichuan"))
 
 
 def advice_on_tekken(folder: Path) -> str:
-    """Mistral has models with a file that only its own library and transformers read; empty for other folders."""
+    """For Mistral's models with a file that only its own library and transformers read; empty for other folders."""
     if not (folder / "tekken.json").is_file():
         return ""
     return (

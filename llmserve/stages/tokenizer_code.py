@@ -1,7 +1,8 @@
-"""The code files of a tokenizer that transformers is to run itself (`auto_map` in tokenizer_config.json).
+"""The code files of a tokenizer that transformers runs itself (`auto_map` in tokenizer_config.json).
 
-They are data here: found by reading them as text, copied into an engine directory, imported by nobody of ours. Python
-models of a repository that call `AutoTokenizer.from_pretrained(tokenizer_dir, trust_remote_code=True)` need them.
+Here they are only data: they are found by reading them as text, copied into an engine directory, and never imported.
+Python models of a repository that call `AutoTokenizer.from_pretrained(tokenizer_dir, trust_remote_code=True)` need
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from llmserve.errors import CheckpointError
 from llmserve.stages.files import read_json
 
 MAX_FILES = 16
-MAX_BYTES = 2**20  # of all of them; published ones have some tens of kilobytes
+MAX_BYTES = 2**20  # of all files together; published ones have some tens of kilobytes
 MODULE_NAME = re.compile(r"[A-Za-z0-9_-]+")
 RELATIVE_IMPORT = re.compile(rb"^[ \t]*from[ \t]+(\.[\w.]*)[ \t]+import\b", re.MULTILINE)
 ANOTHER_REPOSITORY = "--"  # transformers writes `owner/name--module.Class`
@@ -24,12 +25,12 @@ ANOTHER_REPOSITORY = "--"  # transformers writes `owner/name--module.Class`
 
 @dataclass(frozen=True, slots=True)
 class TokenizerCode:
-    files: tuple[str, ...] = ()  # names of files of the folder
-    problems: tuple[str, ...] = ()  # why one that is named is not among them
+    files: tuple[str, ...] = ()  # names of files in the folder
+    problems: tuple[str, ...] = ()  # why a named file is missing
 
 
 def find_tokenizer_code(folder: Path) -> TokenizerCode:
-    """What `auto_map` names, and what that imports of its own folder, as far as it is there."""
+    """The files that `auto_map` names, and their imports from the same folder, as far as they exist."""
     try:
         waiting = _named_modules(read_json(folder / "tokenizer_config.json"))
     except CheckpointError as error:
@@ -55,7 +56,7 @@ def find_tokenizer_code(folder: Path) -> TokenizerCode:
 
 
 def missing_tokenizer_code(folder: Path) -> tuple[str, ...]:
-    """The files that `auto_map` names and that are not in the folder."""
+    """Files that `auto_map` names but that are not in the folder."""
     try:
         modules = _named_modules(read_json(folder / "tokenizer_config.json"))
     except CheckpointError:
@@ -64,7 +65,7 @@ def missing_tokenizer_code(folder: Path) -> tuple[str, ...]:
 
 
 def _named_modules(tokenizer_config: Mapping[str, Any]) -> list[str]:
-    """Modules of AutoTokenizer's classes: `module.Class`, alone or as [slow, fast]; older files have only that list."""
+    """Modules of AutoTokenizer's classes: `module.Class`, alone or as [slow, fast]; older files only have that list."""
     auto_map = tokenizer_config.get("auto_map")
     named = auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else auto_map
     classes = named if isinstance(named, list) else [named]

@@ -1,7 +1,6 @@
-"""Names of JSON's objects, none of which may come twice in one: a grammar cannot say that of names of the model's
-choice.
+"""Prevents duplicate names in JSON objects, which a grammar cannot do for names that the model chooses.
 
-Names are compared as they are written, so `"a"` and `"\\u0061"` differ.
+Names are compared as written, so `"a"` and `"\\u0061"` differ.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ class QuotedTokens:
 
 @dataclass(slots=True)
 class UsedNames:
-    """Of the objects that are open at the end of a JSON text, which grows."""
+    """The names in the objects that are open at the end of a growing JSON text."""
 
     open: list[set[bytes] | None] = field(default_factory=list)  # None: a list
-    name: bytearray = field(default_factory=bytearray)  # as far as it is written, while one is
+    name: bytearray = field(default_factory=bytearray)  # the current name so far, if any
     in_text: bool = False
     in_name: bool = False
     expects_name: bool = False
@@ -53,7 +52,7 @@ class UsedNames:
                 self._add_between(byte)
 
     def repeating(self, tokens: QuotedTokens) -> Iterator[int]:
-        """The tokens with which a name would come again."""
+        """The tokens that would repeat a name."""
         used = self.open[-1] if self.open else None
         if not used or (self.in_text and not self.in_name):
             return

@@ -1,4 +1,4 @@
-"""The preprocess step before an engine that makes embeddings or scores: a text, or a pair of texts, to token ids."""
+"""The preprocess step for embeddings and scores: converts a text, or a pair of texts, to token ids."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ QUERY, SECOND_QUERY, PROMPT_IDS = "QUERY", "SECOND_QUERY", "PROMPT_IDS"
 
 @dataclass(frozen=True, slots=True)
 class WholeTexts:
-    """Stateless: one may serve any number of requests at once."""
+    """Stateless: it can process any number of requests at once."""
 
     tokenizer: Tokenizer
-    max_seq_len: int | None  # the engine's, where it is known
-    pair_template: str = ""  # of pairs, with {query} and {document}; empty: the tokenizer puts them together
+    max_seq_len: int | None  # the engine's, if known
+    pair_template: str = ""  # for pairs, with {query} and {document}; empty: the tokenizer joins them
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -35,7 +35,7 @@ class WholeTexts:
         return cls(tokenizer_of(files), files.max_seq_len, files.pair_template)
 
     def ids(self, text: str, second: str | None) -> tuple[list[int], int]:
-        """With the special tokens that the tokenizer adds; and where the tokens of the second text begin, or 0."""
+        """With the tokenizer's special tokens; and where the tokens of the second text begin, or 0."""
         for each in (text, second or ""):
             if not is_unicode(each):
                 raise InvalidArgument("the text has lone surrogates (half a UTF-16 character), which UTF-8 forbids")
@@ -52,7 +52,7 @@ class WholeTexts:
 
 
 def whole_text_arrays(stage: WholeTexts, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """QUERY, perhaps with SECOND_QUERY, or PROMPT_IDS -> INPUT_ID and SECOND_SEGMENT. Batches of one."""
+    """QUERY, optionally with SECOND_QUERY, or PROMPT_IDS -> INPUT_ID and SECOND_SEGMENT. Batches of one."""
     given = {name: array for name, array in inputs.items() if array.size}
     rules = [
         (all(len(array) == 1 for array in given.values()), "its batch size must be 1"),

@@ -1,6 +1,7 @@
-"""Word lists as TensorRT-LLM's tensors have them: int32 `[2, N]`.
+"""Word lists in the format of TensorRT-LLM's tensors: int32 `[2, N]`.
 
-Row 0 holds the ids of all words one after the other, padded with 0; row 1 the end offset of each word, padded with -1.
+Row 0 has the ids of all words, one after the other, padded with 0; row 1 has the end offset of each word, padded with
+-1.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from numpy.typing import NDArray
 
 from llmserve.errors import InvalidArgument
 
-MAX_COLUMNS = 64 * 1024  # more ids than engines take in words
+MAX_COLUMNS = 64 * 1024  # more ids than engines accept in words
 
 
 def pack_word_list(words: Sequence[Sequence[int]]) -> NDArray[np.int32]:
-    """`[2, N]`; `[2, 0]` for no words. Words without ids are skipped."""
+    """`[2, N]`; `[2, 0]` without words. Words without ids are skipped."""
     kept = [word for word in words if word]
     ids = [token for word in kept for token in word]
     packed = np.full((2, len(ids)), -1, np.int32)

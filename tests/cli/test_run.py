@@ -176,7 +176,7 @@ def test_what_is_cut_to_fit_is_said(
     long = "The small red fox runs over the quiet hill and hides under the old stone bridge. " * 3
     assert llmserve_run(tell, str(text_dir), "--chat", "--input-text", long, "--max-output-len", "500") == 0
     said = capsys.readouterr().err
-    assert "note: [0] the conversation was cut to fit, without the first " in said
+    assert "note: [0] the conversation was truncated, without the first " in said
     assert "note: [0] max_tokens is 500, and after a prompt of 32 tokens there is room for 32" in said
     assert llmserve_run(tell, str(text_dir), "--input-text", "fox", "--max-output-len", "5") == 0
     assert capsys.readouterr().err == ""

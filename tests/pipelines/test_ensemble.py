@@ -166,7 +166,7 @@ async def test_chat_messages_in_text_out(core: InferenceCore, tokenizer: Tokeniz
 async def test_what_does_not_fit_is_said_at_the_end(core: InferenceCore, stream: bool) -> None:
     talk = [{"role": "user" if i % 2 == 0 else "assistant", "content": "The small red fox runs."} for i in range(9)]
     cut = await ask(core, "ensemble", messages=json.dumps(talk), max_tokens=40, stream=stream)
-    assert "the conversation was cut to fit, without the first" in value(cut[-1], "warning")
+    assert "the conversation was truncated, without the first" in value(cut[-1], "warning")
     long = await ask(core, "ensemble", text_input="The small red fox", max_tokens=10_000, stream=stream)
     assert value(long[-1], "warning").startswith("max_tokens is 10000, and after a prompt of ")
     assert long[-1].output("num_completion_tokens") is not None

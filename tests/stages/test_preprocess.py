@@ -148,10 +148,10 @@ def test_a_conversation_that_is_cut_says_what_is_missing(baichuan: Preprocessor)
     talk = [Message("user" if place % 2 == 0 else "assistant", content) for place in range(9)]
     cut = baichuan.prepare(TextPrompt(messages=talk, max_tokens=20)).warning
     kept = len(baichuan.prepare(TextPrompt(messages=talk, max_tokens=20)).input_ids)
-    assert re.match(r"the conversation was cut to fit, without the first [2468] messages: there is room for 44 ", cut)
+    assert re.match(r"the conversation was truncated, without the first [2468] messages: there is room for 44 ", cut)
     assert kept <= 44
     alone = baichuan.prepare(TextPrompt(messages=[Message("user", content * 9)], max_tokens=20)).warning
-    assert re.search(r"cut to fit, without the first \d+ tokens of what is left: ", alone)
+    assert re.search(r"was truncated, without the first \d+ tokens of what is left: ", alone)
     assert baichuan.prepare(TextPrompt(messages=talk[:1], max_tokens=4)).warning == ""
 
 
@@ -257,7 +257,7 @@ def test_arrays_of_chat_messages(baichuan: Preprocessor) -> None:
     assert out["INPUT_ID"].tolist() == [[195, *baichuan.tokenizer.encode("fox"), 196]]
     assert out["EMBEDDING_BIAS"].shape == (1, 0)
     assert out["PROMPT_WARNING"].tolist() == [[b""]]
-    with pytest.raises(InvalidArgument, match="there are two prompts"):
+    with pytest.raises(InvalidArgument, match="there are several prompts"):
         prepare_arrays(baichuan, {"MESSAGES": messages, "QUERY": strings("x"), "REQUEST_OUTPUT_LEN": number(9)})
 
 
@@ -313,7 +313,7 @@ def test_an_event_without_ids_has_empty_text(baichuan: Preprocessor) -> None:
 def test_prompt_ids_stay_as_they_are(baichuan: Preprocessor) -> None:
     out = prepare_arrays(baichuan, {"PROMPT_IDS": numbers(5, 195, 7), "REQUEST_OUTPUT_LEN": number(9)})
     assert out["INPUT_ID"].tolist() == [[5, 195, 7]]
-    with pytest.raises(InvalidArgument, match="two prompts"):
+    with pytest.raises(InvalidArgument, match="several prompts"):
         prepare_arrays(baichuan, {"PROMPT_IDS": numbers(5), "QUERY": strings("x"), "REQUEST_OUTPUT_LEN": number(9)})
 
 

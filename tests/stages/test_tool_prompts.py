@@ -75,8 +75,8 @@ def test_a_template_for_tools_is_taken_for_them(tmp_path: Path) -> None:
     ("kind", "messages", "tools", "words"),
     [
         ("qwen", [], [TOOL], "tools require messages"),
-        ("qwen", [{"role": "assistant", "tool_calls": [{}]}], [], 'needs a "function" with a "name"'),
-        ("qwen", [{"role": "assistant"}], [], "needs a string in: content"),
+        ("qwen", [{"role": "assistant", "tool_calls": [{}]}], [], 'must have a "function" with a "name"'),
+        ("qwen", [{"role": "assistant"}], [], "must have a string in: content"),
         ("qwen", [{**ASKED, "tool_call_id": 5}], [], "invalid values in: tool_call_id"),
     ],
 )

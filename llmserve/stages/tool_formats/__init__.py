@@ -1,7 +1,7 @@
-"""How models write calls of tools: a file for each form, found by a checkpoint's chat template.
+"""Formats of tool calls, one file each; a checkpoint's chat template shows which one it uses.
 
-tool_format   the nouns: a tool, and what a form can do
+tool_format   the interfaces: a tool, and a format
 json_calls    calls that are JSON objects, read as they grow
-grammars      rules of a guide that all forms need
-registry      which form a chat template is of
+grammars      rules of a guide that all formats need
+registry      finds the format of a chat template
 """

@@ -1,4 +1,4 @@
-"""A form for models whose chat template has none: the system message describes the tools, and says how to call one.
+"""A format for models whose chat template has none: the system message describes the tools and how to call them.
 
 {"name": "weather", "arguments": {"city": "Rome"}}
 """
@@ -33,11 +33,11 @@ class Generic:
     markers: Sequence[str] = ()
 
     def reader(self, tools: Sequence[Tool]) -> PartReader:
-        """Some models put the tags of others around a call."""
+        """Some models put other formats' tags around a call."""
         return Llama3Reader([tool.name for tool in tools], BEGIN, END)
 
     def rules(self, tools: Sequence[Tool], text: str | None, *, several: bool, special: Collection[str]) -> str:
-        """One call, whatever `several` says: that is what the system message asks for."""
+        """Only one call, whatever `several` says, because the system message requests that."""
         rules = f"calls: tool\n{tool_rules(tools, 'arguments')}"
         if text == FREE_TEXT:
             return f"answer: TEXT | calls\nTEXT: {NOT_AN_OBJECT}\n{rules}"
@@ -48,7 +48,7 @@ class Generic:
 
 
 def described(tools: Sequence[Mapping[str, Any]]) -> str:
-    """For a system message. `tools`: as OpenAI's API has them."""
+    """For a system message. `tools`: in the format of OpenAI's API."""
     functions = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
     return "\n".join([OPENING, *functions, HOW])
 
@@ -58,8 +58,8 @@ def has_calls(messages: Sequence[Message]) -> bool:
 
 
 def spoken(messages: Sequence[Message]) -> list[Message]:
-    """Calls, and what came of them, as text: the template may know neither."""
-    names: dict[str, str] = {}  # of called functions, by the ids of calls
+    """Calls and their results as text, because the template may support neither."""
+    names: dict[str, str] = {}  # names of called functions, by ids of calls
     found: list[Message] = []
     for message in messages:
         calls = message.more.get("tool_calls", ())
@@ -71,7 +71,7 @@ def spoken(messages: Sequence[Message]) -> list[Message]:
         if role == "tool":
             name = message.more.get("name") or names.get(str(message.more.get("tool_call_id")), "the function")
             role, content = "user", f"Result of {name}: {message.content}"
-        if message.role == "tool" and found and found[-1].role == "user":  # templates want the roles to alternate
+        if message.role == "tool" and found and found[-1].role == "user":  # templates require alternating roles
             found[-1] = replace(found[-1], content=f"{found[-1].content}\n{content}")
         else:
             more = {key: value for key, value in message.more.items() if key == "reasoning_content"}
@@ -80,7 +80,7 @@ def spoken(messages: Sequence[Message]) -> list[Message]:
 
 
 def with_system(messages: Sequence[Message], text: str, *, in_question: bool = False) -> list[Message]:
-    """`in_question`: in the first user message, for templates without a system message."""
+    """`in_question`: put it in the first user message, for templates without a system message."""
     role = "user" if in_question else "system"
     place = next((i for i, message in enumerate(messages) if message.role == role), None)
     if place is None:

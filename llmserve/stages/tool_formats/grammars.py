@@ -1,4 +1,4 @@
-"""Rules of guides, in llguidance's Lark, that several forms of tool calls share."""
+"""Rules of guides, in llguidance's Lark, that several formats of tool calls share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from llmserve.stages.endless_schemas import endless_problem
 from llmserve.stages.tool_formats.tool_format import Tool
 
 FREE_TEXT = r"/(.|\n)*/"
-WHITE_SPACE = r"[ \t\n\r]{1,16}"  # between the tokens of JSON, at most: models that find no end of it are led on
+WHITE_SPACE = r"[ \t\n\r]{1,16}"  # most white space between the tokens of JSON: some models would never end it
 SPELLED = re.compile(r"<[^<>\s]+>")
 
 
 def special_name(spelling: str) -> str:
-    """How a guide names a special token: as it is spelled, in brackets if it has none."""
+    """The name of a special token in a guide: its spelling, in brackets if it has none."""
     return spelling if SPELLED.fullmatch(spelling) else f"<|{spelling}|>"
 
 
@@ -46,7 +46,7 @@ def spelled(text: str, special: Collection[str]) -> str:
 
 
 def until(rule: str, text: str, end: str, special: Collection[str]) -> Iterator[str]:
-    """A rule of any text that a regular expression fits, and its first end."""
+    """A rule for any text that matches a regular expression, up to its first end."""
     marker = next((each for each in special if each in end), None)
     terminal = rule.upper()
     yield f"{terminal}: {text}"
@@ -54,7 +54,7 @@ def until(rule: str, text: str, end: str, special: Collection[str]) -> Iterator[
 
 
 def answer_rules(text: str | None, begin: str, body: str, special: Collection[str]) -> str:
-    """`answer`: calls, which a marker begins; or `text`, behind which they may stand if it is free."""
+    """`answer`: calls, which start with a marker; or `text`, which calls may follow if it is free."""
     marker = marked(begin, special)
     if text != FREE_TEXT:
         return f"answer: calls{'' if text is None else f' | {text}'}\ncalls: {marker} {body}"
@@ -72,5 +72,5 @@ def tool_rules(tools: Sequence[Tool], member: str) -> str:
 
 
 def arguments_rules(tools: Sequence[Tool]) -> str:
-    """`args_0` and so on. A schema is whole in its rule: what it refers to are parts of itself."""
+    """`args_0` and so on. A schema is complete in its rule: its references are parts of itself."""
     return "\n".join(f"args_{i}: {json_rule({'type': 'object', **tool.parameters})}" for i, tool in enumerate(tools))

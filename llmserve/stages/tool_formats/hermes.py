@@ -1,4 +1,4 @@
-"""Hermes's form, which Qwen2.5 and Qwen3 have taken over: a JSON object in a tag, for each call.
+"""Hermes's format, also used by Qwen2.5 and Qwen3: a JSON object in a tag, for each call.
 
 <tool_call>
 {"name": "weather", "arguments": {"city": "Rome"}}
@@ -37,7 +37,7 @@ class Hermes:
 
 class HermesReader(CallReader):
     def _behind_call(self) -> bool:
-        """The closing tag, if the model has not forgotten it."""
+        """The closing tag, unless the model has forgotten it."""
         rest = self._waiting.lstrip()
         if END.startswith(rest) and rest != END and not self._is_last:
             return False

@@ -1,5 +1,4 @@
-"""Calls that are JSON objects with a name and arguments, read as they grow: the name first, then the arguments in the
-pieces in which they come."""
+"""Calls that are JSON objects with a name and arguments, read as they arrive: the name first, then arguments."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ STRUCTURE = re.compile(r'["{}\[\]]')
 IN_STRING = re.compile(r'["\\]')
 HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 FIRST_KEY = re.compile(r'\s*\{\s*"((?:[^"\\]|\\.)*)"')
-KEYS = ("name", "arguments", "parameters", "type", "id")  # that a call may begin with
+KEYS = ("name", "arguments", "parameters", "type", "id")  # possible beginnings of a call
 ARGUMENTS = ("arguments", "parameters")
 
 
 class ValueEnd:
-    """Where a JSON object, array or string ends that comes in pieces."""
+    """Finds the end of a JSON object, array or string that arrives in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -28,7 +27,7 @@ class ValueEnd:
         self._is_escaped = False
 
     def find(self, text: str) -> int | None:
-        """The place behind the value in its next piece; None: it goes on."""
+        """The position after the value in its next piece; None: it continues."""
         place = 0
         while place < len(text):
             if self._is_escaped:
@@ -64,7 +63,7 @@ class CallObject:
         self.waiting = ""
 
     def read(self, text: str) -> tuple[list[Part], str | None]:
-        """Parts, and the text behind the object: None while it goes on. Without a call all of it is in `waiting`."""
+        """Parts, and the text after the object, or None while it continues. If it is no call, all is in `waiting`."""
         end = self._object.find(text)
         behind = None if end is None else text[end:]
         inside = text if end is None else text[:end]
@@ -97,7 +96,7 @@ class CallObject:
         return [Part(PartKind.ARGUMENTS, piece)] if piece else []
 
     def _whole(self) -> list[Part]:
-        """Of an object with other members, or in another order: known at its end."""
+        """For an object with other members, or in another order: known only at its end."""
         try:
             found = json.loads(self.waiting, strict=False)
         except (ValueError, RecursionError):
@@ -115,9 +114,9 @@ class CallObject:
 
 
 class CallReader:
-    """An answer of text and calls. `_state` is what reads the text that waits, and says whether it got on.
+    """Reads an answer of text and calls. `_state` reads the waiting text, and returns whether it made progress.
 
-    White space before a call, and alone behind one, is no text.
+    White space before a call, or alone after one, is not text.
     """
 
     def __init__(self, names: Collection[str], *markers: str) -> None:
@@ -125,7 +124,7 @@ class CallReader:
         self._markers = markers
         self._state: Callable[[], bool] = self._in_text
         self._waiting = ""
-        self._opening = ""  # what was read in front of the object that may be a call
+        self._opening = ""  # text before the object that may be a call
         self._call = CallObject(names)
         self._parts: list[Part] = []
         self._is_last = False
@@ -186,7 +185,7 @@ class CallReader:
         return True
 
     def _was_text(self) -> None:
-        """What was read since the marker is no call."""
+        """The text since the marker is not a call."""
         opening, self._opening = self._opening, ""
         self._tell(opening)
         self._state = self._in_text

@@ -1,4 +1,4 @@
-"""Llama 3's form: the answer is a JSON object, which may stand behind a token of its own.
+"""Llama 3's format: the answer is a JSON object, which may follow a special token.
 
 {"name": "weather", "parameters": {"city": "Rome"}}
 """
@@ -14,7 +14,7 @@ from llmserve.stages.tool_formats.json_calls import CallReader
 from llmserve.stages.tool_formats.tool_format import Tool
 
 PYTHON_TAG = "<|python_tag|>"
-BETWEEN = " \t\r\n;,"  # calls, where a model makes several
+BETWEEN = " \t\r\n;,"  # separates calls if a model makes several
 NOT_AN_OBJECT = r"/\s*[^{\s](.|\n)*/"
 
 
@@ -27,7 +27,7 @@ class Llama3:
         return Llama3Reader([tool.name for tool in tools], PYTHON_TAG)
 
     def rules(self, tools: Sequence[Tool], text: str | None, *, several: bool, special: Collection[str]) -> str:
-        """One call, whatever `several` says: its templates take no more back."""
+        """Only one call, whatever `several` says, because its templates accept no more."""
         tag = f"{marked(PYTHON_TAG, special)}?" if PYTHON_TAG in special else ""
         rules = f"calls: {tag} tool\n{tool_rules(tools, 'parameters')}"
         if text == FREE_TEXT:
@@ -39,7 +39,7 @@ class Llama3:
 
 
 class Llama3Reader(CallReader):
-    """An answer that begins with an object calls; behind other text only the token says so."""
+    """An answer that begins with an object is a call; after other text, only the token marks one."""
 
     def __init__(self, names: Collection[str], marker: str, end: str = "") -> None:
         super().__init__(names, marker)

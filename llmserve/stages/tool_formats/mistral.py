@@ -1,5 +1,4 @@
-"""Mistral's two forms, behind a token of its own. The older one is a list of calls, the newer one writes names as they
-are:
+"""Mistral's two formats, after a special token. The older one is a list of calls; the newer one writes names directly:
 
 [TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}}]
 [TOOL_CALLS]weather[ARGS]{"city": "Rome"}
@@ -19,7 +18,7 @@ from llmserve.stages.tool_formats.tool_format import Tool
 CALLS, ARGS = "[TOOL_CALLS]", "[ARGS]"
 NAMED = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)")
 MAX_NAME = 300  # characters within which a call's arguments begin
-ID_LENGTH = 9  # letters and digits, which its templates insist on
+ID_LENGTH = 9  # letters and digits, as its templates require
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Mistral:
 
 @dataclass(frozen=True, slots=True)
 class MistralNamed:
-    """The newer form."""
+    """The newer format."""
 
     name: str = "mistral_args"
     markers: Sequence[str] = (CALLS, ARGS)
@@ -66,9 +65,9 @@ def _short_id(call_id: str) -> str:
 
 
 class MistralReader(CallReader):
-    """Both forms: what stands behind the marker says which it is."""
+    """Both formats; the text after the marker shows which one it is."""
 
-    _arguments: ValueEnd | None = None  # of a call in the newer form, while they come
+    _arguments: ValueEnd | None = None  # arguments of a call in the newer format, while they arrive
 
     def _behind_marker(self) -> bool:
         rest = self._waiting.lstrip()

@@ -1,4 +1,4 @@
-"""The forms of tool calls that are known, and which of them a chat template is of."""
+"""The known formats of tool calls, and which of them a chat template uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHERS = ("<tool_calls>[", "]<]minimax[>[")  # Apriel's and MiniMax-M3's: the sa
 
 
 def found_tool_format(template: str) -> str:
-    """Its name, by what a chat template writes; empty: none that is known."""
+    """The format's name, from the markers in a chat template; empty: unknown."""
     if CALLS in template:
         return MistralNamed().name if ARGS in template else Mistral().name
     if CHANNEL in template and MESSAGE in template:

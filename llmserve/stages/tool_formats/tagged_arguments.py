@@ -1,4 +1,4 @@
-"""Forms that put each argument of a call into tags of its own: Qwen3-Coder's (and Seed-OSS's), GLM-4.5's, MiniMax-M2's.
+"""Formats with separate tags for each argument of a call: Qwen3-Coder's (and Seed-OSS's), GLM-4.5's, MiniMax-M2's.
 
 <tool_call>                     <tool_call>weather              <minimax:tool_call>
 <function=weather>              <arg_key>city</arg_key>         <invoke name="weather">
@@ -8,7 +8,7 @@ Rome                            </tool_call>                    </invoke>
 </function>
 </tool_call>
 
-A value is a text as it is, or JSON: the tool's schema decides. Guides hold a text to its choices and lengths, not to a
+A value is plain text or JSON, depending on the tool's schema. Guides enforce choices and lengths of a text, but not a
 pattern or format.
 """
 
@@ -47,7 +47,7 @@ class TaggedArguments:
     call_end: str  # empty: `end` itself
     key: tuple[str, str]  # around an argument's name
     value: tuple[str, str]  # around its value, with the line breaks that belong to neither
-    separate: bool = True  # each call has a `begin` of its own
+    separate: bool = True  # each call has its own `begin`
     tags: Sequence[str] = ()  # beside `begin` and `end`: of which some are tokens
 
     @property
@@ -72,8 +72,8 @@ class TaggedArguments:
         return re.compile(rf"{before}([^<>\n]+?){after}" + (rf"\s*{re.escape(value)}" if value else ""))
 
     def ending(self, names: Collection[str]) -> re.Pattern[str]:
-        """Of a value: its tag or, where a model has forgotten that, the next argument at the beginning of a line or the
-        end of the call and what follows it."""
+        """The end of a value: its tag or, if a model has forgotten that, the next argument at the start of a line, or
+        the end of the call and what follows it."""
         begin, end, call_end, value_end = map(re.escape, (self.call[0], self.end, self.call_end, self.value[1].strip()))
         before, after = map(re.escape, self.key)
         either = [value_end]
@@ -93,7 +93,7 @@ class TaggedArguments:
         return "\n".join([answer_rules(text, self.begin, body, special), f"tool: {either}", *each])
 
     def _tool_rules(self, i: int, tool: Tool, special: Collection[str]) -> Iterator[str]:
-        """Arguments in the schema's order. Tools without named ones take any."""
+        """Arguments in the schema's order. Tools without named arguments accept any."""
         named: Mapping[str, Any] = tool.parameters.get("properties") or {}
         required = tool.parameters.get("required", ())
         listed = [f"arg_{i}_{j}{'' if key in required else '?'}" for j, key in enumerate(named)]
@@ -127,7 +127,7 @@ def _text_pattern(schema: Any) -> str:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Behind references to other places of `root`."""
+    """Follows references to other places of `root`."""
     for _ in range(len(root) + 8):  # a reference to itself leads nowhere
         if not isinstance(schema, dict) or not str(schema.get("$ref", "")).startswith("#/"):
             return schema
@@ -139,7 +139,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def types_of(schema: Any, root: Mapping[str, Any], depth: int = 8) -> set[str]:
-    """What a value may be; any type where the schema does not say."""
+    """Types that a value may have; any type if the schema does not say."""
     schema = resolved(schema, root)
     if not isinstance(schema, dict) or not depth:
         return set(JSON_TYPES)
@@ -155,7 +155,7 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 8) -> set[str]:
 
 
 def argument(text: str, schema: Any, root: Mapping[str, Any]) -> str:
-    """A value as JSON. Text that is no value of the schema's types stays text."""
+    """A value as JSON. Text that matches none of the schema's types stays text."""
     kinds = types_of(schema, root) - {"string"}
     value = _value(text) if kinds else text
     if isinstance(value, float) and value.is_integer() and "number" not in kinds:
@@ -166,7 +166,7 @@ def argument(text: str, schema: Any, root: Mapping[str, Any]) -> str:
 
 
 def _value(text: str) -> Any:
-    """As JSON, or as Python spells it."""
+    """As JSON, or in Python's spelling."""
     parsers: list[Callable[[str], Any]] = [json.loads]
     parsers += [ast.literal_eval] if len(text) <= MAX_LITERAL else []
     for parse in parsers:
@@ -178,18 +178,18 @@ def _value(text: str) -> Any:
 
 
 class TaggedReader(CallReader):
-    """Arguments are told one by one, each when it is whole."""
+    """Arguments are returned one by one, when each is complete."""
 
     def __init__(self, tools: Sequence[Tool], form: TaggedArguments) -> None:
         super().__init__([tool.name for tool in tools], *filter(None, (form.begin, form.call[0])))
         self._form = form
         self._tools = {tool.name: tool.parameters for tool in tools}
-        self._parameters: Mapping[str, Any] = {}  # the schema of the call that is read
+        self._parameters: Mapping[str, Any] = {}  # the schema of the current call
         self._told: list[str] = []  # names of its arguments
         self._key = ""
         self._ending = form.ending(())
         self._num_searched = 0  # characters of a value without its end
-        self._num_again = 0  # of these, how many an end may have that was not whole
+        self._num_again = 0  # how many of these an incomplete end may have
 
     def _behind_marker(self) -> bool:
         begin = self._form.call[0]
@@ -213,7 +213,7 @@ class TaggedReader(CallReader):
             self._key, self._waiting, self._num_searched = found[1], rest[found.end() :], 0
             self._state = self._in_value
             return True
-        others = (self._form.end, self._form.begin, self._form.call[0] or end)  # where a model has forgotten the end
+        others = (self._form.end, self._form.begin, self._form.call[0] or end)  # if a model has forgotten the end
         if not rest.startswith((end, *others)) and (self._is_last or len(rest) < MAX_HEAD):
             self._waiting = "" if self._is_last else rest
             return False
@@ -239,7 +239,7 @@ class TaggedReader(CallReader):
         return True
 
     def _behind_call(self) -> bool:
-        """Another call in the same tags, or their end, if the model has not forgotten it."""
+        """Another call in the same tags, or their end, unless the model has forgotten it."""
         rest, end, begin = self._waiting.lstrip(), self._form.end, self._form.call[0]
         if begin and rest.startswith(begin):
             self._opening, self._waiting, self._state = "", rest, self._behind_marker

@@ -1,4 +1,4 @@
-"""The nouns of tool calls: a tool, and a form in which models write calls."""
+"""The interfaces of tool calls: a tool, and a format of calls."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ class ToolFormat(Protocol):
 
     @property
     def markers(self) -> Sequence[str]:
-        """Texts that mark calls. Some of them are special tokens in some vocabularies."""
+        """Texts that mark calls. In some vocabularies, some of them are special tokens."""
         ...
 
     def reader(self, tools: Sequence[Tool]) -> PartReader:
-        """Of one answer. What looks like a call of another tool is text."""
+        """Reads one answer. Text that looks like a call of an unknown tool is text."""
         ...
 
     def rules(self, tools: Sequence[Tool], text: str | None, *, several: bool, special: Collection[str]) -> str:
-        """Rules of a guide in llguidance's Lark, of which `answer` is the first: calls whose arguments follow the
-        schemas.
+        """Rules of a guide in llguidance's Lark, starting with `answer`: calls whose arguments match the schemas.
 
-        `text`: a rule of what may stand instead of calls, None: nothing; `grammars.FREE_TEXT` may come before them,
-        too. `several`: whether there may be more than one call. `special`: the markers that are special tokens.
+        `text`: a rule for text instead of calls, None: none; `grammars.FREE_TEXT` may also precede them. `several`:
+        whether more than one call is allowed. `special`: the markers that are special tokens.
         """
         ...
 
     def call_id(self, call_id: str) -> str:
-        """A call's id, as chat templates of this form take it."""
+        """A call's id, in the form that chat templates of this format expect."""
         ...
