@@ -1,8 +1,8 @@
-"""The two seams of the engine layer.
+"""The two interfaces of the engine layer.
 
-`Engine` is what the serving side sees, whoever batches. `Runner` is what our own scheduler drives: one planned step
-on one device. An engine that batches inside itself implements `Engine` directly; the CPU engine is `InflightEngine`
-over a runner.
+`Engine` is the interface for serving, whichever component batches. `Runner` executes steps of our own scheduler: one
+planned step on one device. An engine that batches by itself implements `Engine` directly; the CPU engine is an
+`InflightEngine` over a runner.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llmserve.scheduler.plan import ChunkScores, HiddenRows, StepPlan
 from llmserve.scheduler.settings import NO_WINDOWS, SchedulerConfig, SchedulerSettings, WindowedLayers
 
 if TYPE_CHECKING:
-    from llmserve.engine.adapters.sealed import SealedAdapter  # with number formats, which clients do without
+    from llmserve.engine.adapters.sealed import SealedAdapter  # imports number formats, which clients do not need
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,48 +27,48 @@ class RunnerInfo:
     block_size: int  # tokens per KV block
     num_blocks: int
     max_num_tokens: int  # token budget of one step
-    max_batch_size: int  # chunks in one step
-    max_seq_len: int  # prompt + output of one sequence
-    weight_bytes: int = 0  # of memory that maps a file, and looks free to whoever asks the system
-    block_bytes: int = 0  # of each KV block; those that were never used look free, too
+    max_batch_size: int  # chunks per step
+    max_seq_len: int  # prompt and output of one sequence
+    weight_bytes: int = 0  # of memory that maps a file, which the system reports as free
+    block_bytes: int = 0  # of each KV block; blocks that were never used are also reported as free
     num_states: int = 0  # slots for states of sequences; 0: the network has none
-    state_bytes: int = 0  # of each
-    gpu_bytes: int = 0  # allocated for good on a GPU
-    pinned_bytes: int = 0  # and of the host, that it copies from and to
-    output_width: int = 0  # of what it makes of whole sequences; 0: it chooses tokens
+    state_bytes: int = 0  # of each state
+    gpu_bytes: int = 0  # permanently allocated on a GPU
+    pinned_bytes: int = 0  # in host memory, for copies to and from a GPU
+    output_width: int = 0  # numbers that it returns for whole sequences; 0: it generates tokens
     needs_whole: bool = False  # all tokens of a sequence must be in one step
-    hidden_width: int = 0  # of a hidden row, which it reads beside each token (`StepPlan.hidden`)
-    windowed_layers: WindowedLayers = NO_WINDOWS  # whose blocks have tables of their own
+    hidden_width: int = 0  # of a hidden row, which it reads for each token (`StepPlan.hidden`)
+    windowed_layers: WindowedLayers = NO_WINDOWS  # layers whose blocks have their own tables
 
     def num_whole(self, num_blocks: int) -> int:
-        """How many blocks with all layers take the memory of these, each of which may have a part of the layers."""
+        """How many blocks with all layers need the memory of these, which may have only part of the layers."""
         return num_blocks // (1 + self.windowed_layers.num_tables)
 
     @property
     def longest_fitting(self) -> int:
-        """Tokens of the longest sequence that the pool has room for."""
+        """Tokens of the longest sequence that fits in the pool."""
         layers = self.windowed_layers
         num_left = self.num_blocks - layers.num_blocks_for(self.max_seq_len, self.block_size)
         return max(num_left, self.num_whole(self.num_blocks)) * self.block_size
 
     @property
     def fitting(self) -> RunnerInfo:
-        """No sequence is longer than the pool has room for. An answer's last token is not in it."""
+        """With `max_seq_len` limited to what fits in the pool. The last token of an answer is not in the pool."""
         longest = self.longest_fitting + (0 if self.output_width else 1)
         return self if longest >= self.max_seq_len else replace(self, max_seq_len=longest)
 
     @property
     def checkpoint_blocks(self) -> int:
-        """Blocks that take as much memory as a state: between two that are kept, so that these take no more."""
+        """Blocks with the memory of one state: states are kept at least that far apart, to take no more."""
         return max(1, -(-self.state_bytes // max(1, self.block_bytes * (1 + self.windowed_layers.num_tables))))
 
     def promised_bytes(self, num_free_blocks: int, num_free_states: int) -> int:
-        """Of the host's memory, that look free and are not. A GPU's pool is taken whole, and none of the host's."""
+        """Host memory that is reported as free but is reserved. None for a GPU's pool."""
         pool = 0 if self.gpu_bytes else num_free_blocks * self.block_bytes + num_free_states * self.state_bytes
         return self.weight_bytes + pool
 
     def scheduler_config(self, settings: SchedulerSettings) -> SchedulerConfig:
-        """What a scheduler plans with. Keys and values that depend on what comes later are of use to nobody else."""
+        """Settings for a scheduler. Keys and values that depend on later tokens cannot be shared."""
         if self.needs_whole:
             settings = replace(settings, enable_block_reuse=False)
         return SchedulerConfig(
@@ -87,24 +87,24 @@ class RunnerInfo:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Tokens and log-probs: one per sample, in the order of the chunks and, in a chunk, of its tokens."""
+    """Tokens and log-probs: one per sample, in the order of the chunks and of their tokens."""
 
     tokens: Sequence[int]
-    log_probs: Sequence[float]  # 0.0 where it is not asked for
-    scores: Mapping[int, ChunkScores] = field(default_factory=dict)  # chunk index -> what else it asked for
-    hidden: HiddenRows | None = None  # of all tokens of the step, where the runner hands them out
+    log_probs: Sequence[float]  # 0.0 if not requested
+    scores: Mapping[int, ChunkScores] = field(default_factory=dict)  # chunk index -> its other results
+    hidden: HiddenRows | None = None  # of all tokens of the step, if the runner returns them
 
     @property
     def logits(self) -> Mapping[int, Logits]:
-        """Of the chunks that asked for logits: [tokens, vocabulary]."""
+        """For the chunks that requested logits: [tokens, vocabulary]."""
         return {index: scores.logits for index, scores in self.scores.items() if scores.logits is not None}
 
 
 class PendingStep(Protocol):
-    """A step that was begun."""
+    """A step that has started."""
 
     def result(self) -> StepResult:
-        """Waits for it. To be called once, in the order in which steps were begun."""
+        """Wait for it. Call it once per step, in the order in which steps started."""
         ...
 
 
@@ -121,7 +121,7 @@ class Runner(Protocol):
 
 @runtime_checkable
 class BlockRunner(Runner, Protocol):
-    """One whose KV blocks can be taken out and put back, and likewise states of sequences. Not during a step."""
+    """A runner whose KV blocks and states of sequences can be read and written. Not during a step."""
 
     def read_block(self, block: int) -> bytes: ...
 
@@ -133,24 +133,24 @@ class BlockRunner(Runner, Protocol):
 
 
 class Packed(Protocol):
-    """An adapter as a runner loads it."""
+    """An adapter in the form that a runner loads."""
 
     @property
     def num_bytes(self) -> int:
-        """Of memory, as long as it is loaded."""
+        """Memory that it takes while it is loaded."""
         ...
 
 
 @runtime_checkable
 class AdapterRunner(Runner, Protocol):
-    """One whose chunks may name an adapter by its slot, from 1 on."""
+    """A runner whose chunks may select an adapter by its slot, from 1 on."""
 
     def packed(self, adapter: SealedAdapter) -> Packed:
-        """The adapter as `load_adapter` takes it, all of it read; in any thread. EngineFileError: it does not fit."""
+        """The adapter for `load_adapter`, completely read; from any thread. EngineFileError: it does not fit."""
         ...
 
     def load_adapter(self, slot: int, packed: Any) -> None:
-        """Not during a step, as `unload_adapter`."""
+        """Not during a step; the same applies to `unload_adapter`."""
         ...
 
     def unload_adapter(self, slot: int) -> None: ...
@@ -158,19 +158,19 @@ class AdapterRunner(Runner, Protocol):
 
 @runtime_checkable
 class PipelinedRunner(Runner, Protocol):
-    """One that can begin a step before the last one's tokens are known."""
+    """A runner that can start a step before the previous step's tokens are known."""
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Begin a step. Where the one before it is still pending, tokens that it chooses may be UNSEEN here."""
+        """Start a step. While the previous step is pending, its tokens may be UNSEEN here."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a client may want to know about the engine that answers."""
+    """Facts about an engine for clients."""
 
     name: str
-    target: str  # by its name in the registry
+    target: str  # its name in the registry
     architecture: str
     dtype: str
     digest: str
@@ -179,10 +179,10 @@ class EngineInfo:
     max_batch_size: int
     max_num_tokens: int
     max_beam_width: int = 1
-    pooling: str = ""  # EMBEDDINGS or SCORES, which it makes of whole texts; empty: it makes tokens
-    output_width: int = 0  # of such
+    pooling: str = ""  # EMBEDDINGS or SCORES of whole texts; empty: it generates tokens
+    output_width: int = 0  # of embeddings or scores
     scores_with_sigmoid: bool = False
-    kernels: str = ""  # that compute here; with the same ones equal requests get equal tokens. Empty: no such promise
+    kernels: str = ""  # kernels in use; with the same kernels, equal requests get equal tokens. Empty: not guaranteed
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,44 +191,44 @@ class EngineStats:
 
     iteration: int = 0
     num_waiting_requests: int = 0
-    num_active_requests: int = 0  # waiting + running
+    num_active_requests: int = 0  # waiting and running
     max_num_active_requests: int = 0
     num_scheduled_requests: int = 0
     num_context_requests: int = 0
     num_gen_requests: int = 0
-    num_paused_requests: int = 0  # preempted, waiting to be recomputed
+    num_paused_requests: int = 0  # preempted, waiting for recomputation
     num_ctx_tokens: int = 0
     tokens_per_block: int = 0
-    max_num_blocks: int = 0  # of the KV cache; each as large as its tokens are with all layers, likewise the next two
+    max_num_blocks: int = 0  # of the KV cache, counted with all layers; likewise the next two
     free_num_blocks: int = 0
     used_num_blocks: int = 0
     reused_blocks: int = 0
     missed_blocks: int = 0
     micro_batch_id: int = 0
     gpu_mem_usage: int = 0  # bytes
-    pinned_mem_usage: int = 0  # bytes of the host that GPUs copy from
-    total_ctx_tokens: int | None = None  # computed since the start, of prompts and of what was preempted; None: unknown
+    pinned_mem_usage: int = 0  # host memory that GPUs copy from
+    total_ctx_tokens: int | None = None  # computed since the start, for prompts and after preemption; None: unknown
     total_gen_tokens: int | None = None  # sampled since the start; None: unknown
-    total_drafted_tokens: int | None = None  # by speculation since the start; None: unknown
-    total_accepted_tokens: int | None = None  # of these, drawn
-    total_stored_blocks: int | None = None  # KV blocks written to files since the start; None: there are none
-    total_restored_blocks: int | None = None  # and read from there
-    max_num_states: int = 0  # slots for states of sequences, where the network has states
-    free_num_states: int = 0  # that no running sequence has
-    promised_bytes: int = 0  # of the host's memory, that look free and are not: weights, and blocks not in use
+    total_drafted_tokens: int | None = None  # drafted since the start; None: unknown
+    total_accepted_tokens: int | None = None  # of these, accepted
+    total_stored_blocks: int | None = None  # KV blocks written to files since the start; None: no files
+    total_restored_blocks: int | None = None  # KV blocks read from files
+    max_num_states: int = 0  # slots for states of sequences, if the network has states
+    free_num_states: int = 0  # slots without a running sequence
+    promised_bytes: int = 0  # host memory that is reported as free but is reserved: weights, and unused blocks
     total_preemptions: int | None = None  # since the start; None: unknown
-    num_failed_replicas: int = 0  # of an engine on several devices
-    num_restarts: int = 0  # of an engine in a process of its own
+    num_failed_replicas: int = 0  # if the engine runs on several devices
+    num_restarts: int = 0  # if the engine runs in its own process
 
 
 class Engine(Protocol):
-    """Tokens for prompts, many at once. Closing the returned generator is the only way to cancel."""
+    """Generates tokens for many prompts at once. Closing the returned generator is the only way to cancel."""
 
     @property
     def info(self) -> EngineInfo: ...
 
     def submit(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Validate now (`InvalidArgument`), enqueue on first pull (`ResourceExhausted` when the queue is full)."""
+        """Validates at once (`InvalidArgument`); enqueues at the first pull (`ResourceExhausted`: queue full)."""
         ...
 
     def stats(self) -> EngineStats: ...
@@ -236,30 +236,31 @@ class Engine(Protocol):
     def healthy(self) -> bool: ...
 
     def close(self) -> None:
-        """Stop the step loop; open streams end with `Unavailable`. Idempotent."""
+        """Stop the step loop; open streams end with `Unavailable`. May be called again."""
         ...
 
 
 @runtime_checkable
 class AdapterEngine(Engine, Protocol):
-    """An engine whose requests may name an adapter by its digest."""
+    """An engine whose requests may select an adapter by its digest."""
 
     def add_adapter(self, adapter: SealedAdapter) -> None:
-        """Requests may name it from here on. Reads all of it, so not on an event loop.
+        """Add an adapter for later requests. Reads all files, so do not call it on an event loop.
 
-        Raises Unsupported where the engine takes none, EngineFileError for one that is damaged or of another base.
+        Raises Unsupported if the engine does not support adapters, and EngineFileError if this one is damaged or has
+        another base.
         """
         ...
 
     def remove_adapter(self, digest: str) -> None:
-        """Once for every `add_adapter`. Requests under way keep it."""
+        """Call it once for every `add_adapter`. Running requests keep the adapter."""
         ...
 
 
 @runtime_checkable
 class MeteringEngine(Engine, Protocol):
-    """An engine that holds tenants to their limits."""
+    """An engine that enforces limits of tenants."""
 
     def allowance(self, tenant: Tenant) -> Allowance:
-        """What is left to a tenant. Cheap; from any thread."""
+        """What a tenant has left. Cheap; callable from any thread."""
         ...

@@ -1,4 +1,4 @@
-"""A step that an in-flight engine has begun, and what becomes of it."""
+"""A step that an in-flight engine has started, and its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class BegunStep(NamedTuple):
 
 
 class DoneStep(NamedTuple):
-    """A step of a runner that begins none before the last one has ended."""
+    """The finished step of a runner that runs only one step at a time."""
 
     found: StepResult
 

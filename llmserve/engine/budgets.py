@@ -1,4 +1,4 @@
-"""What tenants may have of an engine: tokens in a minute, answers at a time."""
+"""Limits of tenants on an engine: tokens per minute, and answers at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MINUTE_S = 60.0
 
 
 def check_num_answers(tenant: Tenant, num_running: int, num_more: int) -> None:
-    """Raises `RateLimited` where it may not have so many more under way, and `InvalidArgument` where it never may."""
+    """Raises `RateLimited` if the tenant may not run so many more now, `InvalidArgument` if it never may."""
     num_answers = num_running + num_more
     if num_more > tenant.max_answers > 0:
         raise InvalidArgument(
@@ -30,19 +30,19 @@ def check_num_answers(tenant: Tenant, num_running: int, num_more: int) -> None:
 
 
 class TokenBudgets:
-    """A minute's tokens to begin with, and so many more with each minute, but never more than these.
+    """A tenant starts with one minute's tokens and gains as many per minute, but never has more than these.
 
-    Who has some left may ask; what that costs is known later, may exceed what is left, and is paid back before the
-    next request. Thread-safe: engines may share one.
+    A tenant with tokens left may send a request. Its cost is known later and may exceed them; the debt must be paid off
+    before the next request. Thread-safe: engines may share one.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._left: dict[Tenant, tuple[float, float]] = {}  # tokens, and when that was
+        self._left: dict[Tenant, tuple[float, float]] = {}  # tokens left, and the time of that count
 
     def check(self, tenant: Tenant) -> None:
-        """Raises `RateLimited`, which says when to come back."""
+        """Raises `RateLimited`, with the time to wait."""
         left = self._tokens_left(tenant)
         if left <= 0:
             raise RateLimited(
@@ -52,12 +52,12 @@ class TokenBudgets:
             )
 
     def left(self, tenant: Tenant) -> tuple[int, float]:
-        """Tokens, and the seconds until they are all there again."""
+        """Tokens left, and the seconds until all are available again."""
         left = self._tokens_left(tenant)
         return max(0, int(left)), (tenant.tokens_per_minute - left) * MINUTE_S / tenant.tokens_per_minute
 
     def allowance(self, tenant: Tenant, num_answers: int) -> Allowance:
-        """What is left to it, with so many answers under way."""
+        """What the tenant has left, with so many answers running."""
         tokens, back_s = self.left(tenant) if tenant.tokens_per_minute else (0, 0.0)
         return Allowance(max(0, tenant.max_answers - num_answers), tokens, back_s)
 

@@ -1,8 +1,8 @@
-"""Which layers of an engine share a block, and which table of a sequence it stands in (`scheduler/windows.py`).
+"""Which layers of an engine share a block, and which of a sequence's tables lists it (`scheduler/windows.py`).
 
-Blocks are equally large. Where layers have windows, a block has `num_parts` of them: those that read everything, or as
-many of those with a window, which have tables of their own. A layer with a window may stand among the first kind, too:
-that is never wrong, and may leave fewer parts of blocks empty.
+All blocks have the same size. If layers have windows, a block has `num_parts` of them: the layers without a window, or
+as many layers with one, which have their own tables. A layer with a window may also be treated as one without: that is
+always correct, and may waste less memory.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 
 from llmserve.scheduler.settings import NO_WINDOWS, WindowedLayers
 
-MAX_TABLES = 16  # for layers with a window: each is copied in every step
-MOST_FILLED_UP = 9 / 8  # of a cache without windows is what a short sequence may take
+MAX_TABLES = 16  # for layers with windows: each table is copied in every step
+MOST_FILLED_UP = 9 / 8  # of the memory without windows: how much a short sequence may take
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """`places`: table and part of each layer; none: all have one table, and each a part."""
+    """`places`: table and part of each layer; None: all share one table, and each has a part."""
 
     block_bytes: int
     places: Sequence[tuple[int, int]] = ()
     windowed_layers: WindowedLayers = NO_WINDOWS
-    num_parts: int | None = None  # of a block; None: one for each layer
+    num_parts: int | None = None  # parts of a block; None: one for each layer
 
     @property
     def num_spare(self) -> int:
-        """Blocks of zeros, where something has to stand for one that was given back."""
+        """Blocks of zeros, which replace blocks that were released."""
         return int(self.windowed_layers.num_tables > 0)
 
     def place(self, layer: int) -> tuple[int, int]:
@@ -36,11 +36,11 @@ class CacheLayout:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    num_whole: int  # layers that read everything, or stand among them; as many parts has a block
+    num_whole: int  # layers without a window, or treated so; a block has as many parts
     windowed: WindowedLayers
 
     def num_parts_for(self, num_tokens: int, block_size: int) -> int:
-        """Parts of blocks that a sequence of so many tokens takes."""
+        """Parts of blocks that a sequence of so many tokens needs."""
         num_blocks = -(-num_tokens // block_size) + self.windowed.num_blocks_for(num_tokens, block_size)
         return self.num_whole * num_blocks
 
@@ -48,7 +48,7 @@ class _Split:
 def cache_layout(
     reads: Iterable[tuple[int, int]], num_layers: int, block_bytes: int, max_seq_len: int, block_size: int
 ) -> CacheLayout:
-    """The one that takes least memory for the longest sequence. Nothing of a network without windows depends on it.
+    """The layout with the least memory for the longest sequence. Networks without windows do not depend on it.
 
     reads: layer and window (0: none) of each operation that reads a cache; none: layers keep all blocks. block_bytes:
     of all layers, which are equally large where some have windows; block_size: tokens.
@@ -64,7 +64,7 @@ def cache_layout(
 
 
 def longest_windows(reads: Iterable[tuple[int, int]], max_seq_len: int) -> Mapping[int, int]:
-    """By layer: the positions that it reads back. Several operations may read one."""
+    """By layer: the largest number of positions that any operation reads back."""
     windows: dict[int, int] = {}
     for layer, window in reads:
         windows[int(layer)] = max(windows.get(int(layer), 0), min(int(window) or max_seq_len, max_seq_len))
@@ -72,7 +72,7 @@ def longest_windows(reads: Iterable[tuple[int, int]], max_seq_len: int) -> Mappi
 
 
 def best_split(windows: Sequence[int], max_seq_len: int, block_size: int) -> _Split | None:
-    """Of layers with these windows, in ascending order. None: it is best if all share one table."""
+    """Split layers with these windows, in ascending order. None: it is best if all share one table."""
     num_now = len(windows) * -(-max_seq_len // block_size)
     splits = (
         split

@@ -1,5 +1,5 @@
-"""An engine that drafts tokens for another one (`scheduler/drafts/model.py`): a smaller network, or the layer that the
-larger one has for it. Which fits, and its steps."""
+"""An engine that drafts tokens for another one (`scheduler/drafts/model.py`), either a smaller network or the larger
+network's own layer for drafts: checks of compatibility, and its steps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class DraftEngine:
-    """Owns `runner`, and closes it. When it fails, nothing is drafted any more: answers do not depend on it."""
+    """Owns `runner`, and closes it. If it fails, drafting stops; answers do not depend on it."""
 
     def __init__(self, runner: Runner, beside: RunnerInfo) -> None:
-        """`beside`: what it drafts for."""
+        """`beside`: the engine that it drafts for."""
         self._runner = runner
         self._has_failed = False
         cost = runner.info.weight_bytes / max(1, beside.weight_bytes)  # reading them limits a step of few rows
@@ -46,14 +46,14 @@ class DraftEngine:
         try:
             result = self._runner.step(plan)
             return Drawn(result.tokens, result.hidden)
-        except Exception:  # the border: whatever failed, answers go on without drafts
+        except Exception:  # the border: whatever failed, answers continue without drafts
             logger.exception("the draft engine failed; speculative decoding with it is off")
             self._has_failed = True
             return None
 
 
 def check_draft_engine(draft: EngineDirectory, directory: EngineDirectory) -> None:
-    """Raises `InvalidArgument`, which lists everything that keeps `draft` from drafting for `directory`."""
+    """Raises `InvalidArgument` listing everything that prevents `draft` from drafting for `directory`."""
     raise_problems(
         InvalidArgument, f"{draft.path} cannot draft for {directory.path}", list(_problems(draft, directory))
     )
@@ -74,7 +74,7 @@ def _problems(draft: EngineDirectory, directory: EngineDirectory) -> Iterator[st
     theirs, ours = tokenizer_digests(draft), tokenizer_digests(directory)
     names = theirs.keys() & ours.keys()
     differing = sorted(name for name in names if theirs[name] != ours[name])
-    if sizes[0] != sizes[1] and (differing or not names):  # with one tokenizer, one of them is padded further
+    if sizes[0] != sizes[1] and (differing or not names):  # with the same tokenizer, one of them has more padding
         yield f"its vocabulary has {sizes[0]} tokens, the engine's has {sizes[1]}"
     if not names and (theirs or ours):
         yield f"its tokenizer is in {_listed(theirs)}, the engine's is in {_listed(ours)}"

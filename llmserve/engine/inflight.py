@@ -1,9 +1,9 @@
 """`InflightEngine`: our scheduler and a runner behind the `Engine` protocol.
 
 Threads. The step thread owns the scheduler and the runner and loops inbox -> schedule -> step -> commit -> events.
-Consumers live on event loops, any number of them. Between the two stand the inbox (a lock and a condition) and the
-outbox (one thread-safe call per loop and step). `_lock` guards `_streams`, the inbox, the end of the engine and what
-consumers may know of the scheduler: `_load`.
+Consumers run on any number of event loops. The inbox (a lock and a condition) and the outbox (one thread-safe call per
+loop and step) connect them. `_lock` guards `_streams`, the inbox, the end of the engine and the scheduler's state for
+consumers, `_load`.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from llmserve.scheduler.settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)
 
-CLOSE_TIMEOUT_S = 30.0  # a step cannot be interrupted; after this the thread is left to end by itself
+CLOSE_TIMEOUT_S = 30.0  # a step cannot be interrupted; after this time, the thread is left to end by itself
 
 
 class _Load(NamedTuple):
-    """What the step thread has left of sequences when it last looked."""
+    """The number of sequences at the step thread's last update."""
 
     num_waiting: int = 0
     num_running: int = 0
@@ -57,7 +57,7 @@ class _Load(NamedTuple):
 
 
 class InflightEngine:
-    """Owns `runner` and closes it. Every stream ends: with its last event, or with one error."""
+    """Owns `runner` and closes it. Every stream ends, with its last event or with one error."""
 
     def __init__(
         self, runner: Runner, info: EngineInfo, settings: SchedulerSettings | None = None,
@@ -65,7 +65,7 @@ class InflightEngine:
         adapter_limits: AdapterLimits | None = None, draft_engine: DraftEngine | None = None,
         prefixes: SealedPrefixes | None = None,
     ) -> None:  # fmt: skip
-        """`budgets`: shared with other engines; `files`: where its blocks outlive it; `prefixes`: that it knows."""
+        """`budgets`: shared with other engines; `files`: files for its blocks; `prefixes`: sealed prefixes."""
         limits, settings = runner.info.fitting, settings or SchedulerSettings()
         if limits.max_seq_len < info.max_seq_len:
             logger.warning(
@@ -73,7 +73,7 @@ class InflightEngine:
                 "more (--kv-cache-fraction, --max-kv-tokens)", info.name, limits.max_seq_len, info.max_seq_len,
             )  # fmt: skip
             info = replace(info, max_seq_len=limits.max_seq_len)
-        if isinstance(runner, PipelinedRunner):  # the next step begins before tokens are known
+        if isinstance(runner, PipelinedRunner):  # the next step starts before tokens are known
             settings = replace(settings, speculation=Speculation.OFF)
         self._info = info
         self._runner = runner
@@ -82,13 +82,13 @@ class InflightEngine:
         self._draft_engine = draft_engine
         self._scheduler.speculator.model = draft_engine.model if draft_engine else None
         self._pipelined = runner if isinstance(runner, PipelinedRunner) else None
-        self._ahead: BegunStep | None = None  # begun before the tokens of the step before it were known
+        self._ahead: BegunStep | None = None  # started before the tokens of the previous step were known
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._ids = itertools.count()
         self._streams: dict[int, TokenStream] = {}  # by sequence id
         self._arriving: list[Sequence] = []
-        self._held: set[Sequence] = set()  # until the scheduler has them: files are looked through for their prompts
+        self._held: set[Sequence] = set()  # until the scheduler gets them: files are searched for their prompts
         self._fetched: list[Fetched] = []
         self._leaving: dict[int, Tenant] = {}
         self._posted = Posted()
@@ -114,7 +114,7 @@ class InflightEngine:
         return self._info
 
     def submit(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """See `Engine.submit`. A request whose answer can never fit is `InvalidArgument` too."""
+        """See `Engine.submit`. A request whose answer can never fit also raises `InvalidArgument`."""
         self._end.check()
         limits = self._limits
         check_request(
@@ -145,12 +145,12 @@ class InflightEngine:
         return self._end.reason is None
 
     def close(self) -> None:
-        """Stop the step loop; open streams end with `Unavailable`. Waits for the step that runs. Idempotent."""
+        """Stop the step loop; open streams end with `Unavailable`. Waits for the running step. May be called again."""
         self._shut(Unavailable("the engine has been closed"))
         self._thread.join(CLOSE_TIMEOUT_S)
 
     async def _adapted(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """The adapter stays where it is until the sequences have left."""
+        """Keeps the adapter loaded until the sequences have ended."""
         async with (
             self._adapters.held(request.adapter) as slot,
             aclosing(self._stream(request, slot)) as events,
@@ -174,7 +174,7 @@ class InflightEngine:
             self._leave(sequences)
 
     def _enqueue(self, request: GenerateRequest, sequences: list[Sequence], stream: TokenStream) -> None:
-        """What is refused costs its tenant nothing."""
+        """A refused request costs its tenant nothing."""
         with self._lock:
             self._end.check()
             self._check_tenant(sequences)
@@ -186,7 +186,7 @@ class InflightEngine:
             self._wake.notify()
 
     def _check_tenant(self, sequences: list[Sequence]) -> None:
-        """Whether its limits let it ask."""
+        """Check the tenant's limits."""
         tenant = sequences[0].tenant
         if tenant.max_answers:
             check_num_answers(tenant, self._num_sequences()[tenant], len(sequences))
@@ -207,12 +207,12 @@ class InflightEngine:
                 raise
 
     def _leave(self, sequences: list[Sequence]) -> None:
-        """The consumer is gone. What still runs, so that the step thread is awake, is freed before the next step."""
+        """The consumer has gone. Its running sequences (so the step thread is awake) are freed before the next step."""
         with self._lock:
             self._leaving |= {one.id: one.tenant for one in sequences if self._streams.pop(one.id, None)}
 
     def _shut(self, error: LlmserveError) -> None:
-        """End every open stream with `error`, and take no more requests."""
+        """End every open stream with `error`, and accept no more requests."""
         with self._lock:
             outbox = self._end.say(error, self._streams.values())
             self._streams.clear()
@@ -226,7 +226,7 @@ class InflightEngine:
             while self._take_inbox():
                 self._step()
             is_sound = True
-        except Exception as error:  # the border: whatever failed, every open stream hears of it
+        except Exception as error:  # the border: whatever failed, every open stream gets the error
             logger.exception("the step loop of engine %s failed", self._info.name)
             is_lost = isinstance(error, Unavailable | EngineFileError)  # the device or the file, and no fault of ours
             failure = Unavailable if is_lost else InternalError
@@ -234,7 +234,7 @@ class InflightEngine:
         finally:
             with self._lock:
                 self._posted.take().refuse()
-            with ExitStack() as closing:  # each one, the last here first, whatever happens to the others
+            with ExitStack() as closing:  # close each of them, the last one first, whatever happens to the others
                 if self._draft_engine:
                     closing.callback(self._draft_engine.close)
                 closing.callback(self._runner.close)
@@ -242,10 +242,10 @@ class InflightEngine:
                     closing.callback(self._keeper.close, saves=is_sound)
 
     def _take_inbox(self) -> bool:
-        """Sleep until there is work, then pass on what has arrived and left. False: the engine is closed."""
+        """Sleep until there is work, then pass on new and ended sequences. False: the engine is closed."""
         scheduler = self._scheduler
         if not (self._has_mail or scheduler.has_work):
-            scheduler.check_integrity()  # takes a while, in which consumers can have the lock
+            scheduler.check_integrity()  # takes a while, in which consumers can get the lock
         with self._lock:
             while not (self._end.reason or self._has_mail or scheduler.has_work):
                 self._wake.wait()
@@ -260,7 +260,7 @@ class InflightEngine:
             for sequence_id in self._leaving:
                 scheduler.cancel(sequence_id)
             self._held = {one for one in self._held.difference(ready) if one.id in self._streams}
-            self._arriving = [one for one in self._arriving if one.id in self._streams]  # others come next time
+            self._arriving = [one for one in self._arriving if one.id in self._streams]  # the others follow next time
             self._leaving.clear()
             self._publish_load()
             posted, goes_on = self._posted.take(), self._end.reason is None
@@ -272,7 +272,7 @@ class InflightEngine:
         return bool(self._arriving or self._leaving or self._fetched or self._posted)
 
     def _post(self, task: Callable[[], None]) -> Future[None]:
-        """To be done between two steps, when sequences that have left by now are gone."""
+        """Queue work to be done between two steps, after ended sequences have been removed."""
         with self._lock:
             done = self._posted.add(task)
             if self._end.reason is not None:
@@ -281,7 +281,7 @@ class InflightEngine:
         return done
 
     def _looked_for(self, arriving: list[Sequence], fetched: list[Fetched], keeper: KvKeeper) -> list[Sequence]:
-        """Those for which there is nothing in files, or no more than what was fetched."""
+        """Sequences without blocks in files, or with no more than what was read."""
         ready: list[Sequence] = []
         for found in fetched:
             if found.sequences[0].id in self._streams:
@@ -302,7 +302,7 @@ class InflightEngine:
         updates = self._scheduler.expire()
         step, self._ahead = self._ahead, None
         plan = self._scheduler.schedule() if step is None else None
-        started = time.perf_counter()  # what a draft engine has taken while this was planned is counted apart
+        started = time.perf_counter()  # time that a draft engine used during planning is counted separately
         if plan is not None:
             step = self._begun(plan)
         if step is not None:
@@ -311,7 +311,7 @@ class InflightEngine:
             assert not self._scheduler.has_work, "sequences wait, but none can run"
         self._stats = self._snapshot(step.plan if step else StepPlan(()))
         self._publish(updates)
-        if step is not None and not self._pipelined:  # verifying a draft costs, too
+        if step is not None and not self._pipelined:  # verifying a draft has a cost, too
             self._scheduler.speculator.observe(step.plan, time.perf_counter() - started)
 
     def _begun(self, plan: StepPlan) -> BegunStep:
@@ -324,7 +324,7 @@ class InflightEngine:
         return BegunStep(plan, DoneStep(result))
 
     def _finish(self, step: BegunStep) -> list[Update]:
-        """Where the runner can, the next step begins before this one's tokens are waited for."""
+        """If the runner supports it, the next step starts before this one's tokens are waited for."""
         scheduler, plan = self._scheduler, step.plan
         if self._pipelined and (following := scheduler.foresee(plan)) is not None:
             self._ahead = self._begun(following)
@@ -332,7 +332,7 @@ class InflightEngine:
         self._num_steps += 1
         updates = scheduler.commit(plan, result.tokens, result.log_probs, result.scores)
         if self._ahead is not None and not scheduler.has_work:
-            self._ahead.pending.result()  # of nobody any more
+            self._ahead.pending.result()  # without a consumer
             self._ahead = None
         return updates
 
@@ -350,12 +350,12 @@ class InflightEngine:
             self._leave_loops(closed)
 
     def _publish_load(self) -> None:
-        """With the lock held, by the step thread: consumers must not count sequences that are just changing places."""
+        """Called by the step thread with the lock held, so that consumers do not count sequences while they move."""
         scheduler = self._scheduler
         self._load = _Load(len(scheduler.waiting), len(scheduler.running), scheduler.num_sequences)
 
     def _leave_loops(self, closed: list[asyncio.AbstractEventLoop]) -> None:
-        """Cancel the sequences whose consumers lived on a loop that is gone."""
+        """Cancel the sequences of consumers whose loop has closed."""
         with self._lock:
             gone = [sequence_id for sequence_id, stream in self._streams.items() if stream.loop in closed]
             for sequence_id in gone:

@@ -1,4 +1,4 @@
-"""How large the KV pool of an engine of ours becomes."""
+"""Determines the size of the KV pool of llmserve's own engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class PoolShape(NamedTuple):
-    """Tokens of a block, and whose blocks have tables of their own."""
+    """Tokens per block, and the layers whose blocks have their own tables."""
 
     block_size: int
     layers: WindowedLayers
@@ -28,7 +28,7 @@ def num_kv_blocks(
     info: EngineInfo, settings: EngineSettings, *, block_size: int, block_bytes: int, free_bytes: int,
     layers: WindowedLayers = NO_WINDOWS,
 ) -> int:  # fmt: skip
-    """Blocks of the KV pool: what was asked for or what the batch can use, or less where memory allows less.
+    """Blocks of the KV pool: the requested number or what the batch can use, or less if memory is insufficient.
 
     block_size: tokens; free_bytes: of the device, besides all else that the engine takes; layers: whose blocks have
     tables of their own. Where there are some, as many tokens as were asked for have room in sequences of any length.
@@ -76,11 +76,11 @@ def pool_with_states(
     info: EngineInfo, settings: EngineSettings, *, block_size: int, block_bytes: int, state_bytes: int,
     free_bytes: int, layers: WindowedLayers = NO_WINDOWS,
 ) -> tuple[int, int]:  # fmt: skip
-    """Blocks as `num_kv_blocks`, and slots for states of `state_bytes` each, where a sequence has one.
+    """Blocks as in `num_kv_blocks`, and slots for states of `state_bytes` each, if sequences have one.
 
-    Each running sequence has a slot, unless that takes more than half of the memory. There are as many slots more, for
-    states that other sequences may start from and drafts go to, as take the memory of the blocks; at least one, where
-    there is memory for it.
+    Each running sequence has a slot, unless that takes more than half of the memory. Additional slots, for states that
+    other sequences may start from and for drafts, take as much memory as the blocks; at least one, if there is memory
+    for it.
     """
     if not state_bytes:
         num_blocks = num_kv_blocks(
@@ -105,8 +105,8 @@ def pool_with_states(
 
 
 def blocks_beside(theirs: PoolShape, ours: PoolShape, max_seq_len: int) -> Fraction:
-    """Blocks that a pool of `ours` needs for each of another one, so that both have room for the same sequences: for
-    the longest ones, and for short ones."""
+    """Blocks that a pool of `ours` needs for each block of another one, so that both have room for the same sequences,
+    long and short."""
     longest = Fraction(ours.num_blocks_for(max_seq_len), theirs.num_blocks_for(max_seq_len))
     short = Fraction((1 + ours.layers.num_tables) * theirs.block_size, (1 + theirs.layers.num_tables) * ours.block_size)
     return max(longest, short)
@@ -116,7 +116,7 @@ def _num_wanted(info: EngineInfo, settings: EngineSettings, block_size: int, lay
     if settings.max_kv_tokens:
         return -(-settings.max_kv_tokens // block_size) * (1 + layers.num_tables)
     num_blocks = -(-info.max_batch_size * info.max_seq_len // block_size)
-    of_step = layers.num_tables * -(-info.max_num_tokens // block_size)  # that it fills until it has ended
+    of_step = layers.num_tables * -(-info.max_num_tokens // block_size)  # that it holds until it has ended
     return num_blocks + info.max_batch_size * layers.num_blocks_for(info.max_seq_len, block_size) + of_step
 
 

@@ -1,4 +1,4 @@
-"""An engine directory -> a running `Engine`: in this process, or a client of another's."""
+"""Opens the engine of a directory, in this process or as a client of another's."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from llmserve.engine.settings import EngineSettings
 
 
 def open_engine(path: Path, settings: EngineSettings | None = None) -> Engine:
-    """The engine that the manifest's target names, ready for requests.
+    """The engine of the manifest's target, ready for requests.
 
-    Raises NotFound or EngineFileError for a directory that is no usable engine here, Unsupported for a target that this
-    version does not execute, ResourceExhausted when the KV pool does not fit this machine.
+    Raises NotFound or EngineFileError if the directory is not a usable engine here, Unsupported if this version does
+    not support its target, ResourceExhausted if the KV pool does not fit in memory.
     """
     directory = EngineDirectory.open(path)
     return runtime_for(directory.manifest.target).open(directory, settings or EngineSettings())
 
 
 def open_at_socket(socket: Path, engine_dir: Path, settings: EngineSettings) -> Engine:
-    """A client of `engine_dir`'s engine in another process, which has settings of its own; see `SocketEngine`."""
+    """A client of `engine_dir`'s engine in another process, which has its own settings; see `SocketEngine`."""
     return SocketEngine(socket, EngineDirectory.open(engine_dir).manifest.engine_digest)

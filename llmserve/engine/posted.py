@@ -1,4 +1,4 @@
-"""Work for the thread of an engine's steps that must not run during one. Guarded by the engine's lock."""
+"""Work for the step thread that must not run during a step. Guarded by the engine's lock."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Posted:
         return taken
 
     def run(self) -> None:
-        """All of it, in order; each hears of its own failure."""
+        """Run all of it, in order; each caller gets its own error."""
         for task in self._tasks:
             try:
                 task.run()
-            except Exception as error:  # the border to who has posted it
+            except Exception as error:  # the border to the caller that posted it
                 task.done.set_exception(error)
             else:
                 task.done.set_result(None)

@@ -1,4 +1,4 @@
-"""Which targets this version runs, one line each. `builder.targets.registry` has the rooms in which they are built."""
+"""The targets that this version runs, one line each. `builder.targets.registry` has their build-time side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_TARGET = next(iter(RUNTIMES))
 
 
 def runtime_for(target: str) -> Runtime:
-    """The runtime of a manifest's target. One that is not known runs nothing, and says what to do."""
+    """The runtime of a manifest's target. For an unknown target, it runs nothing and says what to do."""
     if target not in RUNTIMES:
         return UnknownRuntime(target, tuple(RUNTIMES))
     runtime: Runtime = import_module(RUNTIMES[target]).RUNTIME

@@ -1,7 +1,7 @@
-"""`ReplicatedEngine`: engines of one directory on several devices, as one.
+"""`ReplicatedEngine`: engines of one directory on several devices, used as one.
 
-A request goes where the fewest answers are under way. An engine that has failed gets no more of them: its own streams
-end, the others' go on, and the whole is healthy as long as one engine is.
+A request goes to the engine with the fewest running answers. A failed engine gets no more requests: its own streams
+end, the others continue, and the whole is healthy as long as one engine is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmserve.errors import Unavailable
 
 logger = logging.getLogger(__name__)
 
-# What engines have done, failed ones too: such a sum never falls. Other numbers are of those that are healthy.
+# Totals include failed engines, so that they never decrease. Other numbers are from healthy engines.
 DONE = (
     "iteration",
     "reused_blocks",
@@ -35,15 +35,15 @@ DONE = (
 
 
 class ReplicatedEngine:
-    """Owns `engines`, which are named by their devices, and closes them. `budgets`: those that they share, so that a
-    tenant has its tokens once."""
+    """Owns `engines`, which are named after their devices, and closes them. `budgets`: shared by all, so that a
+    tenant's tokens count once."""
 
     def __init__(self, engines: Mapping[str, Engine], budgets: TokenBudgets) -> None:
         self._engines = dict(engines)
         self._budgets = budgets
-        self._lock = threading.Lock()  # guards what follows
-        self._open = Counter[str]()  # answers under way, by engine
-        self._answers = Counter[Tenant]()  # of those that have such a limit
+        self._lock = threading.Lock()  # guards the following
+        self._open = Counter[str]()  # running answers, by engine
+        self._answers = Counter[Tenant]()  # of tenants that have such a limit
         self._failed = set[str]()  # that have been told of
 
     @property
@@ -51,8 +51,8 @@ class ReplicatedEngine:
         return next(iter(self._engines.values())).info
 
     def submit(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """See `Engine.submit`. Which engine answers is known with the first pull."""
-        self._engines[self._least_loaded()].submit(request)  # refuses what none of them would take
+        """See `Engine.submit`. The engine is chosen at the first pull."""
+        self._engines[self._least_loaded()].submit(request)  # refuse requests that no engine would accept
         return self._stream(request)
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
@@ -65,7 +65,7 @@ class ReplicatedEngine:
             self._end(name, request)
 
     def _begin(self, request: GenerateRequest) -> str:
-        """The engine that is to answer, and one answer more counted there."""
+        """The engine that will answer; its count of answers is increased."""
         tenant, num_answers = request.tenant, request.num_sequences
         name = self._least_loaded()
         with self._lock:
@@ -79,7 +79,7 @@ class ReplicatedEngine:
         with self._lock:
             self._open[name] -= request.num_sequences
             self._answers[request.tenant] -= request.num_sequences
-            self._answers = +self._answers  # without those that have none left
+            self._answers = +self._answers  # without engines that have none left
 
     def _least_loaded(self) -> str:
         healthy = self._healthy()

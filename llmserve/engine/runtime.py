@@ -1,4 +1,4 @@
-"""The seam between an engine directory and what runs it here: the run-time twin of `builder.targets.base.Target`."""
+"""The interface between an engine directory and what runs it: the run-time side of `builder.targets.base.Target`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmserve.progress import Progress
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One need of a target. `is_met` false: the target does not work; `advice`: what to do, or what to know."""
+    """A requirement of a target. `is_met` false: the target does not work; `advice`: what to do, or what to know."""
 
     need: str
     is_met: bool
@@ -31,7 +31,7 @@ Needs: TypeAlias = Mapping[str, Callable[[str], Check]]  # name -> asks this mac
 
 @dataclass(frozen=True, slots=True)
 class TacticChoice:
-    """The tactic of one layer for up to so many rows, and why."""
+    """The tactic of one layer for up to so many rows, and the reason."""
 
     rows: int
     tactic: str
@@ -41,60 +41,60 @@ class TacticChoice:
 
 @dataclass(frozen=True, slots=True)
 class Tactics:
-    """What this machine would use; `about` is a title, or says why there is nothing to list."""
+    """Tactics for this machine; `about` is a title, or says why the list is empty."""
 
     about: str
     layers: Mapping[str, Sequence[TacticChoice]] = field(default_factory=dict)  # by shape
 
 
 def nothing_to_tune(tactics: Tactics) -> Unsupported:
-    """Of an engine whose tactics are `tactics`."""
+    """The error for an engine whose tactics are `tactics`."""
     return Unsupported(f"this engine cannot be tuned on this machine: {tactics.about}")
 
 
 class Runtime(Protocol):
-    """Of one target. Its module has `RUNTIME`, which `engine.registry` finds; nothing heavy is imported with it."""
+    """For one target. Its module has `RUNTIME`, which `engine.registry` finds, and imports nothing heavy."""
 
     def needs(self) -> Needs:
-        """What the target needs of a machine: packages, drivers, devices. For `llmserve doctor`."""
+        """Requirements of the target: packages, drivers, devices. For `llmserve doctor`."""
         ...
 
     def problems_here(self, directory: EngineDirectory) -> list[str]:
-        """Everything that keeps this engine from running here, memory included; each says what to do. Opens none."""
+        """Everything that prevents this engine from running here, including memory; each says what to do."""
         ...
 
     def open(self, directory: EngineDirectory, settings: EngineSettings) -> Engine:
-        """An engine, ready for requests. A setting that it cannot honour is logged as a warning.
+        """An engine, ready for requests. An unsupported setting is logged as a warning.
 
-        Raises EngineFileError for one that is not usable here, ResourceExhausted when the KV pool does not fit.
+        Raises EngineFileError if the engine is not usable here, ResourceExhausted if the KV pool does not fit.
         """
         ...
 
     def kernels(self) -> str:
-        """What would compute here, as `EngineInfo.kernels` has it; cheap. Raises Unsupported when nothing would."""
+        """The kernels that would compute here, as in `EngineInfo.kernels`; cheap. Unsupported if none."""
         ...
 
     def selftest(self, directory: EngineDirectory, adapter: SealedAdapter | None = None) -> SelfTestResult | None:
-        """Run the self-test that lies in the directory, or in that of an adapter; None for a target without any."""
+        """Run the self-test in the directory, or in that of an adapter; None for a target without self-tests."""
         ...
 
     def adapter_selftest(self, directory: EngineDirectory, adapter: SealedAdapter) -> SelfTest | None:
-        """What the engine computes with an adapter, by the plainest kernels; None for a target that takes none."""
+        """Results of the portable kernels with an adapter; None if the target does not support adapters."""
         ...
 
     def tactics(self, directory: EngineDirectory) -> Tactics: ...
 
     def tune(self, directory: EngineDirectory, progress: Progress) -> None:
-        """Measure the engine's tactics here, and leave in its directory what `tactics` and `open` then go by.
+        """Measure the engine's tactics here, and store the results in its directory for `tactics` and `open`.
 
-        No bit of any result depends on it. Raises Unsupported for an engine that has no choice.
+        They change no bit of any result. Raises Unsupported if the engine has no alternatives.
         """
         ...
 
     def built_for(self, manifest: Manifest) -> str:
-        """In a line, the devices that the engine was built for; empty where that says nothing."""
+        """The devices that the engine was built for, in one line; empty if unspecified."""
         ...
 
     def triton_backends(self, manifest: Manifest) -> Collection[str]:
-        """Backends of a real Triton, not ours, that run this engine's files by themselves."""
+        """Backends of a real Triton server, other than llmserve's, that can run this engine's files."""
         ...

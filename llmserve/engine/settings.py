@@ -1,6 +1,6 @@
-"""What an operator may set for an engine: limits of this process, and parameters that only some devices honour.
+"""An operator's settings for an engine: limits of this process, and parameters that only some devices support.
 
-What the network computes is fixed by the engine directory.
+The engine directory determines what the network computes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ INSTANCE_GPUS = "gpus of instance_group"
 
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
-    """Parameters of config.pbtxt, under the names that they have in TensorRT-LLM's. Which of them an engine honours is
-    its runtime's to say; the rest is reported when it is opened, and never swallowed.
+    """Parameters of config.pbtxt, with TensorRT-LLM's names. The runtime determines which ones an engine supports;
+    others are reported when it is opened, and never silently ignored.
 
-    None, or empty: not given, the engine's own default counts.
+    None, or empty: not given, so the engine's own default applies.
     """
 
     max_beam_width: int | None = None
@@ -42,13 +42,13 @@ class GpuSettings:
     cuda_graph_mode: bool | None = None
     cuda_graph_cache_size: int | None = None
     gpu_weights_percent: float | None = None  # of 1
-    kv_cache_dir: str = ""  # ours: a folder where KV blocks outlive the process
-    kv_cache_disk_size: int | None = None  # ours: most bytes of the files there
-    draft_engine: str = ""  # ours: directory of a smaller engine, which drafts tokens
-    instance_gpus: tuple[int, ...] = ()  # of the config's instance_group: each has the whole engine
+    kv_cache_dir: str = ""  # llmserve's own: a folder for KV blocks that outlive the process
+    kv_cache_disk_size: int | None = None  # llmserve's own: maximum bytes of files there
+    draft_engine: str = ""  # llmserve's own: directory of a smaller engine that drafts tokens
+    instance_gpus: tuple[int, ...] = ()  # from the config's instance_group: each GPU has the whole engine
 
     def __post_init__(self) -> None:
-        """`InvalidArgument` lists every value that no engine takes."""
+        """`InvalidArgument` lists every value that is always invalid."""
         given = self.given()
         found = [
             f"{name} must be at least {least}, got {given[name]}"
@@ -63,7 +63,7 @@ class GpuSettings:
         if not 0 <= (self.gpu_weights_percent or 0) <= 1:
             found.append(f"gpu_weights_percent must be from 0 to 1, got {self.gpu_weights_percent}")
         if self.kv_cache_disk_size is not None and not self.kv_cache_dir:
-            found.append("kv_cache_disk_size limits the files in kv_cache_dir, which is not given")
+            found.append("kv_cache_disk_size has no effect without kv_cache_dir; set both")
         raise_problems(InvalidArgument, "settings of the engine", found)
 
     def given(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class GpuSettings:
         return {name: value for name, value in values.items() if value is not None and value not in ((), "")}
 
     def without_effect(self, honoured: Collection[str], as_it_is: Mapping[str, Any]) -> list[str]:
-        """In words, what an engine does not honour. `as_it_is`: values of the others that it has anyway."""
+        """Settings that an engine does not support, as text. `as_it_is`: values that it has anyway."""
         return [
             f"{_title(name)} = {_text(value)} has no effect on this engine"
             for name, value in self.given().items()
@@ -81,7 +81,7 @@ class GpuSettings:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """Of LoRA adapters in memory."""
+    """For LoRA adapters in memory."""
 
     count: int = 64
     num_bytes: int = 0  # 0: any
@@ -92,13 +92,13 @@ class EngineSettings:
     """Limits of this process."""
 
     threads: int = 0  # 0: every core that this process may use
-    kv_cache_fraction: float = 0.9  # of the memory left after the weights, as an upper limit
+    kv_cache_fraction: float = 0.9  # of the memory left after the weights, at most
     max_kv_tokens: int = 0  # 0: room for max_batch_size sequences of max_seq_len tokens
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     gpu: GpuSettings = field(default_factory=GpuSettings)
-    max_adapters: int = AdapterLimits().count  # in memory at a time
-    adapter_memory: int = 0  # most bytes of them; 0: any
-    reserved_bytes: int = 0  # of memory that looks free: what the engines beside this one were promised
+    max_adapters: int = AdapterLimits().count  # in memory at the same time
+    adapter_memory: int = 0  # maximum bytes of them; 0: no limit
+    reserved_bytes: int = 0  # memory that is reported as free but is reserved for other engines
 
     def __post_init__(self) -> None:
         rules = [

@@ -1,8 +1,8 @@
 """The border between the step thread and the event loops that consume tokens.
 
-`TokenStream` is the consumer's end of one request: filled and read on its own event loop, so without a lock.
-`Outbox` collects what one step has to say and hands it over with one thread-safe call per loop. `EngineEnd` is the
-last that an engine says.
+`TokenStream` is the consumer's end of one request: filled and read on its own event loop, so without a lock. `Outbox`
+collects the events of one step and hands them over with one thread-safe call per loop. `EngineEnd` is an engine's last
+message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Item = TokenEvent | LlmserveError  # an error is the last item of a stream
 
 @dataclass(eq=False, slots=True)
 class TokenStream:
-    """A slow consumer only makes its own buffer longer, by at most its own answers."""
+    """A slow consumer only grows its own buffer, by at most its own answers."""
 
     loop: asyncio.AbstractEventLoop
     num_open: int  # answers whose last event has not been read
@@ -39,7 +39,7 @@ class TokenStream:
 
 
 class Outbox:
-    """Events of many streams on their way to their loops."""
+    """Events of many streams, on the way to their loops."""
 
     def __init__(self) -> None:
         self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[TokenStream, Item]]] = defaultdict(list)
@@ -48,7 +48,7 @@ class Outbox:
         self._by_loop[stream.loop].append((stream, item))
 
     def flush(self) -> list[asyncio.AbstractEventLoop]:
-        """Hand everything over. Returns the loops that are closed: nobody will ever read what is sent there."""
+        """Hand everything over. Returns the loops that are closed, where events can never be read."""
         closed = []
         for loop, items in self._by_loop.items():
             try:
@@ -60,7 +60,7 @@ class Outbox:
 
 
 class EngineEnd:
-    """Why an engine takes no more requests, once it does not. Guarded by the engine's lock where it matters."""
+    """Why an engine accepts no more requests, once it has ended. Guarded by the engine's lock where necessary."""
 
     def __init__(self) -> None:
         self.reason: LlmserveError | None = None
@@ -71,7 +71,7 @@ class EngineEnd:
             raise Unavailable(str(self.reason))
 
     def say(self, reason: LlmserveError, streams: Iterable[TokenStream]) -> Outbox:
-        """What ends the open streams, to be flushed. The first reason stays; after it there is nothing more to say."""
+        """Messages that end the open streams, to be flushed. The first reason is kept; later ones are ignored."""
         outbox = Outbox()
         if self.reason is None:
             self.reason = reason

@@ -1,6 +1,6 @@
-"""Tactics: ways to compute the same bits. What was measured of them on a device, kept in `model.cache`, and the choice.
+"""Tactics are ways to compute the same bits. Their times on a device are kept in `model.cache`.
 
-A cache from another device, or none, is no error: the defaults are used.
+If the cache is missing or from another device, the defaults are used.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 from llmserve import __version__
 from llmserve.engine.runtime import TacticChoice
 
-FORMAT_VERSION = 4  # goes up with kernels that are as fast no more
-WORTHWHILE = 0.97  # a tactic replaces the default only when it needs less than this part of its time
+FORMAT_VERSION = 4  # increase it when kernels change so that old timings are wrong
+WORTHWHILE = 0.97  # a tactic replaces the default only if it needs less than this share of its time
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What timings depend on."""
+    """Everything that timings depend on."""
 
     device: str  # the processor's or the GPU's model
-    kernels: str  # which it runs: instruction set, architecture
+    kernels: str  # kernels in use: instruction set or architecture
     llmserve: str = __version__
 
 
@@ -36,13 +36,13 @@ class TacticCache:
 
     @classmethod
     def load(cls, path: Path, machine: Machine) -> TacticCache:
-        """The timings in `path` when they were made on this machine; empty when not, or when there are none."""
+        """The timings in `path` if they were measured on this machine; empty otherwise."""
         try:
             content = json.loads(path.read_text())
             if content["format_version"] == FORMAT_VERSION and Machine(**content["machine"]) == machine:
                 return cls(machine, _checked(content["microseconds"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            pass  # timings can be made again, and nothing but speed depends on them
+            pass  # timings can be measured again, and only the speed depends on them
         return cls(machine)
 
     def save(self, path: Path) -> None:
@@ -50,7 +50,7 @@ class TacticCache:
         path.write_text(json.dumps(content, indent=1) + "\n")
 
     def timings(self, layer: str, rows: int) -> Mapping[str, float]:
-        """Tactic -> microseconds for a bucket of rows; empty when nothing was measured."""
+        """Tactic -> microseconds for a bucket of rows; empty if not measured."""
         return self.microseconds.get(layer, {}).get(str(rows), {})
 
 
@@ -65,7 +65,7 @@ def _checked(microseconds: Any) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def choose_tactic(names: Sequence[str], default: str, rows: int, timings: Mapping[str, float]) -> TacticChoice:
-    """The fastest of `names` that was measured, or the default where it is about as good."""
+    """The fastest measured one of `names`, or the default if it is about as fast."""
     known = {name: value for name, value in timings.items() if name in names}
     if default not in known:
         return TacticChoice(rows, default, names.index(default), "default, not measured on this machine")

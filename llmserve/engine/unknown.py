@@ -1,4 +1,4 @@
-"""The runtime of engines that this version does not execute: of a target that it has not yet, or no longer."""
+"""The runtime of engines that this version does not support: the target is unknown here, or was removed."""
 
 from __future__ import annotations
 

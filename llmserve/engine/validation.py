@@ -1,4 +1,4 @@
-"""What every engine checks before a request enters a queue: all problems at once, as `InvalidArgument`."""
+"""Checks that every engine makes before a request enters a queue; reports all problems at once as `InvalidArgument`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def check_request(
     request: GenerateRequest, *, vocab_size: int, max_seq_len: int, max_beam_width: int = 1, pools: bool = False,
     adapters: Collection[str] = (),
 ) -> None:  # fmt: skip
-    """Raise `InvalidArgument` unless the request is one that an engine with these limits can answer.
+    """Raises `InvalidArgument` unless an engine with these limits can answer the request.
 
-    `pools`: it makes embeddings or scores, and no tokens. `adapters`: digests of those that it has.
+    `pools`: it makes embeddings or scores, not tokens. `adapters`: digests of its adapters.
     """
     problems = [
         *_kind_problems(request, pools),
@@ -44,12 +44,12 @@ def check_request(
 
 
 def longest_prompt(request: GenerateRequest, max_seq_len: int) -> int:
-    """One token is left for an answer of tokens."""
+    """Leaves one token for an answer."""
     return max_seq_len if request.pooled else max_seq_len - 1
 
 
 def prompt_error(num_tokens: int, *, limit: int) -> Callable[[str], InvalidArgument]:
-    """What a refusal is made with: when the prompt is longer than `limit` tokens it says so, whatever else is wrong."""
+    """The class of a refusal: a prompt of more than `limit` tokens is reported as such, whatever else is wrong."""
     return partial(PromptTooLong, num_tokens=num_tokens, limit=limit) if num_tokens > limit else InvalidArgument
 
 
@@ -130,7 +130,7 @@ def _word_problems(name: str, words: Sequence[Sequence[int]], vocab_size: int) -
 
 
 def _ban_problems(request: GenerateRequest, vocab_size: int) -> Iterator[str]:
-    """At every moment one token at least must be allowed; tokens that end a word are the ones that may be banned."""
+    """At least one token must always be allowed; only tokens that end a word can be banned."""
     banned = {word[-1] for word in request.bad_ids if word}
     if request.sampling.min_tokens > 0:
         banned |= {word[0] for word in request.stop_ids if len(word) == 1}

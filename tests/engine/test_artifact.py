@@ -110,7 +110,7 @@ def test_another_format_version_is_refused_with_what_to_do(engine: Path) -> None
 def test_file_names_may_not_leave_the_directory(engine: Path) -> None:
     outside = replace(MANIFEST, files={"../../secret": FileRecord(1, "f" * 64)})
     (engine / "manifest.json").write_text(outside.to_json())
-    assert "not the name of a file in the engine directory" in refusal(engine)
+    assert "not a valid file name in an engine directory" in refusal(engine)
 
 
 def test_a_path_that_is_not_there(tmp_path: Path) -> None:

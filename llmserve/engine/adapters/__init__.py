@@ -1,1 +1,1 @@
-"""LoRA adapters beside an engine: the sealed directory (`sealed.py`) that `llmserve adapter build` writes."""
+"""LoRA adapters of an engine: the sealed directory (`sealed.py`) that `llmserve adapter build` writes."""

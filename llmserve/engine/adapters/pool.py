@@ -1,8 +1,8 @@
-"""Which adapters an engine knows, and which of them are in its memory.
+"""The adapters that an engine knows, and those that are in its memory.
 
-An adapter is known by its digest from `add` on. It has a slot of the runner while it is in memory, which has limits:
-those that were used least recently make room, and are read again when a request wants them; never one that a request
-uses. What has been removed stays for the requests that use it.
+After `add`, an adapter is known by its digest. It has a slot of the runner while it is in memory. Memory is limited:
+the least recently used adapters are evicted, and read again when a request needs them. An adapter in use is never
+evicted, and a removed one stays for the requests that use it.
 
 Threads. `add`, `remove` and reading run in any thread but an event loop's; slots change in the thread of the steps,
 between two of them. `_lock` guards everything here; `_loading` lets one thread at a time fill a slot.
@@ -25,8 +25,8 @@ from llmserve.errors import EngineFileError, InternalError, InvalidArgument, Res
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    adapters: list[SealedAdapter]  # one from each directory that it was added from, the last one first
-    num_names: int = 1  # under which it was added
+    adapters: list[SealedAdapter]  # one for each directory that it was added from, the last one first
+    num_names: int = 1  # the names under which it was added
     num_uses: int = 0
     slot: int = 0  # 0: not in memory
     num_bytes: int = 0  # there
@@ -46,11 +46,11 @@ class AdapterPool:
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._known: dict[str, _Known] = {}
-        self._loaded: list[_Known] = []  # also what has been removed, while it is used
+        self._loaded: list[_Known] = []  # including removed adapters while they are used
         self._clock = 0
 
     def add(self, adapter: SealedAdapter) -> None:
-        """All of it is read, so that what is wrong with it is said now."""
+        """Reads all files, so that problems are reported now."""
         if self._runner is None:
             raise Unsupported(
                 "this engine does not support adapters at run time: only the cpu target does; merge it into an "
@@ -64,7 +64,7 @@ class AdapterPool:
                 known.name_again(adapter)
                 return
         added = _Known([adapter], num_uses=1)
-        with suppress(ResourceExhausted):  # it is whole, and comes when there is room
+        with suppress(ResourceExhausted):  # it is complete, and is loaded when there is room
             self._load(added, self._runner)
         with self._lock:
             known = self._known.setdefault(adapter.digest, added)
@@ -73,7 +73,7 @@ class AdapterPool:
         self._release(added)
 
     def remove(self, digest: str) -> None:
-        """Once for every `add`. Requests under way keep it."""
+        """Call it once for every `add`. Running requests keep the adapter."""
         with self._lock:
             known = self._known[digest]
             known.num_names -= 1
@@ -83,12 +83,12 @@ class AdapterPool:
 
     @property
     def digests(self) -> KeysView[str]:
-        """That requests may name."""
+        """Digests that requests may name."""
         return self._known.keys()
 
     @asynccontextmanager
     async def held(self, digest: str) -> AsyncIterator[int]:
-        """The slot of an adapter, which keeps it meanwhile."""
+        """The slot of an adapter, which stays loaded inside the block."""
         with self._lock:
             if (known := self._known.get(digest)) is None:  # removed since the request was checked
                 raise InvalidArgument(f"the engine has no adapter {digest}")
@@ -98,14 +98,14 @@ class AdapterPool:
                 assert self._runner is not None
                 try:
                     await asyncio.to_thread(self._load, known, self._runner)
-                except EngineFileError as error:  # nothing that the request can help
+                except EngineFileError as error:  # not an error of the request
                     raise InternalError(f"an adapter can no longer be read: {error}") from error
             yield known.slot
         finally:
             self._release(known)
 
     def _load(self, known: _Known, runner: AdapterRunner) -> None:
-        """Into a slot; somebody uses it."""
+        """Load it into a slot for a request."""
         with self._loading:
             if known.slot:
                 return
@@ -118,7 +118,7 @@ class AdapterPool:
             with self._lock:
                 known.slot, known.num_bytes = slot, packed.num_bytes
                 self._loaded.append(known)
-                self._drop(known)  # who waited for it may be gone
+                self._drop(known)  # the request that waited for it may have ended
 
     def _make_room(self, adapter: SealedAdapter, num_bytes: int) -> None:
         limits = self._limits
@@ -137,7 +137,7 @@ class AdapterPool:
             self._unload(idle.pop(0))
 
     def _fits(self, others: Sequence[_Known], num_bytes: int) -> bool:
-        """One more beside these."""
+        """Whether one more fits next to these."""
         limits, taken = self._limits, sum(each.num_bytes for each in others)
         return len(others) < limits.count and (not limits.num_bytes or taken + num_bytes <= limits.num_bytes)
 
@@ -149,7 +149,7 @@ class AdapterPool:
             self._drop(known)
 
     def _drop(self, known: _Known) -> None:
-        """Out of memory, if it has been removed and nobody uses it. With the lock held."""
+        """Unload it if it was removed and is not in use. Call with the lock held."""
         if known.slot and not known.num_uses and self._known.get(known.adapters[0].digest) is not known:
             self._unload(known)
 
@@ -162,7 +162,7 @@ class AdapterPool:
 
 
 def _packed(known: _Known, runner: AdapterRunner) -> Packed:
-    """From the directory that was added last, or one that is still whole."""
+    """Read it from the directory that was added last, or from one that is still intact."""
     last, *others = known.adapters
     try:
         return runner.packed(last)

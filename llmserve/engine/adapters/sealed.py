@@ -1,9 +1,9 @@
-"""The adapter directory: a LoRA adapter in the layout and dtype of one engine, sealed as an engine is.
+"""The adapter directory: a LoRA adapter in the layout and dtype of one engine, sealed like an engine.
 
-    adapter.json       what it is: base digest, own digest, its matrices, SHA-256 of the other files
+    adapter.json       manifest: base digest, own digest, its matrices, SHA-256 of the other files
     weights.bin        the matrices, row-major, one after the other: of each part `down`, then `up`
-    selftest.npz       prompts, and what the engine computes with it for them
-    adapter_config.json  PEFT's, as it was, for people
+    selftest.npz       prompts, and the engine's results for them with the adapter
+    adapter_config.json  PEFT's original file, for information
 
 The weights are read into memory and hashed, not mapped: they are small, and a file that is truncated under a running
 server harms nobody.
@@ -35,7 +35,7 @@ REBUILD = "build it again with: llmserve adapter build ADAPTER --engine ENGINE"
 
 @dataclass(frozen=True, slots=True)
 class PartShape:
-    """What is added to rows [begin, begin + rows) of a parameter of the Program: a product of two thin matrices."""
+    """A change to rows [begin, begin + rows) of a parameter of the Program: a product of two thin matrices is added."""
 
     param: str
     begin: int
@@ -50,7 +50,7 @@ class PartShape:
 
 @dataclass(frozen=True, slots=True)
 class AdapterPart:
-    """`up` [rows, rank] times `down` [rank, columns]; alpha is in `up` already."""
+    """`up` [rows, rank] times `down` [rank, columns]; `up` includes alpha."""
 
     shape: PartShape
     down: NDArray[Any]
@@ -59,7 +59,7 @@ class AdapterPart:
 
 @dataclass(frozen=True, slots=True)
 class AdapterManifest:
-    adapter_digest: str  # of what it computes: base, parts and numbers
+    adapter_digest: str  # of its content: base, parts and numbers
     base_digest: str  # of the engine that it was built for
     source_digest: str  # of PEFT's files
     dtype: str
@@ -71,12 +71,12 @@ class AdapterManifest:
 
     @property
     def num_bytes(self) -> int:
-        """Of the weights."""
+        """Size of the weights."""
         return sum(part.num_elements for part in self.parts) * np.dtype(FLOATS[self.dtype].values).itemsize
 
     @property
     def rank(self) -> int:
-        """The largest."""
+        """The largest rank."""
         return max(part.rank for part in self.parts)
 
     def to_json(self) -> str:
@@ -85,7 +85,7 @@ class AdapterManifest:
 
     @classmethod
     def from_json(cls, text: str) -> AdapterManifest:
-        """Raises EngineFileError for what is damaged, edited or of another version."""
+        """Raises EngineFileError if the text is damaged, edited or from another version."""
         try:
             content = json.loads(text)
             version = content["format_version"]
@@ -112,7 +112,7 @@ class SealedAdapter:
 
     @classmethod
     def open(cls, path: Path) -> SealedAdapter:
-        """Reads no weight. `NotFound` for a path that is not there, `EngineFileError` for anything else."""
+        """Reads no weights. `NotFound` if the path does not exist, `EngineFileError` for any other problem."""
         if not path.exists():
             raise NotFound(f"no adapter directory {path}; build one with: llmserve adapter build")
         try:
@@ -141,17 +141,17 @@ class SealedAdapter:
             )
 
     def verify(self) -> None:
-        """Hash every file. `EngineFileError` names one that is not what was sealed."""
+        """Hash every file. `EngineFileError` names a file that differs from the manifest."""
         self._sealed(WEIGHTS_FILE, self.manifest.weights_sha256)
         if self.manifest.selftest_sha256:
             self._sealed(SELFTEST_FILE, self.manifest.selftest_sha256)
 
     def read(self) -> Sequence[AdapterPart]:
-        """All weights; `EngineFileError` when they are not what was sealed."""
+        """All weights; `EngineFileError` if they differ from the manifest."""
         return _split(self._sealed(WEIGHTS_FILE, self.manifest.weights_sha256), self.manifest)
 
     def _sealed(self, name: str, sha256: str) -> bytes:
-        """The content of a file, if it is what the manifest says."""
+        """The content of a file, if it matches the manifest."""
         try:
             content = (self.path / name).read_bytes()
         except OSError as error:
@@ -198,7 +198,7 @@ def _digest(base_digest: str, dtype: str, parts: Sequence[PartShape], weights_sh
 def _split(content: bytes, manifest: AdapterManifest) -> list[AdapterPart]:
     if len(content) != manifest.num_bytes:
         raise EngineFileError(
-            f"{WEIGHTS_FILE} has {len(content)} bytes, its matrices need {manifest.num_bytes}; {REBUILD}"
+            f"{WEIGHTS_FILE} has {len(content)} bytes, but its matrices need {manifest.num_bytes}; {REBUILD}"
         )
     numbers = np.frombuffer(content, FLOATS[manifest.dtype].values)
     found, begin = [], 0

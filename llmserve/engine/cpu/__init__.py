@@ -1,9 +1,9 @@
-"""The `cpu` target's run-time room: the embedded engine, on this machine's processor.
+"""The embedded engine, on this machine's processor: the run-time side of the `cpu` target.
 
-runtime.py  what the registry finds here
+runtime.py  the target's `Runtime`
 needs.py    what the target needs of a machine
 runner.py   one planned step, by the compiled kernels (kernels/)
 layout.py   the engine file as records
-tactics.py  how linear layers are cut, and what was measured of it
-limits.py   what this machine can do at most
+tactics.py  how linear layers are tiled, and the measured times
+limits.py   the maximum speed of this machine
 """

@@ -1,4 +1,4 @@
-"""A sealed adapter for an engine file: its matrices in panels, and the operations to whose outputs they are added."""
+"""Packs a sealed adapter for an engine file: its matrices in panels, and the operations that they change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmserve.errors import EngineFileError
 
 
 class Output(NamedTuple):
-    """Rows [begin, end) of a parameter, which one operation multiplies with."""
+    """Rows [begin, end) of a parameter that one operation multiplies."""
 
     op: int
     begin: int
@@ -27,7 +27,7 @@ class Output(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What is added to outputs of one operation, from `begin` on."""
+    """An addition to the outputs of one operation, from `begin` on."""
 
     op: int
     param: str
@@ -38,7 +38,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapter:
-    """What the library is given; `arrays` are what the records point into."""
+    """The library's input; the records point to `arrays`."""
 
     records: ctypes.Array[AdapterPartRecord]
     arrays: Sequence[NDArray[Any]]
@@ -59,7 +59,7 @@ class AdapterPacker:
             self._outputs.setdefault(param, []).append(Output(op, begin, begin + height))
 
     def packed(self, adapter: SealedAdapter) -> PackedAdapter:
-        """Raises EngineFileError for what the engine has no place for."""
+        """Raises EngineFileError for changes that the engine has no place for."""
         dtype = DType[adapter.manifest.dtype.upper()]
         changes: dict[int, list[Change]] = {}
         for part in adapter.read():
@@ -77,7 +77,7 @@ class AdapterPacker:
             arrays.append(pack_panels(down, dtype))
             panels, first_rank = arrays[-1].ctypes.data, 0
             for change in of_op:
-                begin = change.begin - change.begin % PANEL_COLUMNS  # rows of zeros begin its first panel
+                begin = change.begin - change.begin % PANEL_COLUMNS  # its first panel begins with rows of zeros
                 up = np.pad(change.up, ((change.begin - begin, 0), (0, 0)))
                 arrays.append(pack_panels(up, dtype))
                 records.append(
@@ -90,7 +90,7 @@ class AdapterPacker:
         return PackedAdapter((AdapterPartRecord * len(records))(*records), arrays)
 
     def _changes(self, part: AdapterPart, path: Path) -> Iterator[Change]:
-        """Of each operation that makes some of a part's rows."""
+        """For each operation that computes rows of a part."""
         first, last = part.shape.begin, part.shape.begin + part.shape.rows
         outputs = self._outputs.get(part.shape.param, [])
         if not outputs or last > max(output.end for output in outputs):
@@ -103,6 +103,6 @@ class AdapterPacker:
 
 
 def _rows_of(tensor: str) -> tuple[str, int]:
-    """The parameter that a tensor of an engine file holds rows of, and the first of them: `name` or `name[4:8]`."""
+    """The parameter whose rows a tensor of an engine file has, and the first row: `name` or `name[4:8]`."""
     name, bracket, rows = tensor.partition("[")
     return name, int(rows.partition(":")[0]) if bracket else 0

@@ -3,8 +3,8 @@
     FileHeader | op records | tensor records | buffer records | JSON | page-aligned tensors
 
 Little endian. Tensors are row-major; weights of linear layers are packed in panels of 32 outputs (the order is in
-`kernels/format.h`), which every ISA variant reads as it is. The records are for the C++ library; the JSON is for Python
-and says the same limits in words.
+`kernels/format.h`), which every ISA variant reads directly. The records are for the C++ library; the JSON has the same
+limits for Python.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACKING_CODE = 1
 PANEL_COLUMNS = 32
 PAGE_BYTES = 4096
 NO_TENSOR = -1
-# of EngineHeader, where they say something
+# of EngineHeader, omitted if empty
 LATER_FIELDS = ("state_bytes", "output_width", "needs_whole", "hidden_width")
 
 
@@ -52,9 +52,9 @@ class DType(IntEnum):
         return FORMATS[self.name.lower()]
 
 
-# Codes of blocks have no formats of their own.
+# Codes of blocks have no separate formats.
 FORMATS = {**WEIGHTS, **{f"int{bits}": replace(INT4, name=f"int{bits}", bits=bits) for bits in (2, 3, 5, 6)}}
-ZERO_POINT = 128  # of weights of eight bits
+ZERO_POINT = 128  # for weights of eight bits
 
 
 class Layout(IntEnum):
@@ -79,15 +79,15 @@ HEADER = np.dtype(
     + [(name, "<u4") for name in ("num_layers", "num_kv_heads", "head_dim", "cache_dtype")]
     + [("mixes_heads", "<u2"), ("experts_per_token", "<u2")]
 )
-CRC_BEGIN = 16  # magic, version and the checksum itself are outside
+CRC_BEGIN = 16  # excludes magic, version and the checksum itself
 
 
 @dataclass(frozen=True, slots=True)
 class EngineHeader:
-    """What an engine file says about itself."""
+    """The description in an engine file."""
 
-    dtype: str  # of weights that are not quantized: a key of FLOATS
-    quantization: str  # a key of QUANTIZED, or nothing
+    dtype: str  # of unquantized weights: a key of FLOATS
+    quantization: str  # a key of QUANTIZED, or empty
     cache_dtype: str  # of CACHES
     packing: str
     vocab_size: int
@@ -98,10 +98,10 @@ class EngineHeader:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    activation_bytes: int  # working memory of one engine, besides weights and cache
-    program: str  # the traced network, printed
-    state_bytes: int = 0  # of a sequence, however long; 0: its keys and values are all
-    output_width: int = 0  # as in RunnerInfo; the next one, too
+    activation_bytes: int  # working memory of one engine, without weights and cache
+    program: str  # the traced network as text
+    state_bytes: int = 0  # per sequence, of any length; 0: it only has keys and values
+    output_width: int = 0  # as in RunnerInfo; likewise the next one
     needs_whole: bool = False
     hidden_width: int = 0
 
@@ -112,7 +112,7 @@ class EngineHeader:
 
 
 def cache_bytes_per_head(head_dim: int, block_size: int, format: NumberFormat) -> int:
-    """Keys, or values, of one head of one block of one layer, as `kernels/kv_cache.h` counts them."""
+    """Bytes of the keys, or values, of one head in one block of one layer, as in `kernels/kv_cache.h`."""
     if not format.is_rounded:
         return _round_up(format.num_bytes(block_size * head_dim), 4)
     keys, values = _round_up(head_dim, 4) * block_size, _round_up(block_size, 4) * _round_up(head_dim, 16)
@@ -129,21 +129,21 @@ class TensorEntry:
 
     @property
     def num_bytes(self) -> int:
-        """In the file, with what fills up its panels."""
+        """Bytes in the file, including padding of panels."""
         if self.layout is Layout.ROWS:
             return self.rows * self.cols * self.dtype.format.bits // 8
         return _round_up(self.rows, PANEL_COLUMNS) * panel_depth(self.cols, self.dtype) * self.dtype.format.bits // 8
 
 
 def panel_depth(cols: int, dtype: DType) -> int:
-    """Inputs of a panel: integers come in fours."""
+    """Inputs of a panel, a multiple of four for integers."""
     return _round_up(cols, 4) if dtype.format.is_rounded else cols
 
 
 def pack_panels(rows: NDArray[Any], dtype: DType) -> NDArray[Any]:
-    """`rows` [N, K] of a weight in the order of `kernels/format.h`, filled up with zeros; they must begin a panel.
+    """`rows` [N, K] of a weight in the order of `kernels/format.h`, padded with zeros; they must start at a panel.
 
-    Integers of eight bits come as int8, and have a zero point in the file; those of four bits as uint8, 0 to 15.
+    Eight-bit integers are given as int8, and have a zero point in the file; four-bit ones are given as uint8, 0 to 15.
     """
     count, cols = rows.shape
     panels, depth = -(-count // PANEL_COLUMNS), panel_depth(cols, dtype)
@@ -187,7 +187,8 @@ def _pack_pairs(codes: NDArray[Any]) -> NDArray[Any]:
 
 
 def pack_items(items: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """What blocks have, arrays [N, blocks of a row], as `kernels/format.h` says. The rows must begin a panel."""
+    """Data of blocks, arrays [N, blocks of a row], in the order of `kernels/format.h`. The rows must start at a
+    panel."""
     found = []
     for item in items:
         padded = np.zeros((_round_up(len(item), PANEL_COLUMNS), item.shape[1]), item.dtype)
@@ -198,8 +199,8 @@ def pack_items(items: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def pack_groups(scales: NDArray[Any], zeros: NDArray[Any] | None) -> NDArray[Any]:
-    """What groups [N, groups] of a quantized weight have, in the order of `kernels/format.h`: binary16 scales, or
-    codes of scales and zero points side by side. The rows must begin a panel."""
+    """Data of the groups [N, groups] of a quantized weight, in the order of `kernels/format.h`: binary16 scales, or
+    codes of scales and zero points side by side. The rows must start at a panel."""
     if zeros is None:
         return pack_panels(scales, DType.FLOAT16)
     codes = [pack_panels(array, DType.FLOAT16) for array in (scales, zeros)]
@@ -212,7 +213,7 @@ def _round_up(value: int, step: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Everything before the tensors, and where each tensor goes."""
+    """Everything before the tensors, and the place of each tensor."""
 
     blob: bytes
     offsets: tuple[int, ...]  # of each tensor in the file
@@ -271,25 +272,25 @@ def _place(tensors: Sequence[TensorEntry], begin: int) -> tuple[tuple[int, ...],
 
 
 def read_header(path: Path) -> EngineHeader:
-    """The header of an engine file. `EngineFileError` when it is damaged, foreign, or made for another machine."""
+    """The header of an engine file. `EngineFileError` if it is damaged, foreign or for another machine."""
     try:
         with path.open("rb") as file:
             fixed = _read_fixed(path, file.read(HEADER.itemsize), path.stat().st_size)
             file.seek(0)
             blob = file.read(int(fixed["metadata_bytes"]))
     except FileNotFoundError as error:
-        raise NotFound(f"{path}: no such engine file") from error
+        raise NotFound(f"engine file {path} does not exist") from error
     except OSError as error:
         raise EngineFileError(f"{path} cannot be read: {error}") from error
     if zlib.crc32(blob[CRC_BEGIN:]) != fixed["metadata_crc"]:
-        raise EngineFileError(f"{path} has a damaged header (checksum); build the engine again")
+        raise EngineFileError(f"{path} has a damaged header (checksum); rebuild the engine")
     begin = int(fixed["json_offset"])
     return _decode_json(path, blob[begin : begin + int(fixed["json_bytes"])])
 
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """What the speed of a linear layer depends on."""
+    """Properties of a linear layer that its speed depends on."""
 
     weight_type: DType
     depth: int  # inputs
@@ -300,7 +301,7 @@ class LinearShape:
 
 
 def read_linear_layers(path: Path) -> tuple[int, dict[int, LinearShape]]:
-    """The number of operations of an engine file that `read_header` accepts, and which of them are linear layers."""
+    """The number of operations in an engine file that `read_header` accepts, and its linear layers."""
     fixed, blob = _metadata(path)
     try:
         return int(fixed["num_ops"]), _linear_layers(blob, fixed)
@@ -309,7 +310,7 @@ def read_linear_layers(path: Path) -> tuple[int, dict[int, LinearShape]]:
 
 
 def read_linear_weights(path: Path) -> list[tuple[int, str, int]]:
-    """Of each operation of an engine file that multiplies with a matrix: its number, the tensor and its outputs."""
+    """For each operation that multiplies by a matrix: its number, the tensor and its outputs."""
     fixed, blob = _metadata(path)
     ops = _ops(fixed, blob)
     begin = int(fixed["json_offset"])
@@ -324,7 +325,7 @@ def read_ops(path: Path) -> NDArray[Any]:
 
 
 def _metadata(path: Path) -> tuple[NDArray[Any], bytes]:
-    """The fixed part of the header of such a file, and everything before the tensors."""
+    """The fixed part of the header, and everything before the tensors."""
     with path.open("rb") as file:
         fixed: NDArray[Any] = np.frombuffer(file.read(HEADER.itemsize), HEADER)[0]
         file.seek(0)
@@ -348,7 +349,7 @@ def _linear_layers(blob: bytes, fixed: NDArray[Any]) -> dict[int, LinearShape]:
 
 def _read_fixed(path: Path, blob: bytes, file_bytes: int) -> NDArray[Any]:
     if len(blob) < HEADER.itemsize:
-        raise EngineFileError(f"{path} is too short for an engine file; build the engine again")
+        raise EngineFileError(f"{path} is too short for an engine file; rebuild the engine")
     fixed: NDArray[Any] = np.frombuffer(blob, HEADER)[0]
     if not blob.startswith(MAGIC):
         raise EngineFileError(f"{path} is not an engine file")
@@ -360,7 +361,7 @@ def _read_fixed(path: Path, blob: bytes, file_bytes: int) -> NDArray[Any]:
     if fixed["version"] > FORMAT_VERSION:
         raise EngineFileError(
             f"{path} has format version {fixed['version']}, this build reads {FORMAT_VERSION}; update llmserve, or "
-            "build the engine again"
+            "rebuild the engine"
         )
     if fixed["file_bytes"] != file_bytes or not HEADER.itemsize <= fixed["metadata_bytes"] <= file_bytes:
         raise EngineFileError(f"{path} has {file_bytes} bytes instead of {fixed['file_bytes']}: truncated or damaged")
@@ -368,7 +369,7 @@ def _read_fixed(path: Path, blob: bytes, file_bytes: int) -> NDArray[Any]:
 
 
 def read_step_bytes(path: Path) -> int:
-    """Bytes of weights that a step of one token multiplies with: of experts, those of the chosen ones."""
+    """Bytes of weights that a step of one token multiplies, including only the chosen experts."""
     fixed, blob = _metadata(path)
     ops = _ops(fixed, blob)
     tensors = np.frombuffer(blob, TENSOR, int(fixed["num_tensors"]), int(fixed["tensors_offset"]))
@@ -387,9 +388,9 @@ def _decode_json(path: Path, text: bytes) -> EngineHeader:
         values: Mapping[str, Any] = json.loads(text)
         header = EngineHeader(**{name: value for name, value in values.items() if name != "tensors"})
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise EngineFileError(f"{path} has a header that cannot be read; build the engine again: {error}") from error
+        raise EngineFileError(f"{path} has a header that cannot be read; rebuild the engine: {error}") from error
     if header.packing != PACKING:
         raise EngineFileError(
-            f"{path} was built for {header.packing}; this machine has {PACKING}; run: llmserve build ..."
+            f"{path} was built for {header.packing}, but this machine has {PACKING}; run: llmserve build ..."
         )
     return header

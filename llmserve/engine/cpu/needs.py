@@ -1,4 +1,4 @@
-"""What the cpu target needs of a machine, for `llmserve doctor`."""
+"""Requirements of the cpu target, for `llmserve doctor`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def _kernel_library(need: str) -> Check:
 
 def _instruction_set(need: str) -> Check:
     isa = chosen_isa()
-    slow = "it works, but slowly: the portable kernels are a reference for the others" if isa == "portable" else ""
+    slow = "it works, but slowly: the portable kernels are only a reference" if isa == "portable" else ""
     return Check(need, True, f"{isa} is used", slow)
 
 
 def _memory(need: str) -> Check:
     available = available_memory_bytes()
     advice = "stop other programs, or raise the container's memory limit" if available < LITTLE_MEMORY_BYTES else ""
-    found = f"{available / 2**30:.1f} GiB available; `llmserve build --dry-run` says what a checkpoint needs"
+    found = f"{available / 2**30:.1f} GiB available; `llmserve build --dry-run` shows what a checkpoint needs"
     return Check(need, available > 0, found, advice)
 
 

@@ -1,4 +1,4 @@
-"""Numbers of operations of the CPU engine, and of what they do; `kernels/format.h` has the same lists."""
+"""Codes of the CPU engine's operations and their variants; `kernels/format.h` has the same lists."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OpCode(IntEnum):
 
 
 class Blocks(IntEnum):
-    """What outputs have for blocks of inputs of a GGUF file."""
+    """The data of blocks of a GGUF file."""
 
     SCALE = 0
     SCALE_AND_MINIMUM = 1
@@ -63,7 +63,7 @@ class Blocks(IntEnum):
 
 
 class RowsOf(IntEnum):
-    """What an operation has rows for."""
+    """The rows of an operation."""
 
     TOKENS = 0
     SELECTED = 1
@@ -85,7 +85,7 @@ class Before(IntEnum):
     RELU_SQUARED = 9
 
 
-ROUTE_TO_ONE, ROUTE_SIGMOID = 1, 2  # how experts are weighed
+ROUTE_TO_ONE, ROUTE_SIGMOID = 1, 2  # how experts are weighted
 IN_STRETCHES, BIDIRECTIONAL = 1, 2  # what attention sees
-NORMALIZED = 4  # what is pooled: added to the index of `program.POOLINGS`
+NORMALIZED = 4  # how texts are pooled: added to the index of `program.POOLINGS`
 LINEAR_CODES = (OpCode.LINEAR, OpCode.LINEAR_INT8, OpCode.LINEAR_INT4, OpCode.LINEAR_BLOCKS)

@@ -1,4 +1,4 @@
-"""Engines that are larger than the memory: weights stay in their file, and the system reads what it does not keep."""
+"""Engines larger than memory: weights stay in their file, and the system rereads what it cannot cache."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 from llmserve.engine.cpu.layout import read_step_bytes
 
-CACHE_PART = 4  # of the memory, one part in so many, is left to the KV cache and activations; weights have the others
-PROBES, PROBE_BYTES = 16, 4 * 2**20  # read from the disk, to know its speed
+CACHE_PART = 4  # one such part of memory is for the KV cache and activations; weights use the rest
+PROBES, PROBE_BYTES = 16, 4 * 2**20  # bytes read from the disk to measure its speed
 
 
 def left_beside_weights(available: int, file_bytes: int, least: int) -> int:
-    """Memory for all but weights. Where less than `least` is left beside all of them, some of them give way."""
+    """Memory for everything except weights. If less than `least` remains, some weights are not cached."""
     left, part = available - file_bytes, available // CACHE_PART
     return part if left < least and left < part else left
 
 
 def oversize_warning(path: Path, available: int, used: int) -> str:
-    """How fast the engine file `path` can be where `used` bytes of memory are not for its weights."""
+    """The expected speed of the engine file `path` if `used` bytes of memory are not available for its weights."""
     file_bytes, of_step, speed = path.stat().st_size, read_step_bytes(path), _disk_bytes_per_s(path)
     missing = 1 - max(0, available - used) / file_bytes
     rate = speed / (missing * of_step)
@@ -34,7 +34,7 @@ def oversize_warning(path: Path, available: int, used: int) -> str:
 
 
 def _disk_bytes_per_s(path: Path) -> float:
-    """Past the file cache where the file system can do that."""
+    """Bypasses the file cache if the file system supports that."""
     try:
         return _read_speed(path, getattr(os, "O_DIRECT", 0))
     except OSError:

@@ -38,11 +38,11 @@ class CpuRunner:
         self._adapters: dict[int, PackedAdapter] = {}  # by slot: the library reads their memory
         self._library = load_library()
         self._close = weakref.finalize(self, self._library.close, handle)
-        self._close.atexit = False  # a daemon thread may be inside a step; the system frees what an exit leaves
+        self._close.atexit = False  # a daemon thread may be inside a step; the system frees memory at exit
         self.header = header
         self.threads = threads
         self.isa = isa
-        self.native_ns = 0  # spent inside the library's steps so far; the rest of a step is Python's
+        self.native_ns = 0  # spent in the library's steps so far; the rest of a step is Python's
         self._memory = StepMemory()
         self._masks = MaskMaker(self._library)
         self._info = RunnerInfo(
@@ -60,14 +60,14 @@ class CpuRunner:
     ) -> CpuRunner:  # fmt: skip
         """Map the engine file `path` and allocate a pool of `num_blocks` KV blocks.
 
-        num_states: of sequences, where the network has states; None: for the largest batch.
-        keeps_all: layers with a window have no block tables of their own (`layout_of`).
+        num_states: slots for states of sequences, if the network has states; None: for the largest batch. keeps_all:
+        layers with a window have no separate block tables (`layout_of`).
 
-        handed_out: width of the hidden rows that each step's result is to have; 0: none.
+        handed_out: width of the hidden rows in each step's result; 0: none.
 
-        threads: 0 takes every core that this process may use. isa: "" takes LLMSERVE_ISA or the fastest.
+        threads: 0 uses every core that this process may use. isa: "" uses LLMSERVE_ISA or the fastest.
         Raises EngineFileError (corrupt or foreign file), ResourceExhausted (memory), Unsupported (ISA, library),
-        InvalidArgument (a number of blocks or threads that makes no sense).
+        InvalidArgument (an invalid number of blocks or threads).
         """
         if num_blocks < 1:
             raise InvalidArgument(f"num_blocks must be at least 1, got {num_blocks}")
@@ -93,7 +93,7 @@ class CpuRunner:
         return self._info
 
     def set_tactics(self, table: bytes) -> None:
-        """The tactic of every operation and row bucket (`tactics.tactic_table`). Changes speed, never a result."""
+        """Set the tactic of every operation and row bucket (`tactics.tactic_table`). Changes speed, never a result."""
         self._library.set_tactics(self._handle, table)
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -105,7 +105,7 @@ class CpuRunner:
         started = time.perf_counter_ns()
         try:
             self._library.step(self._handle, flat.record)
-        except InvalidArgument as error:  # a plan comes from our own scheduler, never from a client
+        except InvalidArgument as error:  # plans come from llmserve's scheduler, never from a client
             raise InternalError(f"the engine refused a step: {error}") from error
         finally:
             if masking is not None:
@@ -139,13 +139,13 @@ class CpuRunner:
         del self._adapters[slot]
 
     def close(self) -> None:
-        """Free the pool and join the threads. Idempotent."""
+        """Free the pool and join the threads. May be called again."""
         self._masks.close()
         self._close()
 
 
 def layout_of(path: Path, header: EngineHeader, *, keeps_all: bool = False) -> CacheLayout:
-    """`keeps_all`: windows are no reason to give blocks back."""
+    """`keeps_all`: do not release blocks because of windows."""
     reads = () if keeps_all or header.needs_whole else cache_reads(path)
     return cache_layout(reads, header.num_layers, header.kv_bytes_per_block, header.max_seq_len, header.block_size)
 
@@ -156,13 +156,13 @@ def cache_reads(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _check_memory(header: EngineHeader, block_bytes: int, num_blocks: int, num_states: int) -> None:
-    """Refuse now what the kernel would only notice when the pages are touched. `block_bytes`: of all blocks."""
+    """Check the memory now; the kernel would only notice when pages are touched. `block_bytes`: of all blocks."""
     cache = block_bytes + num_states * header.state_bytes
     wanted, available = cache + header.activation_bytes, available_memory_bytes()
     if wanted > available:
         raise ResourceExhausted(
             f"the engine needs {wanted} bytes ({cache} for {num_blocks} KV blocks of {header.block_size} tokens"
             f"{f' and {num_states} states' if num_states else ''}, "
-            f"{header.activation_bytes} for activations) and {available} bytes are available; "
+            f"{header.activation_bytes} for activations), but {available} bytes are available; "
             "lower the number of KV blocks, or build with a smaller max_num_tokens"
         )

@@ -1,4 +1,4 @@
-"""The `cpu` target's run-time room, as the registry finds it: engines that run on this machine's processor."""
+"""The `Runtime` of the `cpu` target: engines that run on this machine's processor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from llmserve.scheduler.settings import WindowedLayers
 
 logger = logging.getLogger(__name__)
 HONOURED = ("kv_cache_dir", "kv_cache_disk_size")
-MOST_DRAFTED_FOR = 8  # sequences at once, by a draft engine whose network has states: each takes memory for good
+MOST_DRAFTED_FOR = 8  # most sequences in a draft engine whose network has states, each of which takes permanent memory
 AS_IT_IS = {"enable_chunked_context": True, "max_beam_width": 1}  # what this engine does anyway
 
 
@@ -47,7 +47,7 @@ class CpuRuntime:
         return NEEDS
 
     def problems_here(self, directory: EngineDirectory) -> list[str]:
-        """The kernels, the engine file's version, and memory for the weights and one sequence."""
+        """Checks the kernels, the engine file's version, and memory for the weights and one sequence."""
         found = []
         for ask in (load_library, lambda: pool_sizes(directory, EngineSettings())):
             try:
@@ -58,13 +58,13 @@ class CpuRuntime:
 
     def open(self, directory: EngineDirectory, settings: EngineSettings) -> Engine:
         """Map the engine file, allocate the KV pool and start the step loop."""
-        from llmserve.engine.inflight import InflightEngine  # asyncio: inspect and doctor do without
+        from llmserve.engine.inflight import InflightEngine  # asyncio, which inspect and doctor do not need
         from llmserve.engine.kv_files.block_files import block_files
         from llmserve.engine.kv_files.sealed_prefixes import load_prefixes
 
         if directory.hidden_width:
             raise Unsupported(
-                f"{directory.path} is a layer for drafts: give it to --draft-engine, together with its network's engine"
+                f"{directory.path} is a layer for drafts; give it to --draft-engine, together with its network's engine"
             )
         draft = _draft_directory(directory, settings)
         num_blocks, num_states = pool_sizes(directory, settings, draft)
@@ -106,7 +106,7 @@ class CpuRuntime:
         )
 
     def tactics(self, directory: EngineDirectory) -> Tactics:
-        """What this machine would use, for every distinct shape of a linear layer."""
+        """The tactic for every distinct shape of a linear layer on this machine."""
         machine = this_machine()
         cache = TacticCache.load(directory.path / CACHE_FILE, machine)
         shapes = linear_shapes(directory.engine_file)
@@ -115,7 +115,7 @@ class CpuRuntime:
         )
 
     def tune(self, directory: EngineDirectory, progress: Progress) -> None:
-        """As a build does, so for an engine that was built on another machine."""
+        """Measure tactics as a build does, for an engine that was built on another machine."""
         progress.phase("time tactics", num_timed_bytes(directory.engine_file))
         timed = time_tactics(directory.engine_file, TacticCache(this_machine()), partial(progress.advance, "tactics"))
         timed.save(directory.path / CACHE_FILE)
@@ -128,25 +128,25 @@ class CpuRuntime:
 
 
 def _draft_directory(directory: EngineDirectory, settings: EngineSettings) -> EngineDirectory | None:
-    """Of the engine that is to draft. None: none is, or it would have no effect."""
+    """The directory of the draft engine. None: there is none, or it would have no effect."""
     path = settings.gpu.draft_engine
     if not (path and Speculation.DRAFT in settings.scheduler.speculation):
         return None
     draft = EngineDirectory.open(Path(path))
     if (target := draft.manifest.target) != directory.manifest.target:
-        raise InvalidArgument(f"{path} cannot draft: it is an engine of the target {target}")
+        raise InvalidArgument(f"{path} cannot draft, because it is an engine of the target {target}")
     check_draft_engine(draft, directory)
     return draft
 
 
 class _DraftPool(NamedTuple):
     block_bytes: int
-    for_block: Fraction  # blocks, for each of the engine that it drafts for
-    num_more: int  # for tokens that are caught up in a step, beside their window
+    for_block: Fraction  # blocks for each block of the engine that it drafts for
+    num_more: int  # for tokens that it catches up on in a step, in addition to their window
 
 
 def _draft_pool(draft: EngineDirectory, theirs: PoolShape, max_seq_len: int) -> _DraftPool:
-    """Of an engine that drafts for one with a pool of this shape: with room for the same sequences."""
+    """The pool of an engine that drafts for one with a pool of this shape: it has room for the same sequences."""
     header = read_header(draft.engine_file)
     layout = layout_of(draft.engine_file, header)
     layers = layout.windowed_layers
@@ -168,7 +168,7 @@ def _num_draft_states(draft: EngineDirectory, max_batch_size: int) -> int:
 
 
 def _draft_bytes(draft: EngineDirectory | None, header: EngineHeader, layers: WindowedLayers) -> tuple[int, int]:
-    """That a draft engine takes: for good, and for each block of the engine with `header`, for which it drafts."""
+    """Memory of a draft engine: permanent, and for each block of the engine with `header` that it drafts for."""
     if draft is None:
         return 0, 0
     own = read_header(draft.engine_file)
@@ -183,8 +183,8 @@ def _draft_bytes(draft: EngineDirectory | None, header: EngineHeader, layers: Wi
 def pool_sizes(
     directory: EngineDirectory, settings: EngineSettings, draft: EngineDirectory | None = None
 ) -> tuple[int, int]:
-    """Blocks of the KV pool, and slots for states: weights are mapped, and all memory is the machine's. A pool of
-    `draft`, for as many tokens, takes part of it."""
+    """Blocks of the KV pool, and slots for states: weights are mapped, and all memory is the machine's. The pool of a
+    draft engine for the same number of tokens takes part of it."""
     header, file, info = read_header(directory.engine_file), directory.engine_file, directory.info()
     layout = layout_of(file, header)
     layers = layout.windowed_layers
@@ -201,7 +201,7 @@ def pool_sizes(
         info, settings, block_size=header.block_size, block_bytes=block_bytes, state_bytes=header.state_bytes,
         free_bytes=free_bytes, layers=layers,
     )  # fmt: skip
-    # of texts that need one step: its tokens, and for each of them a block that is not full
+    # for texts that need one step: its tokens, and a partly filled block for each text
     of_step = -(-header.max_num_tokens // header.block_size) + header.max_batch_size
     return min(num_blocks, of_step) if header.needs_whole else num_blocks, num_states
 

@@ -1,6 +1,6 @@
-"""Tactics of linear layers on the CPU: how each is timed, and which one it uses.
+"""Tactics of linear layers on the CPU: how they are timed, and which ones are used.
 
-A tactic chooses how a layer's rows and outputs are cut into register tiles.
+A tactic determines how a layer's rows and outputs are divided into register tiles.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from llmserve.engine.native.library import chosen_isa, load_library
 from llmserve.engine.runtime import TacticChoice
 from llmserve.engine.tactics import Machine, TacticCache, choose_tactic
 
-ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # a bucket holds the row counts up to it; the last one all above too
-TIMED_COLUMNS = 2048  # panels are alike: a wide layer is timed on a part
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # a bucket has the row counts up to it; the last one also all above
+TIMED_COLUMNS = 2048  # panels are alike, so only part of a wide layer is timed
 
 
 def this_machine(isa: str = "") -> Machine:
@@ -25,7 +25,7 @@ def this_machine(isa: str = "") -> Machine:
 
 
 def choose(cache: TacticCache, shape: LinearShape) -> list[TacticChoice]:
-    """One choice per row bucket: the fastest that was measured, or the default where it is about as good."""
+    """One choice per row bucket: the fastest measured tactic, or the default if it is about as fast."""
     choices = []
     for rows in ROW_BUCKETS:
         names, default = load_library().tactics(cache.machine.kernels, shape.weight_type, rows)
@@ -34,7 +34,7 @@ def choose(cache: TacticCache, shape: LinearShape) -> list[TacticChoice]:
 
 
 def tactic_table(engine_file: Path, machine: Machine) -> bytes:
-    """The tactic of every operation and row bucket, from the cache beside the engine file."""
+    """The tactic of every operation and row bucket, from the cache next to the engine file."""
     cache = TacticCache.load(engine_file.with_name(CACHE_FILE), machine)
     num_ops, layers = read_linear_layers(engine_file)
     chosen = {shape: bytes(choice.index for choice in choose(cache, shape)) for shape in set(layers.values())}
@@ -43,9 +43,9 @@ def tactic_table(engine_file: Path, machine: Machine) -> bytes:
 
 
 def time_tactics(engine_file: Path, known: TacticCache, advance: Callable[[int], None]) -> TacticCache:
-    """Timings of every candidate for every shape of the engine; what `known` has is not timed again.
+    """Time every candidate for every shape of the engine, except those in `known`.
 
-    `advance` is told how many of `num_timed_bytes` are done since the last call.
+    `advance` receives the part of `num_timed_bytes` that was done since the last call.
     """
     library, isa = load_library(), known.machine.kernels
     microseconds: dict[str, dict[str, Mapping[str, float]]] = {}
@@ -77,7 +77,7 @@ def _timed_bytes(shape: LinearShape) -> int:
 
 
 def cpu_name() -> str:
-    """The processor's model, as the system names it."""
+    """The processor's model, as named by the system."""
     try:
         return _model(Path("/proc/cpuinfo").read_text()) or platform.machine()
     except OSError:
@@ -85,7 +85,7 @@ def cpu_name() -> str:
 
 
 def _model(cpuinfo: str) -> str:
-    """What tells models apart, of the first processor: a name on x86, numbers on ARM."""
+    """What distinguishes models of the first processor: a name on x86, numbers on ARM."""
     facts = dict(line.split("\t", 1) for line in cpuinfo.split("\n\n")[0].splitlines() if "\t" in line)
     names = ("model name", "cpu family", "model", "CPU implementer", "CPU variant", "CPU part")
     return " ".join(facts[name].strip("\t: ") for name in names if name in facts)

@@ -1,7 +1,7 @@
-"""`Device` over NVIDIA's driver, by `cuda-bindings`: no toolkit, no torch, no runtime library.
+"""`Device` over NVIDIA's driver, with `cuda-bindings`: no toolkit, no torch, no runtime library.
 
-Calls of the driver return (status, results...). A context belongs to a thread, and an engine is opened in one thread
-and steps in another: so whoever asks makes it its own first.
+Calls of the driver return (status, results...). A context belongs to a thread, but an engine is opened in one thread
+and runs its steps in another, so every caller first makes the context current.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llmserve.engine.cuda.device import Graph, HostMemory
 from llmserve.engine.machine.nvidia import NO_GPU
 from llmserve.errors import EngineFileError, InternalError, LlmserveError, ResourceExhausted, Unavailable, Unsupported
 
-MISSING = "cuda engines need NVIDIA's bindings: pip install 'llmserve[cuda]'"
+MISSING = "cuda engines require NVIDIA's bindings: pip install 'llmserve[cuda]'"
 ERRORS: dict[str, type[LlmserveError]] = {
     "CUDA_ERROR_OUT_OF_MEMORY": ResourceExhausted,
     "CUDA_ERROR_INVALID_IMAGE": EngineFileError,
@@ -32,8 +32,8 @@ ERRORS: dict[str, type[LlmserveError]] = {
     "CUDA_ERROR_STUB_LIBRARY": Unsupported,
 }
 
-# What the compiler's assembler asks of a driver: of CUDA 12, and of 13 for Blackwell's architectures.
-CURRENT = threading.local()  # `device`: whose context a thread has; several devices may share a thread
+# What the compiler's assembler requires of a driver: CUDA 12, and 13 for Blackwell's architectures.
+CURRENT = threading.local()  # `device`: whose context is current in a thread; several devices may share a thread
 OLDEST_DRIVER, NEWER_DRIVER, NEWER_MAJOR = 12000, 13000, 10
 
 FATAL = {  # the context, or the device, is lost
@@ -60,9 +60,9 @@ def driver_api() -> Any:
 
 
 class NvidiaDevice:
-    """One GPU, by its number for this process, with one stream in which everything happens.
+    """One GPU, by its number for this process, with one stream for everything.
 
-    Whatever fails behind the opening and is no lack of memory ends the engine: after it a context is of no use.
+    Any failure after opening, except a lack of memory, ends the engine, because the context is then unusable.
     """
 
     def __init__(self, ordinal: int = 0, api: Any = None) -> None:
@@ -130,7 +130,7 @@ class NvidiaDevice:
         module = self._call("cuModuleLoadData", binary)
         self._close.callback(self._call_late, "cuModuleUnload", module)
         function = self._call("cuModuleGetFunction", module, symbol.encode())
-        # always: what a kernel has without asking is less than 48 KiB where some of it is static
+        # always, because a kernel may have less than 48 KiB by default if some of it is static
         limit = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call("cuFuncSetAttribute", function, limit, shared_bytes)
         return function
@@ -148,7 +148,7 @@ class NvidiaDevice:
 
     @contextmanager
     def capture(self) -> Iterator[Graph]:
-        """What is yielded can be run as soon as the capture is over."""
+        """The yielded graph can run once the capture is over."""
         self._enter()
         mode = self._api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self._call("cuStreamBeginCapture", self._stream, mode)
@@ -184,7 +184,7 @@ class NvidiaDevice:
         self._call("cuStreamSynchronize", self._stream)
 
     def close(self) -> None:
-        """Waits for what is under way, which reads and writes what is given back. Idempotent."""
+        """Wait for running work, which uses memory that is about to be freed. May be called again."""
         if (stream := self._stream) is not None:
             self._stream = None
             self._call_late("cuStreamSynchronize", stream)
@@ -194,8 +194,8 @@ class NvidiaDevice:
     def _check_driver(self, version: int, oldest: int) -> None:
         if version < oldest:
             raise Unsupported(
-                f"the driver is too old: it is for CUDA {_release(version)}, and engines for {self.architecture} need "
-                f"one for CUDA {_release(oldest)} or newer; update it"
+                f"the driver is too old: it supports CUDA {_release(version)}; engines for {self.architecture} require "
+                f"CUDA {_release(oldest)} or newer; update it"
             )
 
     def _enter(self) -> None:
@@ -218,18 +218,18 @@ class NvidiaDevice:
         raise failure(f"{name} failed: {status.name}, {(text or b'').decode()}")
 
     def _call_late(self, name: str, *arguments: Any) -> None:
-        """At the end: a device that is lost has nothing to give back."""
+        """A call at the end: a lost device has nothing to free."""
         if name != "cuDevicePrimaryCtxRelease":
             self._api.cuCtxSetCurrent(self._context)
         getattr(self._api, name)(*arguments)
 
 
 class CapturedGraph:
-    """What a capture yields; `executable` is there when it is over."""
+    """The result of a capture; `executable` is set at its end."""
 
     executable: Any = None
 
 
 def _release(version: int) -> str:
-    """Of CUDA, as people say it."""
+    """A CUDA version in the usual form."""
     return f"{version // 1000}.{version % 1000 // 10}"

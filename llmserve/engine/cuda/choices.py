@@ -1,7 +1,7 @@
-"""What tokens are chosen with on the device, and which of a step's tokens are chosen there.
+"""The data for choosing tokens on the device, and which of a step's tokens are chosen there.
 
-The requests of a step come as the records and ids that the library of the CPU engine reads (`native/step.py`). Who
-wants nothing but a token gets it from the device; masks, log-probs, likely tokens and logits are the library's, on the
+The requests of a step come as the records and ids that the library of the CPU engine reads (`native/step.py`). If a
+request only needs a token, the device chooses it; the library handles masks, log-probs, likely tokens and logits on the
 host.
 """
 
@@ -35,14 +35,14 @@ def most_ids(header: EngineHeader) -> int:
 
 
 def choice_offsets(header: EngineHeader) -> tuple[dict[str, int], int]:
-    """Places in bytes of arrays of 32-bit numbers, one behind the other, and what they take together."""
+    """Offsets in bytes of consecutive arrays of 32-bit numbers, and their total size."""
     rows, samples, ids = header.head_rows, header.max_num_tokens, most_ids(header)
     vocab_size, blocks = header.vocab_size, num_blocks_of(header.vocab_size)
     sizes = {
         "records": num_words(SAMPLE) * samples,
         "ids": ids,
         "biases": ids,
-        "selected": rows,  # of a piece: rows of the step's tokens, and behind them which sample each is for
+        "selected": rows,  # of a piece: rows of the step's tokens, followed by the sample of each
         "samples": rows,
         "tokens": samples,
         "banned_logits": ids,
@@ -58,11 +58,11 @@ def choice_offsets(header: EngineHeader) -> tuple[dict[str, int], int]:
 
 
 class StepChoice(NamedTuple):
-    """Of one step."""
+    """For one step."""
 
     records: NDArray[Any]  # of dtype SAMPLE
-    rows: Words  # of each selected row: the sample that the device chooses there, or NOBODY
-    is_chosen: Sequence[bool]  # of each sample, whether by the device
+    rows: Words  # for each selected row: the sample that the device chooses there, or NOBODY
+    is_chosen: Sequence[bool]  # for each sample, whether the device chooses it
     has_edits: bool  # of those
     has_draws: bool
 

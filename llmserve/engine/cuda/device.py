@@ -1,6 +1,6 @@
-"""The seam to a driver: memory, modules, launches and graphs of one GPU, in one order.
+"""The interface to a driver: memory, modules, launches and graphs of one GPU, in one order.
 
-What is asked of a device happens later, in the order in which it was asked. Addresses are plain integers. `bindings.py`
+A device executes calls later, in order. Addresses are plain integers. `bindings.py`
 implements it over NVIDIA's driver; tests over the interpreted kernels.
 """
 
@@ -33,19 +33,19 @@ class Device(Protocol):
     def free_bytes(self) -> int: ...
 
     def allocate(self, num_bytes: int) -> int:
-        """Address of memory of the device, a multiple of 256."""
+        """Address of device memory, a multiple of 256."""
         ...
 
     def host_memory(self, num_bytes: int) -> HostMemory:
-        """Memory that the device copies from and to without help; as long as the device is open."""
+        """Host memory that the device copies from and to directly; valid while the device is open."""
         ...
 
     def write(self, address: int, source: HostMemory) -> None:
-        """`source` stays as it is until it was waited for."""
+        """`source` must not change until the write has been waited for."""
         ...
 
     def read(self, target: HostMemory, address: int) -> None:
-        """There when it was waited for."""
+        """The data is there once it has been waited for."""
         ...
 
     def clear(self, address: int, num_bytes: int) -> None: ...
@@ -59,7 +59,7 @@ class Device(Protocol):
         ...
 
     def capture(self) -> AbstractContextManager[Graph]:
-        """What is launched inside becomes the graph, and does not run. Nothing else may be asked for inside."""
+        """Launches inside become the graph, and do not run. No other calls are allowed inside."""
         ...
 
     def run(self, graph: Graph) -> None: ...
@@ -67,11 +67,11 @@ class Device(Protocol):
     def make_event(self) -> Event: ...
 
     def record(self, event: Event) -> None:
-        """From now on it stands for all that has been asked until now."""
+        """Mark everything that has been requested so far."""
         ...
 
     def wait(self, event: Event) -> None:
-        """Until that has happened; what was asked behind it may be still to come."""
+        """Wait until the marked work is done; later work may still be running."""
         ...
 
     def synchronize(self) -> None:
@@ -79,5 +79,5 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Free everything. May be called again."""
         ...

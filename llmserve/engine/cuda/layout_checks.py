@@ -1,7 +1,7 @@
-"""Whether a CUDA engine file's header makes sense: every number and address in it, before a device is told any.
+"""Checks every number and address in a CUDA engine file's header before a device uses any.
 
-Files are whole by their checksum, so this is for those that another program has written or changed. What a binary does
-is its own affair: engine files hold code, and come from where code may come from.
+The checksum protects files from damage, so this is for files that another program has written or changed. Binaries are
+not checked: engine files contain code, and must come from a trusted source.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SYMBOL = re.compile(r"[A-Za-z_$][\w$]{0,4095}", re.ASCII)
 
 
 def problems(header: EngineHeader) -> list[str]:
-    """All of them; what the later checks count with is checked first."""
+    """All problems; values that later checks use are checked first."""
     for check in (_sizes, _kernels, _data, _launches, _tactics):
         if found := list(check(header)):
             return found
@@ -106,7 +106,7 @@ def _is_pair(pair: tuple[Any, ...]) -> bool:
 
 
 def _data(header: EngineHeader) -> Iterator[str]:
-    """Binaries, then tensors one behind the other."""
+    """Binaries, then consecutive tensors."""
     if not header.binaries:
         yield "there are no binaries"
     for gpu, binaries in header.binaries.items():
@@ -175,7 +175,7 @@ def _launches(header: EngineHeader) -> Iterator[str]:
 
 
 def _tactics(header: EngineHeader) -> Iterator[str]:
-    """What may be launched for a kernel takes the same arguments, wherever that is."""
+    """The tactics of a kernel must have the same arguments."""
     parts: dict[int, set[str]] = {}
     for launch in header.launches:
         parts.setdefault(launch.kernel, set()).add(launch.part)
@@ -185,7 +185,7 @@ def _tactics(header: EngineHeader) -> Iterator[str]:
             continue
         kernel = header.kernels[number]
         if not is_product(kernel):
-            yield f"kernel {number} ({kernel.function}) has tactics but is not a product"
+            yield f"kernel {number} ({kernel.function}) has tactics, but is not a product"
             continue
         for tactic in tactics:
             if not _is_whole(tactic.kernel, 0, len(header.kernels) - 1):
@@ -201,7 +201,7 @@ def _tactics(header: EngineHeader) -> Iterator[str]:
 
 
 def _is_grid(header: EngineHeader, part: str, grid: tuple[Extent, Extent, Extent], kernel: Kernel) -> bool:
-    """Within the device's limits; and rows in tiles as large as the kernel's, that buffers have room for."""
+    """Within the device's limits; and with tiles of rows as large as the kernel's, so that they fit in the buffers."""
     tile = dict(kernel.constants).get("TILE_ROWS", 1)
     most = header.max_num_tokens if part == StepPart.BODY.value else header.head_rows
     return all(
@@ -218,7 +218,7 @@ def _is_extent(extent: Extent) -> bool:
 
 
 class _Rooms:
-    """What addresses may be in."""
+    """Memory that addresses may refer to."""
 
     def __init__(self, header: EngineHeader) -> None:
         inputs = Inputs(header)
@@ -239,7 +239,7 @@ class _Rooms:
         }
 
     def place(self, address: Address) -> int | None:
-        """In its room, in bytes; None for one that is in none."""
+        """The offset in its room, in bytes; None if it is in no room."""
         if not isinstance(address.room, str) or not isinstance(address.name, str):
             return None
         if address.room not in {room.value for room in Room}:
@@ -249,7 +249,7 @@ class _Rooms:
 
 
 def _planes(num_bytes: Sequence[int]) -> dict[str, tuple[int, int]]:
-    """Where the keys, or values, of each layer are, one behind the other."""
+    """The places of each layer's keys, or values, one after another."""
     begins = accumulate(num_bytes, initial=0)
     return {str(layer): place for layer, place in enumerate(zip(begins, num_bytes, strict=False))}
 
@@ -259,6 +259,6 @@ def _is_whole(value: object, least: int, most: int) -> bool:
 
 
 def _shown(value: object) -> str:
-    """A file may say anything: its beginning does."""
+    """The beginning of a value from the file, which may be anything."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,4 +1,4 @@
-"""What the cuda target needs of a machine to run engines, for `llmserve doctor`. To build needs a compiler."""
+"""Requirements of the cuda target to run engines, for `llmserve doctor`. Building requires a compiler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _bindings(need: str) -> Check:
 
 
 def _compiler(need: str) -> Check:
-    """Not needed to run an engine."""
+    """Not required to run an engine."""
     try:
         return Check(need, True, f"triton {metadata.version('triton')}")
     except metadata.PackageNotFoundError:

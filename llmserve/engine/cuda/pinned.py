@@ -1,4 +1,4 @@
-"""A step's data on their way to the device and back: memory of the host that the device copies from and to."""
+"""A step's data on the way to the device and back, in host memory that the device copies directly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmserve.engine.native.step import FlatStep
 
 
 class Pinned:
-    """Of one step; while one is under way, the next has its own."""
+    """For one step; while it runs, the next step uses another one."""
 
     def __init__(self, device: Device, header: EngineHeader, inputs: Inputs) -> None:
         self._device = device
@@ -26,21 +26,21 @@ class Pinned:
         samples, ids = header.max_num_tokens, most_ids(header)
         self._records = self._words(num_words(SAMPLE) * samples)
         self._ids, self._biases = self._words(ids), self._words(ids).view(np.float32)
-        self.tokens = self._words(samples)  # that the device has chosen, in the order of the samples
+        self.tokens = self._words(samples)  # tokens that the device has chosen, in the order of the samples
         num_pieces = -(-header.max_num_tokens // header.head_rows)
         stride = (self._offsets["samples"] - self._offsets["selected"]) // ITEM_BYTES
         self._rows = self._words(num_pieces * 2 * stride).reshape(num_pieces, 2, stride)
         self.event = device.make_event()
 
     def send_requests(self, choice: StepChoice, flat: FlatStep, place: int) -> None:
-        """How tokens are chosen, to the arrays of CHOICE, which lie at `place`."""
+        """Send the data for choosing tokens to the arrays of CHOICE at `place`."""
         self._send(self._records, choice.records.view(np.int32), place, "records")
         if choice.has_edits:
             self._send(self._ids, flat.sample_ids, place, "ids")
             self._send(self._biases, flat.bias_values, place, "biases")
 
     def send_rows(self, choice: StepChoice, selected: NDArray[np.uint32], begin: int, end: int, place: int) -> None:
-        """A piece of the selected rows: which tokens' they are, and whose token the device chooses there."""
+        """Send a piece of the selected rows: their tokens, and the sample that the device chooses for each."""
         rows = self._rows[begin // (end - begin)]
         count = len(selected[begin:end])
         rows[0], rows[1] = 0, NOBODY

@@ -1,9 +1,9 @@
 """Steps of a CUDA engine: a StepPlan in, a copy to the device, graphs, tokens back, a StepResult out.
 
-A step is filled up to a bucket of rows, and each bucket has a graph, captured when the engine is opened. The graph of
-the body runs over all tokens, that of the head over pieces of the rows whose logits are wanted. Who wants nothing but a
-token has it chosen on the device, which the next step can read there before anybody has seen it; whatever else is
-wanted of logits is found on the host, by the library that the CPU engine has. Both choose the same of equal logits.
+A step is padded to a bucket of rows, and each bucket has a graph, captured when the engine is opened. The graph of the
+body runs over all tokens, that of the head over pieces of the rows whose logits are needed. If a request only needs a
+token, the device chooses it, and the next step can read it there before the host has seen it. For everything else, the
+host uses the CPU engine's library. Both choose the same token from equal logits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from llmserve.engine.tactics import TacticCache
 from llmserve.errors import EngineFileError, InvalidArgument, Unsupported
 from llmserve.scheduler.plan import StepPlan
 
-STAGING_BYTES = 64 << 20  # of weights on their way to the device
+STAGING_BYTES = 64 << 20  # of weights while they are copied to the device
 
 
 class CudaRunner:
@@ -41,9 +41,9 @@ class CudaRunner:
         self, path: Path, device: Device, *, num_blocks: int, threads: int = 0, num_states: int | None = None,
         keeps_all: bool = True,
     ) -> None:  # fmt: skip
-        """`num_blocks`: of the KV pool; `threads`: that choose tokens, 0: one for each core; `num_states`: slots for
-        states of sequences, where the network has states, None: for the largest batch; `keeps_all`: layers with a
-        window have no block tables of their own.
+        """`num_blocks`: of the KV pool; `threads`: threads that choose tokens, 0: one per core; `num_states`: slots for
+        states of sequences, if the network has states, None: for the largest batch; `keeps_all`: layers with a window
+        have no separate block tables.
 
         Raises Unsupported (an engine without kernels for the device), EngineFileError, ResourceExhausted.
         """
@@ -96,7 +96,7 @@ class CudaRunner:
         return self.launch(plan).result()
 
     def launch(self, plan: StepPlan) -> CudaStep:
-        """See `PipelinedRunner`. At most one step is pending meanwhile."""
+        """See `PipelinedRunner`. At most one step may be pending."""
         assert 0 < len(plan.chunks) <= self._info.max_batch_size
         assert plan.num_tokens <= self._info.max_num_tokens
         host = self._free.pop(0)
@@ -115,16 +115,16 @@ class CudaRunner:
         self.device.record(host.event)
         sampled = (chunk.sequence_id for chunk in plan.chunks for _ in range(chunk.num_samples))
         found = choice.flat.tokens
-        self._unseen = {  # of a chunk's samples the last one
+        self._unseen = {  # the last one of a chunk's samples
             sequence_id: FIRST_UNSEEN - place if is_ours else found[place]
             for place, (sequence_id, is_ours) in enumerate(zip(sampled, step.is_chosen, strict=True))
         }
         return CudaStep(self.device, host, self._free, choice, step.chosen)
 
     def replay(self, num_sequences: int, count: int, *, with_head: bool = True) -> None:
-        """Run what a step of so many decoding sequences runs on the device `count` times, and wait: for measurements.
+        """Run the device work of a step of so many decoding sequences `count` times, and wait; for measurements.
 
-        No step is pending; positions and tokens are the last step's. `with_head`: logits and choice too.
+        No step may be pending; positions and tokens are the last step's. `with_head`: logits and choice too.
         """
         body = self._graphs[StepPart.BODY, bucket_of(num_sequences, self.header.max_num_tokens)]
         head_rows = self.header.head_rows
@@ -138,7 +138,7 @@ class CudaRunner:
         self.device.synchronize()
 
     def _run_head(self, host: Pinned, choice: Choice, step: StepChoice, begin: int) -> None:
-        """The logits of the selected rows from `begin` on, as many as there is room for, and what is chosen of them."""
+        """Logits of the selected rows from `begin` on, as many as fit, and the tokens chosen from them."""
         head_rows = self.header.head_rows
         rows = step.rows[begin : begin + head_rows]
         num_rows = bucket_of(len(rows), head_rows)
@@ -153,7 +153,7 @@ class CudaRunner:
             self._choose_here(choice, np.flatnonzero(is_ours), begin)
 
     def _choose_here(self, choice: Choice, rows: NDArray[np.intp], begin: int) -> None:
-        """By the library: in these rows of the piece that begins at `begin`."""
+        """Choose with the library, in these rows of the piece that begins at `begin`."""
         first, last = int(rows[0]), int(rows[-1])
         logits = self._logits[first : last + 1]
         self.device.read(logits.reshape(-1).view(np.uint8), self._places[Room.LOGITS] + logits[0].nbytes * first)
@@ -162,13 +162,13 @@ class CudaRunner:
             choice.add(logits[run[0] - first : run[-1] + 1 - first], begin + int(run[0]))
 
     def close(self) -> None:
-        """Give the device back. Idempotent."""
+        """Release the device. May be called again."""
         self._close.close()
 
     def _allocate(self) -> None:
         header, device = self.header, self.device
         parts, num_blocks = header.plane_bytes[: self._layout.num_parts], self._num_blocks + self._layout.num_spare
-        self._planes: dict[Room, list[int]] = {  # where each part's begins, and behind the last one
+        self._planes: dict[Room, list[int]] = {  # the start of each part's arrays, and the end of the last
             room: [begin * num_blocks for begin in accumulate(num_bytes, initial=0)]
             for room, num_bytes in zip((Room.KEYS, Room.VALUES), zip(*parts, strict=True), strict=True)
         }
@@ -185,11 +185,11 @@ class CudaRunner:
         self._places = {room: device.allocate(max(num_bytes, 1)) for room, num_bytes in wanted.items()}
         rows = _in_tiles(header.max_num_tokens)
         self._buffers = [device.allocate(num_bytes * rows) for num_bytes in header.buffers]
-        for room in (Room.KEYS, Room.VALUES):  # what is in no position yet is multiplied with 0
+        for room in (Room.KEYS, Room.VALUES):  # unused positions are multiplied by 0
             device.clear(self._places[room], wanted[room])
-        device.clear(self._places[Room.CHOICE], self._choice_bytes)  # counts begin with zeros
+        device.clear(self._places[Room.CHOICE], self._choice_bytes)  # counts start at zero
         device.clear(self._places[Room.INPUT], self._inputs.num_bytes)  # for a replay before any step
-        self._free = [Pinned(device, header, self._inputs) for _ in range(2)]  # one for each step under way
+        self._free = [Pinned(device, header, self._inputs) for _ in range(2)]  # one for each running step
         host_logits = device.host_memory(4 * header.vocab_size * header.head_rows)
         self._logits: NDArray[np.float32] = host_logits.view(np.float32).reshape(header.head_rows, header.vocab_size)
         self._tensors = {tensor.name: tensor.offset - header.tensors_begin for tensor in header.tensors}
@@ -202,12 +202,12 @@ class CudaRunner:
             for begin in range(0, header.weight_bytes, STAGING_BYTES):
                 piece = staging[: min(STAGING_BYTES, header.weight_bytes - begin)]
                 if file.readinto(piece.data) != len(piece):
-                    raise EngineFileError(f"{path} was truncated while it was read; build the engine again")
+                    raise EngineFileError(f"{path} was truncated while it was read; rebuild the engine")
                 self.device.write(address + begin, piece)
                 self.device.synchronize()
 
     def _load(self, path: Path) -> list[Function]:
-        """Of each kernel."""
+        """The functions of all kernels."""
         functions = []
         with path.open("rb") as file:
             for binary in self.header.binaries[self.device.architecture]:
@@ -223,7 +223,7 @@ class CudaRunner:
                 yield chosen(self.header, launch, num_rows, cache)
 
     def capture(self, launches: Iterable[Launch], num_rows: int) -> Graph:
-        """A graph of these, for so many rows."""
+        """A graph of these launches, for so many rows."""
         with self.device.capture() as graph:
             for launch in launches:
                 self._launch(launch, num_rows)
@@ -240,7 +240,7 @@ class CudaRunner:
         self.device.launch(self._functions[launch.kernel], (x, y, z), binary.threads, binary.shared_bytes, arguments)
 
     def place(self, argument: Address, table: int = 0) -> int:
-        """Where it is on the device. `table`: whose slots and block tables are meant."""
+        """An argument's address on the device. `table`: whose slots and block tables are used."""
         room = Room(argument.room)
         if room is Room.BUFFER:
             return self._buffers[int(argument.name)] + argument.offset
@@ -254,7 +254,7 @@ class CudaRunner:
 
 
 class CudaStep(NamedTuple):
-    """A step under way; see `PendingStep`."""
+    """A running step; see `PendingStep`."""
 
     device: Device
     host: Pinned
@@ -280,7 +280,7 @@ def check_architecture(header: EngineHeader, device: Device) -> None:
 
 
 def fixed_bytes(header: EngineHeader, layout: CacheLayout) -> int:
-    """Of the device's memory, besides the KV pool."""
+    """Device memory, without the KV pool."""
     inputs = Inputs(header, layout.windowed_layers).num_bytes
     steps = inputs + choice_offsets(header)[1] + _logits_bytes(header) + layout.num_spare * layout.block_bytes
     return header.weight_bytes + steps + header.scratch_bytes + sum(header.buffers) * _in_tiles(header.max_num_tokens)

@@ -1,4 +1,4 @@
-"""The `cuda` target's run-time room, as the registry finds it: engines that run on an NVIDIA GPU."""
+"""The `Runtime` of the `cuda` target: engines that run on an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AS_IT_IS = {"enable_chunked_context": True, "max_beam_width": 1, "cuda_graph_mod
 
 
 class CudaRuntime:
-    """`open_device`: a GPU by its number for this process."""
+    """`open_device`: opens a GPU by its number for this process."""
 
     def __init__(self, open_device: Callable[[int], Device] = NvidiaDevice) -> None:
         self._open_device = open_device
@@ -44,7 +44,7 @@ class CudaRuntime:
         return NEEDS
 
     def problems_here(self, directory: EngineDirectory) -> list[str]:
-        """The GPU, kernels for it, and memory for weights and one sequence."""
+        """Checks the GPU, its kernels, and memory for weights and one sequence."""
         try:
             header = read_header(directory.engine_file)
             with closing(self._open_device(0)) as device:
@@ -58,7 +58,7 @@ class CudaRuntime:
         """Copy the weights to the device, allocate the KV pool, capture the graphs and start the step loop."""
         for text in settings.gpu.without_effect(HONOURED, AS_IT_IS):
             logger.warning("%s", text)
-        from llmserve.engine.replicas import ReplicatedEngine  # asyncio: inspect and doctor do without
+        from llmserve.engine.replicas import ReplicatedEngine  # asyncio, which inspect and doctor do not need
 
         gpus = _gpus(settings.gpu)
         if len(gpus) == 1:
@@ -108,10 +108,10 @@ class CudaRuntime:
         return None
 
     def tactics(self, directory: EngineDirectory) -> Tactics:
-        """What GPU 0 would use."""
+        """The tactics for GPU 0."""
         header = read_header(directory.engine_file)
         if not header.tactics:
-            return Tactics("the engine was built with one tactic for each product")
+            return Tactics("the engine was built with only one tactic for each product")
         try:
             with closing(self._open_device(0)) as device:
                 machine = machine_of(device)
@@ -121,7 +121,7 @@ class CudaRuntime:
         return Tactics(f"tactics on {machine.device}, {machine.kernels}", choices(header, cache))
 
     def tune(self, directory: EngineDirectory, progress: Progress) -> None:
-        """On GPU 0, which has to have room for the engine."""
+        """On GPU 0, which must have memory for the engine."""
         header = read_header(directory.engine_file)
         if not header.tactics:
             raise nothing_to_tune(self.tactics(directory))
@@ -143,7 +143,7 @@ RUNTIME: Runtime = CudaRuntime()
 
 
 def _gpus(settings: GpuSettings) -> Sequence[int]:
-    """Those that each get the engine."""
+    """The GPUs that each run a copy of the engine."""
     chosen, instances = settings.gpu_device_ids, settings.instance_gpus
     if chosen and instances and set(chosen) != set(instances):
         raise InvalidArgument(
@@ -156,7 +156,7 @@ def _gpus(settings: GpuSettings) -> Sequence[int]:
 def _pool_sizes(
     directory: EngineDirectory, header: EngineHeader, device: Device, settings: EngineSettings
 ) -> tuple[int, int]:
-    """Blocks of the KV pool, and slots for states. What is promised of the host's memory is none of the device's."""
+    """Blocks of the KV pool, and slots for states. Reserved host memory does not affect the device."""
     layout = header.cache_layout()
     return pool_with_states(
         directory.info(), replace(settings, reserved_bytes=0), block_size=header.block_size,

@@ -1,6 +1,6 @@
-"""Tactics of a CUDA engine: in which tiles a product is cut.
+"""Tactics of a CUDA engine: the tiles of its products.
 
-An engine file has kernels for several; which is fastest on a device, `tuning.py` measures.
+An engine file has kernels for several tactics; `tuning.py` measures which is fastest on a device.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from llmserve.engine.runtime import TacticChoice
 from llmserve.engine.tactics import Machine, TacticCache, choose_tactic
 
 CONSTANTS = {"FORMAT", "NUM_INPUTS", "NUM_COLUMNS", "SEGMENTS", "TILE_ROWS", "TILE_COLUMNS", "TILE_INPUTS"}
-ONE_TILE_ROWS = 128  # a launch for no more rows than these reads and makes the same for all
+ONE_TILE_ROWS = 128  # a launch for at most so many rows has the same inputs and outputs for all
 
 
 class Layer(NamedTuple):
-    """Launches that differ in their weights only, for up to so many rows."""
+    """Launches that differ only in their weights, for up to so many rows."""
 
     name: str
     rows: int
 
 
 def is_product(kernel: Kernel) -> bool:
-    """Whether all is there that a tactic's name and its layer's are made of."""
+    """Whether it has everything that names of tactics and layers need."""
     return dict(kernel.constants).keys() >= CONSTANTS and "w" in dict(kernel.types)
 
 
@@ -35,13 +35,13 @@ def machine_of(device: Device) -> Machine:
 
 
 def layer_of(header: EngineHeader, launch: Launch, num_rows: int) -> Layer:
-    """Of a launch that has tactics, where it runs for so many rows."""
+    """The layer of a launch that has tactics, for so many rows."""
     rows = launch.most_rows if launch.most_rows <= ONE_TILE_ROWS else 1 << (num_rows - 1).bit_length()
     return Layer(_described(header.kernels[launch.kernel]), rows)
 
 
 def versions(header: EngineHeader, launch: Launch) -> dict[str, Launch]:
-    """By the names of its tactics; the one that the build chose comes first."""
+    """Variants by the names of their tactics; the build's choice comes first."""
     others = (
         launch._replace(kernel=tactic.kernel, grid=tactic.grid) for tactic in header.tactics.get(launch.kernel, ())
     )
@@ -55,7 +55,7 @@ def tile_of(kernel: Kernel) -> str:
 
 
 def chosen(header: EngineHeader, launch: Launch, num_rows: int, cache: TacticCache) -> Launch:
-    """What is launched for it, by what was measured."""
+    """The fastest variant according to the measurements."""
     if launch.kernel not in header.tactics:
         return launch
     layer = layer_of(header, launch, num_rows)
@@ -64,18 +64,18 @@ def chosen(header: EngineHeader, launch: Launch, num_rows: int, cache: TacticCac
 
 
 def tuned_launches(header: EngineHeader) -> Mapping[Layer, tuple[int, list[Launch]]]:
-    """Those with a choice; with the rows for which they are to be timed."""
+    """Launches with several tactics, with the rows for which they are timed."""
     found: dict[Layer, tuple[int, list[Launch]]] = {}
     for launch in header.launches:
         rows = _rows_of(header, launch) if launch.kernel in header.tactics else []
-        most = {layer_of(header, launch, each): each for each in rows}  # several buckets may be one layer's
+        most = {layer_of(header, launch, each): each for each in rows}  # several buckets may belong to one layer
         for layer, num_rows in most.items():
             found.setdefault(layer, (num_rows, []))[1].append(launch)
     return found
 
 
 def choices(header: EngineHeader, cache: TacticCache) -> dict[str, list[TacticChoice]]:
-    """By layer, what is used for up to how many rows, and why."""
+    """By layer: the tactic up to each number of rows, and the reason."""
     found: dict[str, list[TacticChoice]] = {}
     for layer, (_, launches) in tuned_launches(header).items():
         names = list(versions(header, launches[0]))
@@ -90,7 +90,7 @@ def _rows_of(header: EngineHeader, launch: Launch) -> list[int]:
 
 
 def _described(kernel: Kernel) -> str:
-    """Whatever a product does that takes time."""
+    """The properties of a product that take time."""
     constants, types = dict(kernel.constants), dict(kernel.types)
     numbers = types["w"].lstrip("*") if constants["FORMAT"] == "float" else constants["FORMAT"]
     words = [f"{kernel.function.rpartition('.')[2]} {constants['NUM_INPUTS']} to {constants['NUM_COLUMNS']}", numbers]

@@ -1,6 +1,6 @@
-"""Times the tactics of a CUDA engine's products where they are to run: with its weights, in graphs, as steps do.
+"""Times the tactics of a CUDA engine's products under real conditions: with its weights, in graphs, as in steps.
 
-A tactic whose bits are not those of the one that the build chose is left out: no cache may change a result.
+A tactic whose bits differ from the build's choice is left out, because no cache may change a result.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from llmserve.engine.tactics import TacticCache
 from llmserve.progress import Progress
 
 logger = logging.getLogger(__name__)
-LEAST_SECONDS = 0.02  # of a trial
+LEAST_SECONDS = 0.02  # bytes of weights in a trial
 TRIALS = 3
-LEAST_LAUNCHES = 16  # in a graph: beside a few short ones, beginning it would count
-CHECKED_ROWS = 256  # their bits stand for those of more rows
+LEAST_LAUNCHES = 16  # in a graph: with only a few short ones, its start would matter
+CHECKED_ROWS = 256  # their bits represent those of more rows
 
 
 def time_tactics(runner: CudaRunner, progress: Progress, clock: Callable[[], float] = perf_counter) -> TacticCache:
-    """Of every layer with a choice; `clock` is in seconds. Nothing else runs on the device meanwhile."""
+    """Time every layer with several tactics; `clock` is in seconds. Nothing else may run on the device."""
     header, layers, bench = runner.header, tuned_launches(runner.header), _Bench(runner, clock)
     weights = {tensor.name: tensor.num_bytes for tensor in header.tensors}
 
     def num_bytes(launches: Sequence[Launch]) -> int:
-        """Read in all trials, each counted once."""
+        """Bytes read in all trials, each counted once."""
         read = sum(weights.get(address.name, 0) for launch in launches for address in launch.arguments)
         return read * len(versions(header, launches[0]))
 
@@ -52,7 +52,7 @@ class _Bench:
         self._staging: HostMemory = np.empty(0, np.uint8)
 
     def timings(self, layer: Layer, launches: Sequence[Launch], num_rows: int) -> dict[str, float]:
-        """Microseconds of a launch, by tactic; the device goes through all weights of a layer's kind, as in a step."""
+        """Microseconds per launch, by tactic; the device cycles through all weights of the kind, as in a step."""
         runner, by_launch = self._runner, [versions(self._runner.header, launch) for launch in launches]
         wanted, found = None, {}
         for name, launch in by_launch[0].items():
@@ -66,7 +66,7 @@ class _Bench:
         return found
 
     def _seconds(self, graph: Graph) -> float:
-        """Of a run: the shortest of a few trials, each of as many as take a while; the first run does not count."""
+        """Seconds of a run: the shortest of a few trials of many runs each; the first run is not counted."""
         device, count = self._runner.device, 1
         found: list[float] = []
         device.run(graph)
@@ -84,7 +84,7 @@ class _Bench:
         return min(found)
 
     def _made(self, launch: Launch, num_rows: int) -> bytes:
-        """What it makes of random numbers, all rows of it."""
+        """Its output for random numbers, with all rows."""
         runner, rng = self._runner, np.random.default_rng(0)
         kernel = runner.header.kernels[launch.kernel]
         places = dict(zip((name for name, _ in kernel.types), launch.arguments, strict=True))
@@ -106,7 +106,7 @@ class _Bench:
         return b"".join(made[begin * piece_bytes :][:used_bytes].tobytes() for begin in range(pieces))
 
     def _fill(self, place: Address, type_: str, num_rows: int, rng: np.random.Generator) -> None:
-        """All rows of the buffer where an argument is, with numbers of its type."""
+        """Fill all rows of an argument's buffer with numbers of its type."""
         num_bytes = self._runner.header.buffers[int(place.name)] * num_rows
         memory = self._staged(num_bytes)
         dtype = np.dtype(DTYPES[type_])

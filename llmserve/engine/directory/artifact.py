@@ -1,7 +1,7 @@
 """The engine directory: names of its files, and opening one safely.
 
-`EngineDirectory.open` refuses, by name, what is missing, truncated, damaged, foreign or from another version, before
-anything reads a weight. Small files are hashed at every open; larger ones by `verify`.
+`EngineDirectory.open` refuses missing, truncated, damaged or foreign files, and other versions, before any weight is
+read. Small files are hashed at every open, larger ones by `verify`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ RETIRED_OPTIONS = frozenset({"group_size"})  # of builds that older manifests na
 CONFIG_FILE = "config.json"
 ENGINE_FILE = "rank0.engine"
 SELFTEST_FILE = "selftest.npz"
-CACHE_FILE = "model.cache"  # timings of tactics; not in the manifest, for no result depends on them
-PROGRAM_FILE = "program.txt"  # the traced network, for people
+CACHE_FILE = "model.cache"  # timings of tactics; not in the manifest, because no result depends on them
+PROGRAM_FILE = "program.txt"  # the traced network, for information
 HF_CONFIG_FILE = "hf_config.json"  # the checkpoint's config.json: role tokens, end tokens
 GENERATION_CONFIG_FILE = "generation_config.json"
 LIMITS = ("max_seq_len", "max_batch_size", "max_num_tokens")  # in config.json's build_config
@@ -35,7 +35,7 @@ CHUNK_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class EngineDirectory:
-    """A complete engine of this format version. Immutable; holds no file open."""
+    """A complete engine of this format version. Immutable; keeps no file open."""
 
     path: Path
     manifest: Manifest
@@ -43,7 +43,7 @@ class EngineDirectory:
 
     @classmethod
     def open(cls, path: Path) -> EngineDirectory:
-        """Raise `NotFound` for a path that is not there, `EngineFileError` listing everything else that is wrong."""
+        """Raises `NotFound` if the path does not exist, `EngineFileError` listing all other problems."""
         manifest = read_manifest(path)
         problems = [text for name in sorted(manifest.files) if (text := _problem(path, manifest, name))]
         raise_problems(EngineFileError, _damaged(path, manifest), problems)
@@ -51,7 +51,7 @@ class EngineDirectory:
             config = json.loads((path / CONFIG_FILE).read_text())
             limits = config["pretrained_config"]["vocab_size"], *(config["build_config"][name] for name in LIMITS)
             if not all(type(number) is int for number in limits):
-                raise TypeError(f"limits must be numbers: {limits}")
+                raise TypeError(f"limits must be integers, got {limits}")
         except (OSError, ValueError, RecursionError) as error:
             raise EngineFileError(f"{path / CONFIG_FILE} cannot be read: {error}") from error
         except (KeyError, TypeError) as error:
@@ -64,7 +64,7 @@ class EngineDirectory:
 
     @property
     def generation_config(self) -> dict[str, Any]:
-        """The checkpoint's generation_config.json; empty when it had none."""
+        """The checkpoint's generation_config.json; empty if it had none."""
         return self._optional_json(GENERATION_CONFIG_FILE)
 
     @property
@@ -90,11 +90,11 @@ class EngineDirectory:
 
     @property
     def hidden_width(self) -> int:
-        """Of the rows that it reads of another engine, whose layer for drafts it is; 0: it is none."""
+        """Width of the hidden rows of another engine that this layer for drafts reads; 0: it is not such a layer."""
         return int(self.config["pretrained_config"].get("hidden_width", 0))
 
     def _pooling(self) -> dict[str, Any]:
-        """What `builder.config` says of an engine that makes no tokens."""
+        """The pooling of an engine that does not generate tokens, from `builder.config`."""
         pooling = self.config["pretrained_config"].get("pooling")
         if not isinstance(pooling, dict):
             return {}
@@ -127,12 +127,12 @@ def _damaged(path: Path, manifest: Manifest) -> str:
 
 
 def rebuild_command(directory: Path) -> str:
-    """What builds the engine in `directory` again, with the options of its manifest, of whatever version that is."""
+    """The command that rebuilds the engine in `directory` with its manifest's options, of any version."""
     try:
         manifest: dict[str, Any] = json.loads((directory / MANIFEST_FILE).read_text())
         options: dict[str, Any] = manifest["options"]
         given = {name: value for name, value in options.items() if not isinstance(value, dict)}
-        for own in options.values():  # of the target
+        for own in options.values():  # options of the target
             given |= own if isinstance(own, dict) else {}
         given |= {"calibration_data": "FILE"} if manifest.get("calibration") else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -146,7 +146,7 @@ def rebuild_command(directory: Path) -> str:
 
 
 def hash_file(path: Path, progress: Callable[[int], None] = lambda num_bytes: None) -> str:
-    """SHA-256 in hexadecimal; `progress` is told the bytes of each piece."""
+    """SHA-256 in hexadecimal; `progress` receives the bytes of each piece."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(CHUNK_BYTES):
@@ -156,7 +156,7 @@ def hash_file(path: Path, progress: Callable[[int], None] = lambda num_bytes: No
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Of an engine directory, without a look at its other files. Raises as `EngineDirectory.open`."""
+    """The manifest of an engine directory; does not check its other files. Raises as `EngineDirectory.open`."""
     if not path.exists():
         raise NotFound(f"no engine directory {path}; build one with: llmserve build CHECKPOINT --output-dir {path}")
     if path.suffix == ".gguf" and path.is_file():
@@ -174,7 +174,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _what_it_is_instead(path: Path) -> str:
-    """The likely mistake behind a directory without manifest."""
+    """The likely mistake if a directory has no manifest."""
     try:
         config = json.loads((path / CONFIG_FILE).read_text())
     except (OSError, ValueError, RecursionError):
@@ -192,10 +192,10 @@ def _what_it_is_instead(path: Path) -> str:
 
 
 def _problem(path: Path, manifest: Manifest, name: str) -> str:
-    """What is wrong with one file, or an empty string."""
+    """The problem with one file, or an empty string."""
     record = manifest.files[name]
     if Path(name).is_absolute() or ".." in Path(name).parts:
-        return f"{name!r} is not the name of a file in the engine directory"
+        return f"{name!r} is not a valid file name in an engine directory"
     try:
         num_bytes = (path / name).stat().st_size
         if num_bytes != record.num_bytes:

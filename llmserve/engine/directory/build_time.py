@@ -1,6 +1,6 @@
-"""How long a build took, in a file beside the engine: not in the manifest, so that equal builds have equal bytes.
+"""How long a build took, in a file next to the engine, not in the manifest, so that equal builds have equal bytes.
 
-Nothing depends on it. A file that is missing or that nobody can read is no build time.
+Nothing depends on it. If the file is missing or unreadable, the build time is unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BUILD_TIME_FILE = "build_time.json"
 @dataclass(frozen=True, slots=True)
 class BuildTime:
     seconds: float
-    machine: str  # that built: see `machine_name`
+    machine: str  # the machine that built it: see `machine_name`
 
     @classmethod
     def load(cls, engine: Path) -> BuildTime | None:
@@ -31,7 +31,7 @@ class BuildTime:
         (engine / BUILD_TIME_FILE).write_text(json.dumps(asdict(self)) + "\n")
 
     def here(self) -> float | None:
-        """Seconds, if it was a machine like this one."""
+        """Seconds, if the build ran on a machine like this one."""
         return self.seconds if self.machine == machine_name() else None
 
     def __str__(self) -> str:

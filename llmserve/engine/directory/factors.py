@@ -1,6 +1,6 @@
-"""What a build has multiplied matrices with before it rounded them: powers of two, moved between neighbours.
+"""Factors of a build's matrices before rounding: powers of two, moved between neighbouring matrices.
 
-They change no result, and nothing reads them to compute. What is added to such a matrix has to be multiplied alike.
+They change no result, and computing does not use them. Additions to such a matrix must be multiplied, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from llmserve.errors import EngineFileError
 
-FACTORS_FILE = "factors.npz"  # of engines that are rounded
+FACTORS_FILE = "factors.npz"  # in engines with rounded weights
 PowersOfTwo: TypeAlias = Mapping[str, NDArray[np.float32]]  # by parameter
 
 
@@ -26,7 +26,7 @@ class Factors:
     columns: PowersOfTwo = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        """As exponents."""
+        """Stored as exponents."""
         sets = {"rows": self.rows, "columns": self.columns}
         found: dict[str, Any] = {
             f"{kind} {name}": np.rint(np.log2(powers)).astype(np.int8)

@@ -1,8 +1,8 @@
-"""The files of an engine that is served, hashed again and again, so that a disk that rots or a file that was written
-over is noticed before answers are.
+"""Hashes the files of a served engine repeatedly, so that disk errors and overwritten files are noticed before answers
+change.
 
-The files are those that were there when the watch began, whatever has their names by now: an engine that was replaced
-by a rename is not looked at, and the old one's files stay the same.
+It keeps reading the files that existed when it started, whatever has their names now: if an engine is replaced by a
+rename, the new one is not read, and the old files do not change.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from llmserve.errors import EngineFileError
 
 logger = logging.getLogger(__name__)
 
-BYTES_PER_SECOND = 64 * 2**20  # at most: reading must not be what the engine waits for
+BYTES_PER_SECOND = 64 * 2**20  # at most, so that the engine does not wait for the disk
 
 
 class FileWatch:
-    """In a thread of its own, until something has changed or it is closed."""
+    """Runs in its own thread until something has changed or it is closed."""
 
     def __init__(self, directory: EngineDirectory, every_s: float) -> None:
-        self.problem = ""  # what has changed
+        self.problem = ""  # the change that was found
         self._directory = directory
         self._every_s = every_s
         self._closed = threading.Event()
@@ -39,7 +39,7 @@ class FileWatch:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until something has changed, or it is closed."""
+        """Wait until something has changed, or it is closed."""
         self._thread.join()
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class FileWatch:
                 self.look()
 
     def look(self) -> None:
-        """Hash every file once; the thread does it by itself."""
+        """Hash every file once; the thread calls this itself."""
         for name, descriptor in self._files.items():
             try:
                 found = self._digest(descriptor)
@@ -76,7 +76,7 @@ class FileWatch:
                 return
 
     def _digest(self, descriptor: int) -> str:
-        """Of nothing in particular when the watch is closed meanwhile."""
+        """The digest; meaningless if the watch was closed in the meantime."""
         digest, offset = hashlib.sha256(), 0
         while piece := os.pread(descriptor, CHUNK_BYTES, offset):
             digest.update(piece)

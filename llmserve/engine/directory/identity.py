@@ -1,4 +1,4 @@
-"""What a server tells of the engine behind a model, so that who judges it knows whom: over gRPC and over /v1."""
+"""What a server reports about the engine of a model, over gRPC and /v1, so that evaluations can identify it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from llmserve.engine.directory.manifest import Manifest
 from llmserve.engine.registry import runtime_for
 from llmserve.models.number_formats import UNROUNDED
 
-SHOWN_CHARS = 12  # of a digest, in messages
-PREFIX = "engine_"  # of these facts among the parameters of a model's config
+SHOWN_CHARS = 12  # characters of a digest in messages
+PREFIX = "engine_"  # prefix of these facts in the parameters of a model's config
 
 
 def told_apart(first: str, second: str) -> tuple[str, str]:
-    """Two digests for a message that says they differ: short, but as long as it takes to see where."""
+    """Two digests for a message about their difference: short, but long enough to show it."""
     first_difference = next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
     shown = max(SHOWN_CHARS, first_difference + 1)
     return first[:shown], second[:shown]
 
 
 def gate_facts(gates: Sequence[GateRecord]) -> list[dict[str, Any]]:
-    """What release gates said, as JSON."""
+    """Verdicts of release gates, as JSON."""
     return [{"suite": gate.suite, "passed": gate.passed, "verdict": gate.verdict, "time": gate.time} for gate in gates]
 
 
@@ -33,7 +33,7 @@ class EngineIdentity:
     target: str
     dtype: str
     precision: str  # of weights: `NumberFormat.precision`
-    is_deterministic: bool  # promises an answer's bits, whatever else is in the batch
+    is_deterministic: bool  # whether it promises identical bits, whatever else is in the batch
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
@@ -46,20 +46,20 @@ class EngineIdentity:
         )
 
     def parameters(self) -> dict[str, str]:
-        """As a model's config has them."""
+        """For a model's config."""
         words = {**self._named(), "deterministic": str(self.is_deterministic).lower()}
         return {PREFIX + name: str(value) for name, value in words.items()}
 
     @classmethod
     def read(cls, parameters: Mapping[str, str]) -> Self | None:
-        """What `parameters` wrote; None of a server that does not tell."""
+        """Read what `parameters` wrote; None if the server does not report it."""
         names = ("digest", "target", "dtype", "precision", "deterministic")
         found = [parameters.get(PREFIX + name, "") for name in names]
         digest, target, dtype, precision, deterministic = found
         return cls(digest, target, dtype, precision, deterministic == "true") if all(found) else None
 
     def document(self, gates: Sequence[GateRecord]) -> dict[str, Any]:
-        """As JSON, with what release gates said of it."""
+        """As JSON, with the verdicts of release gates."""
         return {**self._named(), "deterministic": self.is_deterministic, "gate": gate_facts(gates)}
 
     def _named(self) -> dict[str, str]:

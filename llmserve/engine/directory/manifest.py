@@ -1,4 +1,4 @@
-"""manifest.json: what was really built. Written last by the builder, read first by everyone else, never edited by hand.
+"""manifest.json describes what was built. The builder writes it last, all others read it first.
 
 It holds nothing that changes between two builds of the same input (no time, no path), so it is equal byte for byte.
 """
@@ -26,20 +26,20 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The checkpoint that the engine was made from: its content, not its place."""
+    """The checkpoint that the engine was built from: its content, not its path."""
 
     digest: str
     architecture: str
     files: tuple[str, ...]
-    rounded: str = ""  # what its numbers were, for people, where they were rounded; they have been expanded
+    rounded: str = ""  # a description of its quantized numbers, which were expanded; empty if none were quantized
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What rounding costs, on a passage of text: the engine's distributions of the next token beside those without."""
+    """The cost of rounding on a passage of text: the next-token distributions with and without rounding."""
 
     divergence: float  # mean Kullback-Leibler divergence, in nats
-    agreement: float  # part of the positions where both have the same best token
+    agreement: float  # share of positions where both have the same best token
     positions: int
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Calibration:
     """The text that weights were rounded for."""
 
     sha256: str
-    tokens: int  # that were used
+    tokens: int  # tokens that were used
     lines: int
 
     def __str__(self) -> str:
@@ -63,25 +63,25 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`engine_digest` covers what the engine computes, the same on every machine; `files` guards the bytes here, and
-    `prefixes` those of KV blocks that were computed ahead of time, without which the engine is complete."""
+    """`engine_digest` covers what the engine computes, and is the same on every machine. `files` protects the bytes of
+    the files, and `prefixes` those of KV blocks computed ahead of time, which are optional."""
 
     engine_digest: str
     target: str
-    device: Mapping[str, Any]  # what the target says about the device it compiled for
+    device: Mapping[str, Any]  # facts from the target about the device that it compiled for
     source: Source
-    options: Mapping[str, Any]  # the resolved build options, limits included
+    options: Mapping[str, Any]  # the resolved build options, including limits
     tensors: Mapping[str, str]  # parameter -> sha256 of its canonical array, before packing
     files: Mapping[str, FileRecord]
     tools: Mapping[str, str]  # program -> version
     calibration: Calibration | None = None
-    loss: Loss | None = None  # where weights are rounded, and there is a tokenizer to read a text with
+    loss: Loss | None = None  # if weights are rounded, and there is a tokenizer for the passage
     prefixes: Mapping[str, FileRecord] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     @property
     def dtype(self) -> str:
-        """For people: `float16`, `float16+int8` with quantized weights, `float16+int8+kv-int8` with an int8 cache."""
+        """For display: `float16`, `float16+int8` with quantized weights, `float16+int8+kv-int8` with an int8 cache."""
         cache = self.options.get("kv_cache_dtype", AUTO)
         parts = (self.options["dtype"], self.options["quantization"], "" if cache == AUTO else f"kv-{cache}")
         return "+".join(filter(None, parts))
@@ -94,7 +94,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Parse and check the seal. `EngineFileError` when it is damaged, edited or of another format version."""
+        """Parse and check the seal. `EngineFileError` if it is damaged, edited or of another format version."""
         try:
             content = json.loads(text)
             version = content["format_version"]

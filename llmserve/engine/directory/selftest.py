@@ -1,5 +1,5 @@
-"""The engine's own proof, stored beside it: prompts, and what the reference path computed for them. That of an adapter
-has the engine's prompts, and what the plainest kernels computed for them.
+"""An engine's self-test, stored next to it: prompts, and the reference's results for them. An adapter's self-test has
+the engine's prompts, and the results of the portable kernels.
 
 `run_selftest` drives any runner through prefill (one or several chunks) and single-token decode steps, as serving does,
 and compares. Shapes: P positions of all prompts together, R positions whose logits are kept, V vocabulary.
@@ -22,26 +22,26 @@ from llmserve.engine.directory.artifact import SELFTEST_FILE, EngineDirectory
 from llmserve.errors import EngineFileError
 from llmserve.scheduler.plan import Chunk, StepPlan
 
-NUM_DECODE_STEPS = 2  # the last tokens of each prompt are fed one by one
+NUM_DECODE_STEPS = 2  # the last tokens of each prompt are fed one at a time
 ROWS_PER_PROMPT = 4
 ADAPTER_SLOT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """Prompts of different lengths, laid end to end."""
+    """Prompts of different lengths, concatenated."""
 
     token_ids: NDArray[np.int32]  # [P]
     prompt_lengths: NDArray[np.int32]  # one per prompt
     argmax: NDArray[np.int32]  # [P]
-    margins: NDArray[np.float32]  # [P], reference's largest logit minus its second largest
-    logits: NDArray[np.float32]  # [R, V], of the last positions of each prompt
-    rows_per_prompt: NDArray[np.int32]  # R is their sum
+    margins: NDArray[np.float32]  # [P], the reference's largest logit minus its second largest
+    logits: NDArray[np.float32]  # [R, V], for the last positions of each prompt
+    rows_per_prompt: NDArray[np.int32]  # their sum is R
     tolerance: NDArray[np.float32]  # scalar: largest accepted error, relative to the largest reference logit
 
     @classmethod
     def of(cls, prompts: Sequence[Sequence[int]], logits: Sequence[NDArray[np.float32]], tolerance: float) -> SelfTest:
-        """Of all logits of each prompt."""
+        """Make it from all logits of each prompt."""
         return cls(
             token_ids=np.concatenate([np.array(prompt, np.int32) for prompt in prompts]),
             prompt_lengths=np.array([len(prompt) for prompt in prompts], np.int32),
@@ -74,7 +74,7 @@ class SelfTestResult:
     num_positions: int
     max_error: float  # relative to the largest reference logit
     tolerance: float
-    num_wrong_tokens: int  # argmax differs although the reference was sure
+    num_wrong_tokens: int  # the best token differs although the reference was sure
 
     @property
     def passed(self) -> bool:
@@ -89,21 +89,21 @@ class SelfTestResult:
 
 
 def hidden_rows(num_tokens: int, width: int) -> NDArray[np.float32] | None:
-    """In place of those that another network would make; None for a network that reads none."""
+    """Substitutes for the rows of another network; None if the network reads none."""
     angles = np.outer(np.arange(1, num_tokens + 1), np.arange(1, width + 1))
     return np.sin(angles).astype(np.float32) if width else None
 
 
 def blocks_needed(selftest: SelfTest, block_size: int) -> int:
-    """KV blocks that a runner must have to run this test."""
+    """KV blocks that a runner needs for this test."""
     return -(-int(selftest.prompt_lengths.max()) // block_size)
 
 
 def run_stored_selftest(
     directory: EngineDirectory, open_runner: Callable[[int], Runner], adapter: SealedAdapter | None = None
 ) -> SelfTestResult:
-    """The self-test of an engine directory, or of an adapter, on a runner of its own; `open_runner` takes the number of
-    KV blocks."""
+    """Run the self-test of an engine directory, or of an adapter, on a separate runner; `open_runner` receives the
+    number of KV blocks."""
     selftest = SelfTest.load((directory.path if adapter is None else adapter.path) / SELFTEST_FILE)
     with _opened(directory, selftest, open_runner, adapter) as runner:
         return run_selftest(runner, selftest, ADAPTER_SLOT if adapter else 0)
@@ -112,7 +112,7 @@ def run_stored_selftest(
 def make_adapter_selftest(
     directory: EngineDirectory, open_runner: Callable[[int], Runner], adapter: SealedAdapter
 ) -> SelfTest:
-    """What this runner computes with an adapter for the prompts of the engine's self-test."""
+    """This runner's results with an adapter for the prompts of the engine's self-test."""
     selftest = SelfTest.load(directory.path / SELFTEST_FILE)
     prompts = list(selftest.prompts())
     with _opened(directory, selftest, open_runner, adapter) as runner:
@@ -153,7 +153,7 @@ def run_selftest(runner: Runner, selftest: SelfTest, adapter: int = 0) -> SelfTe
 
 
 def prompt_logits(runner: Runner, prompt: list[int], sequence_id: int, adapter: int = 0) -> NDArray[np.float32]:
-    """Logits [tokens, V] of every position of one prompt, or the one row that is made of all of them."""
+    """Logits [tokens, V] at every position of one prompt, or the single row for all of them."""
     block_table = list(range(-(-len(prompt) // runner.info.block_size)))
     parts = []
     if runner.info.output_width:
@@ -168,7 +168,7 @@ def prompt_logits(runner: Runner, prompt: list[int], sequence_id: int, adapter: 
 
 
 def _margins(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """How much larger than the others the largest of each row is."""
+    """The margin of each row: its largest logit minus its second largest."""
     if logits.shape[1] < 2:
         return np.zeros(len(logits), np.float32)
     second, first = np.partition(logits, -2, axis=1)[:, -2:].T

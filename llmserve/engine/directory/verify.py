@@ -1,4 +1,4 @@
-"""Proof that an engine or adapter is what its manifest says and computes what its self-test says, on this machine."""
+"""Verifies on this machine that an engine or adapter matches its manifest and passes its self-test."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from llmserve.engine.registry import runtime_for
 def verify_engine(
     directory: EngineDirectory, *, progress: Callable[[int], None] = lambda num_bytes: None
 ) -> SelfTestResult | None:
-    """Hash every file (`EngineFileError` names those that changed), then run the self-test; read its `passed`.
+    """Hash every file (`EngineFileError` names changed ones), then run the self-test; check `passed` of the result.
 
-    None for an engine that carries none.
+    None if the engine has no self-test.
     """
     directory.verify(progress)
     return runtime_for(directory.manifest.target).selftest(directory)
 
 
 def verify_adapter(adapter: SealedAdapter, directory: EngineDirectory) -> SelfTestResult | None:
-    """The same of an adapter of this engine; `EngineFileError` for one of another. None for one without self-test."""
+    """The same for an adapter of this engine; `EngineFileError` if it belongs to another. None without a self-test."""
     adapter.require_base(directory.manifest.engine_digest)
     adapter.verify()
     has_selftest = bool(adapter.manifest.selftest_sha256)

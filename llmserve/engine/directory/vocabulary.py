@@ -1,4 +1,4 @@
-"""What the token ids of an engine stand for, as a digest: two engines with equal ones can exchange ids."""
+"""A digest of the meaning of an engine's token ids: engines with equal digests can exchange ids."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ JSON_FILE, MODEL_FILE = "tokenizer.json", "tokenizer.model"
 
 
 def tokenizer_digests(directory: EngineDirectory) -> dict[str, str]:
-    """By the names of the files that an engine has: of the tokens with their ids, or of a file that is all of that.
+    """Digests by the names of an engine's files: of the tokens with their ids, or of a whole file.
 
-    How a text is split into tokens is not part of it, nor are templates and names of special tokens.
+    They do not cover how text is split into tokens, templates, or names of special tokens.
     """
     files = directory.manifest.files
     found = {}
     if JSON_FILE in files:
         try:
             found[JSON_FILE] = _digest(json.loads((directory.path / JSON_FILE).read_text()))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # of a form that nobody knows here
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # in an unknown format
             found[JSON_FILE] = files[JSON_FILE].sha256
     if MODEL_FILE in files:
         found[MODEL_FILE] = files[MODEL_FILE].sha256

@@ -1,4 +1,4 @@
-"""An engine whose answers can be worked out by hand. Public: for tests of what is above the engine.
+"""An engine whose answers can be computed by hand. Public, for tests of code that uses engines.
 
 runner.py   the runner, its rule, and an engine over it
 runtime.py  the same from an engine directory

@@ -1,19 +1,19 @@
-"""A runner whose answers can be worked out by hand, and an engine over it. Public: for tests of what is above.
+"""A runner whose answers can be computed by hand, and an engine over it. Public, for tests of code that uses engines.
 
-`FakeRunner` keeps token ids where a real runner keeps keys and values. To sample, it reads the whole sequence back
+`FakeRunner` stores token ids where a real runner stores keys and values. To sample, it reads the whole sequence back
 THROUGH the chunk's block table and folds it:
 
     h = 0;  for every token t of the sequence:  h = (3 * h + t + 1) % 997;  the next token is  h % vocab_size
 
-So a wrong block table, position, prefix hit or swapped sequence shows up as a wrong number. A runner with states keeps
-h there, too, and fails where a chunk's state is not that of the tokens before it. Where windowed layers have tables of
-their own, it keeps ids there, too, and fails where a window is not that of the tokens before. For example, with a
+So a wrong block table, position, prefix hit or swapped sequence gives a wrong number. A runner with states also keeps
+h there, and fails if a chunk's state is not that of the tokens before it. If layers with a window have their own
+tables, it also stores ids there, and fails if a window is not that of the tokens before it. For example, with a
 vocabulary of 997 or more, the prompt (1, 2, 3) is answered with 31, 125, 501, 11:
 
     token      1   2   3    31   125   501
     h          2   9   31  125   501    11     (the last: 3 * 501 + 501 + 1 = 2005 = 2 * 997 + 11)
 
-Of the sampling parameters it honours the ones that change which token is right:
+It supports the sampling parameters that change which token is correct:
 
     not greedy      the token is moved on by seed + index of the sequence, so n answers differ
     bias            the token with the largest positive bias wins
@@ -22,7 +22,7 @@ Of the sampling parameters it honours the ones that change which token is right:
 
     adapter         the token is moved on by a number that its digest gives (`adapter_shift`)
 
-What an adapter's chunk writes is another adapter's nonsense, so that a wrong prefix hit is a wrong number here, too.
+Rows written for one adapter are invalid for another, so a wrong prefix hit gives a wrong number here, too.
 
 A prompt's log-prob tells what was read, too: that of `token` after the tokens before it is that of (h + token) %
 vocab_size. Logits are 0, and 1 for the token that h says.
@@ -50,7 +50,7 @@ KERNELS = "fake"  # as `EngineInfo.kernels`
 FAKE_RUNNER_INFO = RunnerInfo(
     vocab_size=1000, block_size=4, num_blocks=256, max_num_tokens=64, max_batch_size=32, max_seq_len=256
 )
-EMPTY = -1  # content of a cache row that nobody has written
+EMPTY = -1  # content of a cache row that was never written
 FOREIGN = 2**20  # times an adapter's shift: what rows of it have beside the token
 
 
@@ -60,7 +60,7 @@ class FakePacked(NamedTuple):
 
 
 class FakeRunner:
-    """`fail_at_step` makes that step (the first is 0) raise `RuntimeError`; `step_delay_s` makes each take as long."""
+    """`fail_at_step` makes that step (the first is 0) raise `RuntimeError`; each step takes at least `step_delay_s`."""
 
     def __init__(
         self, info: RunnerInfo = FAKE_RUNNER_INFO, *, step_delay_s: float = 0.0, fail_at_step: int | None = None
@@ -117,14 +117,14 @@ class FakeRunner:
         return StepResult(tokens, log_probs, scores)
 
     def _check_windows(self, plan: StepPlan, read: Sequence[Sequence[int]]) -> None:
-        """Of the first token of each chunk, which reaches back furthest, up to the chunk's end."""
+        """Check the window of the first token of each chunk, which reaches back furthest, up to the chunk's end."""
         for chunk, ids in zip(plan.chunks, read, strict=True):
             first = self._info.windowed_layers.first_read(chunk.start)
             for table in chunk.windowed:
                 assert self._read(chunk, first, chunk.end, table) == ids[first:], "the window of another sequence"
 
     def _change_states(self, plan: StepPlan, read: Sequence[Sequence[int]]) -> None:
-        """A state is h of all tokens up to it; all are read before one is written."""
+        """A state is h of all tokens up to it; all states are read before any is written."""
         if not self._states:
             return
         before = [self._states[chunk.states[0]] if chunk.start else 0 for chunk in plan.chunks]
@@ -178,7 +178,7 @@ class FakeRunner:
             self._rows[table[position // size] * size + position % size] = token + foreign
 
     def _read(self, chunk: Chunk, start: int, end: int, table: Sequence[int] = ()) -> list[int]:
-        """Of its first table, or of another."""
+        """Read from its first table, or from another."""
         size, rows, table = self._info.block_size, [], table or chunk.block_table
         for number in range(start // size, -(-end // size)):
             first = table[number] * size
@@ -188,7 +188,7 @@ class FakeRunner:
 
 
 def fold(token_ids: Iterable[int], h: int = 0) -> int:
-    """The module docstring's h, from what it is before these tokens."""
+    """The module docstring's h, starting from its value before these tokens."""
     for token in token_ids:
         h = (3 * h + token + 1) % 997
     return h
@@ -199,7 +199,7 @@ def adapter_shift(digest: str) -> int:
 
 
 def fake_sample(token_ids: Sequence[int], sample: SampleRequest, vocab_size: int, shift: int = 0) -> int:
-    """The token that follows `token_ids`; `shift` is an adapter's."""
+    """The token after `token_ids`; `shift` is an adapter's."""
     shift += 0 if sample.params.is_greedy else sample.params.seed + sample.stream
     token = (fold(token_ids) + shift) % vocab_size
     best_id, best_bias = max(sample.bias, key=lambda item: item[1], default=(token, 0.0))
@@ -214,7 +214,7 @@ def fake_sample(token_ids: Sequence[int], sample: SampleRequest, vocab_size: int
 def fake_answer(
     prompt_ids: Sequence[int], num_tokens: int, vocab_size: int = FAKE_RUNNER_INFO.vocab_size, *, adapter: str = ""
 ) -> list[int]:
-    """The first `num_tokens` tokens of the greedy answer, without any scheduler, cache or runner."""
+    """The first `num_tokens` tokens of the greedy answer, computed without a scheduler, cache or runner."""
     shift = adapter_shift(adapter) if adapter else 0
     token_ids = list(prompt_ids)
     for _ in range(num_tokens):
@@ -231,12 +231,12 @@ def fake_top(count: int, vocab_size: int = FAKE_RUNNER_INFO.vocab_size) -> TopTo
 
 
 def fake_prompt_log_prob(before: Sequence[int], token: int, vocab_size: int = FAKE_RUNNER_INFO.vocab_size) -> float:
-    """Of `token` after the tokens `before`."""
+    """The log-prob of `token` after the tokens `before`."""
     return fake_log_prob((fold(before) + token) % vocab_size, vocab_size)
 
 
 def fake_logits(token_ids: Sequence[int], num_rows: int, vocab_size: int) -> Logits:
-    """After each of the last `num_rows` tokens."""
+    """Logits after each of the last `num_rows` tokens."""
     rows = np.zeros((num_rows, vocab_size), np.float32)
     for row in range(num_rows):
         rows[row, fold(token_ids[: len(token_ids) - num_rows + row + 1]) % vocab_size] = 1.0
@@ -244,7 +244,7 @@ def fake_logits(token_ids: Sequence[int], num_rows: int, vocab_size: int) -> Log
 
 
 def fake_scores(token_ids: Sequence[int], chunk: Chunk, vocab_size: int) -> ChunkScores:
-    """What `chunk`, the last of `token_ids`, wants to know."""
+    """Results that `chunk`, the last part of `token_ids`, requests."""
     sample = chunk.sample
     return ChunkScores(
         log_probs=tuple(

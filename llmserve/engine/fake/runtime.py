@@ -1,7 +1,7 @@
-"""The fake as a target's run-time room: engine directories whose answers can be worked out by hand.
+"""A `Runtime` for the fake: engine directories whose answers can be computed by hand.
 
-No registry lists it. Tests enter it beside a target that writes such directories, and so prove that a target is two
-folders and two lines.
+It is in no registry. Tests register it with a target that writes such directories, and so verify that a target consists
+of two folders and two lines.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FakeRuntime:
         return KERNELS
 
     def selftest(self, directory: EngineDirectory, adapter: SealedAdapter | None = None) -> SelfTestResult | None:
-        return None  # it computes no logits
+        return None  # it does not compute logits
 
     def adapter_selftest(self, directory: EngineDirectory, adapter: SealedAdapter) -> SelfTest | None:
         return None

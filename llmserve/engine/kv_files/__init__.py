@@ -1,5 +1,5 @@
-"""KV blocks that outlive the process: what falls out of the pool is kept in files, and found there by later prompts.
+"""KV blocks that outlive the process: evicted blocks are kept in files, where later prompts find them.
 
-block_files.py  a folder of blocks, and of states, each a file that says what it is
-keeper.py       what one engine keeps there and takes from there, beside its steps
+block_files.py  a folder of blocks and states, one file each
+keeper.py       reads and writes the files of one engine during its steps
 """

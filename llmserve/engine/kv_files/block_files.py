@@ -1,10 +1,9 @@
 """A folder of KV blocks: `<engine>/<two digits>/<hash of the block>`, one file each.
 
-A block's hash stands for all tokens up to its end, so equal hashes are equal contents: whoever writes a file writes the
-same, and several servers may share the folder. So does the name of a block of layers with a window: the hash, and the
-number of its table. And that of a state that sequences may start from: the hash of the last block before it, and
-`STATE`. A file is renamed into place and begins with a checksum of its name and its content. Whatever is wrong with it
-is a miss, and said once in the log.
+A block's hash covers all tokens up to its end, so equal hashes mean equal contents: every server writes the same file,
+and several may share the folder. The same applies to a block of layers with a window, named by the hash and the number
+of its table, and to a state that sequences may start from, named by the hash of the last block before it and `STATE`. A
+file is renamed into place and begins with a checksum of its name and content. A faulty file is a miss, and logged once.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ CHECKSUM_BYTES = 32
 HASH_BYTES = 32
 STATE = b"s"  # ends the key of a state
 NAME = re.compile(r"[0-9a-f]{64}(73|0[0-9a-f])?")
-# Ends an engine's name: tables and window of layers with a window, bytes of a state, and bytes of a block.
+# Suffix of an engine's name: tables and window of layers with a window, bytes of a state, and bytes of a block.
 SIZES = re.compile(r"(?:-(\d+)x(\d+))?(?:-(\d+))?-(\d+)$")
-UNFINISHED = "unfinished-"  # begins the name of a file that is being written
-ABANDONED_S = 3600.0  # after which nobody writes such a file any more: its server was killed
-LEFT = 0.9  # of the most bytes, when the oldest files have been removed
+UNFINISHED = "unfinished-"  # prefix of a file that is being written
+ABANDONED_S = 3600.0  # after this time, its writer was killed
+LEFT = 0.9  # share of the limit that is left after the oldest files have been removed
 DEFAULT_MAX_BYTES = 10 * 2**30
 
 logger = logging.getLogger(__name__)
@@ -42,13 +41,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    used_ns: int  # when it was last of use
+    used_ns: int  # when it was last used
     num_bytes: int
     path: Path
 
 
 class BlockFiles:
-    """Of one engine, in a folder that has those of others, too. One thread writes; any may read."""
+    """For one engine, in a folder that other engines share. One thread writes; any may read."""
 
     def __init__(
         self, folder: Path, engine: str, block_bytes: int, max_bytes: int = DEFAULT_MAX_BYTES, *, state_bytes: int = 0
@@ -61,7 +60,7 @@ class BlockFiles:
         self._folder = folder / engine
         self.block_bytes = block_bytes
         self.state_bytes = state_bytes
-        self.on_removed: Callable[[bytes], object] = lambda key: None  # to make room, by this object
+        self.on_removed: Callable[[bytes], object] = lambda key: None  # removed to make room, by this object
         self._max_bytes = max_bytes
         self._num_bytes: int | None = None  # of all files; None: not counted yet
         self._told: set[str] = set()
@@ -76,7 +75,7 @@ class BlockFiles:
         return self._path(key).exists()
 
     def read(self, key: bytes) -> bytes | None:
-        """The block's content; None when it is not here, or damaged."""
+        """The block's content; None if it is missing or damaged."""
         path = self._path(key)
         try:
             with path.open("rb", buffering=0) as file:
@@ -95,15 +94,15 @@ class BlockFiles:
         return content
 
     def touch(self, keys: Iterable[bytes], ahead_s: float = 0.0) -> None:
-        """They were used now, the last of them last. `ahead_s`: as if that was later, so that they outlast what is
-        written until then."""
+        """Mark them as used now, the last one as the most recent. `ahead_s`: as if used later, so that they outlast
+        files written until then."""
         now = time.time_ns() + int(1e9 * ahead_s)  # clocks of file systems are coarse
         for place, key in enumerate(keys):
-            with suppress(OSError):  # not here, or in a folder that is only readable
+            with suppress(OSError):  # missing, or in a read-only folder
                 os.utime(self._path(key), ns=(now + place, now + place))
 
     def latest(self, num_blocks: int, num_states: int = 0) -> list[bytes]:
-        """Keys of this engine's most recently used blocks and states, the least recently used of them first."""
+        """Keys of this engine's most recently used blocks and states, least recently used first."""
         found = sorted(_found_in(self._folder, "??/*"), key=lambda one: one.used_ns, reverse=True)
         keys, room = [bytes.fromhex(one.path.name) for one in found], {False: num_blocks, True: num_states}
         chosen = []
@@ -114,7 +113,7 @@ class BlockFiles:
         return chosen[::-1]
 
     def write(self, key: bytes, content: bytes) -> bool:
-        """Whether the block is here now. The least recently used blocks make room for it."""
+        """Whether the block is stored now. The least recently used blocks are removed to make room."""
         path = self._path(key)
         num_bytes = len(MAGIC) + CHECKSUM_BYTES + len(content)
         if path.exists():
@@ -151,7 +150,7 @@ class BlockFiles:
         return True
 
     def _trim(self, num_bytes: int) -> int:
-        """Other servers write here, too, so files are counted anew. Returns how many bytes are left."""
+        """Other servers write here, too, so files are counted again. Returns the number of bytes left."""
         for path in self._root.glob(f"*/??/{UNFINISHED}*"):
             with suppress(OSError):
                 if path.stat().st_mtime < time.time() - ABANDONED_S:
@@ -175,14 +174,14 @@ class BlockFiles:
         return self._folder / name[:2] / name
 
     def _tell(self, problem: str, why: object) -> None:
-        """Once."""
+        """Log it once."""
         if problem not in self._told:
             self._told.add(problem)
             logger.warning("KV cache in %s: %s: %s", self._root, problem, why)
 
 
 def _found_in(folder: Path, pattern: str) -> list[_Found]:
-    """Blocks; other files are nobody's business."""
+    """Blocks; other files are ignored."""
     found = []
     for path in folder.glob(pattern):
         with suppress(OSError):  # another server may have removed it
@@ -193,7 +192,7 @@ def _found_in(folder: Path, pattern: str) -> list[_Found]:
 
 
 def state_key(block_hash: bytes) -> bytes:
-    """Of the state behind this block."""
+    """Key of the state after this block."""
     return block_hash + STATE
 
 
@@ -202,12 +201,12 @@ def is_state(key: bytes) -> bool:
 
 
 def is_whole(key: bytes) -> bool:
-    """Whether it is of a block that is counted: no state, and none of layers with a window beside others."""
+    """Whether it counts as a block: not a state, and not an additional block of layers with a window."""
     return len(key) == HASH_BYTES
 
 
 def written_files(folder: Path) -> tuple[BlockFiles, WindowedLayers] | None:
-    """Of the one engine that has written into `folder`; None where there is none."""
+    """The files of the only engine that has written to `folder`; None if there is none."""
     engines = [path.name for path in folder.iterdir()]
     if len(engines) != 1 or (found := SIZES.search(engines[0])) is None:
         return None
@@ -223,7 +222,7 @@ def _checksum(key: bytes, content: bytes) -> bytes:
 
 
 def block_files(settings: GpuSettings, info: EngineInfo, runner: RunnerInfo) -> BlockFiles | None:
-    """Where the operator wants them. Contents depend on the engine, on its kernels, and on what a block holds."""
+    """Files in the operator's folder. Contents depend on the engine, its kernels, and the layout of blocks."""
     if not settings.kv_cache_dir:
         return None
     layers, state_bytes, block_bytes = runner.windowed_layers, runner.state_bytes, runner.block_bytes

@@ -1,13 +1,13 @@
-"""What one engine keeps in files of its KV cache, and takes from there. Files are read and written beside the steps.
+"""Keeps KV blocks of one engine in files, and reads them back. Files are read and written during the steps.
 
-When a block falls out of the pool, its content is copied before the next step overwrites it, and a thread writes it.
-When the engine is closed, the blocks that are left follow. An engine that was started again reads those used last,
-while the pool has room: for START_S before it is ready, the others beside its steps. A request whose prompt goes on
-where the pool ends waits until another thread has read what there is; then its blocks are in the pool, as if they had
-never left it.
+When a block is evicted, its content is copied before the next step overwrites it, and a thread writes it. When the
+engine is closed, the remaining blocks follow. A restarted engine reads the most recently used blocks while the pool has
+room: for START_S before it is ready, the others during its steps. If files may continue a prompt after its blocks in
+the pool, the request waits until another thread has read them; then its blocks are in the pool, as if they had never
+been evicted.
 
-Blocks of layers with a window and states are kept likewise. A prompt's blocks are of use up to the last place where all
-that a sequence reads there is in the pool or in files: those of a window before it, and a state.
+Blocks of layers with a window and states are kept, too. A prompt's blocks are useful up to the last position for which
+the pool or files have everything that a sequence reads there: the blocks of the window before it, and a state.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.windows import windowed_keys
 
-MAX_UNWRITTEN = 256 * 2**20  # bytes that wait to be written; what falls out of the pool meanwhile is lost
-MAX_FETCHED = 2**30  # bytes of a prompt
-PUT_AT_ONCE = 8 * 2**20  # bytes that are put into the pool between two steps when the engine has begun
+MAX_UNWRITTEN = 256 * 2**20  # bytes that wait to be written; blocks evicted above this are lost
+MAX_FETCHED = 2**30  # bytes for one prompt
+PUT_AT_ONCE = 8 * 2**20  # bytes that are put into the pool between two steps after the start
 TOUCHED_AT_ONCE = 1024  # blocks
 START_S = 1.0  # that the engine may read before it is ready
-NUM_READERS = 4  # a file's checksum takes as long as its reading
+NUM_READERS = 4  # because a file's checksum takes as long as reading it
 MAX_KNOWN = 2**18  # hashes that are remembered
-END_S = 10.0  # that blocks may take to be written when the engine is closed
+END_S = 10.0  # for writing blocks when the engine is closed
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The sequences of a request that has waited, and what was read for its prompt, by key."""
+    """The sequences of a request that has waited, and the data read for its prompt, by key."""
 
     sequences: Seq[Sequence]
     contents: Mapping[bytes, bytes]
@@ -53,7 +53,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Blocks or states: who owns which, how the runner takes them out and puts them back, and their keys."""
+    """Blocks or states: their owner, how the runner reads and writes them, and their keys."""
 
     pool: BlockPool
     fallen_out: list[tuple[int, bytes]]
@@ -63,7 +63,7 @@ class _Kind:
 
 
 class KvKeeper:
-    """Everything but `come_back` is called by the thread that plans."""
+    """Everything except `come_back` is called by the planning thread."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class KvKeeper:
         pool, slots = scheduler.pool, scheduler.states.slots
         self._blocks = _Kind(pool, pool.watch_evicted(), runner.read_block, runner.write_block, bytes)
         self._states = _Kind(slots, slots.watch_evicted(), runner.read_state, runner.write_state, state_key)
-        self._known: set[bytes] = set()  # keys of what has been written or read
+        self._known: set[bytes] = set()  # keys that were written or read
         files.on_removed = self._known.discard
         self._unwritten: dict[bytes, bytes] = {}  # contents that wait to be written, by key
         self._num_given, self._num_done = 0, 0  # bytes to be written, and written: each has one thread that counts
@@ -94,15 +94,15 @@ class KvKeeper:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="llmserve-kv-reader")
         self._first_reader = ThreadPoolExecutor(1, thread_name_prefix="llmserve-kv-first-reader")
         self._file_readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="llmserve-kv-file-reader")
-        self._turn = Lock()  # requests do not share the disk with what nobody has asked for
+        self._turn = Lock()  # requests do not share the disk with the initial reading
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="llmserve-kv-writer")
-        # A listener would hear of tokens, and files do not say them.
+        # A listener would expect tokens, which files do not have.
         last_first = [] if pool.has_listener else files.latest(pool.num_blocks, slots.num_blocks)[::-1]
         if (num_looked_at := self._start(last_first)) < len(last_first):
             self._first_reader.submit(self._go_on, last_first, num_looked_at, post)
 
     def fetch(self, sequences: Seq[Sequence]) -> bool:
-        """Whether files are looked through for the prompt of these, a request's: they come back."""
+        """Whether files are searched for the prompt of these sequences of a request: `come_back` returns them."""
         pool, hashes = self._scheduler.pool, self._scheduler.shareable_hashes(sequences[0])
         first, num_windowed = len(pool.match(hashes)), len(self._scheduler.windows.keys(hashes))
         room = min(pool.num_free - first, MAX_FETCHED // self._files.block_bytes) - num_windowed
@@ -125,7 +125,7 @@ class KvKeeper:
         pool.touch(here)
         fitting = missing[: max(0, pool.num_free - len(here))]
         places = {block_hash: place for place, block_hash in enumerate(hashes)}
-        # The end falls out first.
+        # The end is evicted first.
         adopted = {key: self._adopted(key, places.get(key), sequence, hashes) for key in reversed(fitting)}
         pool.touch(here)
         self.keep()
@@ -153,14 +153,14 @@ class KvKeeper:
             self._remember(state_key(block_hash))
 
     def keep(self) -> None:
-        """Copy what has fallen out of the pools, before anything is written there."""
+        """Copy evicted blocks before anything is written to the pools."""
         for kind in (self._blocks, self._states):
             for place, block_hash in kind.fallen_out:
                 self._save(kind, place, block_hash)
             kind.fallen_out.clear()
 
     def close(self, *, saves: bool) -> None:
-        """`saves`: what is still in the pool, as far as there is time."""
+        """`saves`: write what is still in the pool, as far as time allows."""
         self._is_closing.set()
         self._reader.shutdown(cancel_futures=True)
         self._first_reader.shutdown(cancel_futures=True)
@@ -189,7 +189,7 @@ class KvKeeper:
 
     def _wait_for_writer(self, deadline: float) -> None:
         """Raises `TimeoutError`."""
-        self._writer.submit(int).result(deadline - time.monotonic())  # behind what waits
+        self._writer.submit(int).result(deadline - time.monotonic())  # after the waiting ones
 
     def _save(self, kind: _Kind, place: int, block_hash: bytes) -> None:
         key = kind.key(block_hash)
@@ -203,7 +203,7 @@ class KvKeeper:
 
     def _remember(self, key: bytes) -> None:
         if len(self._known) >= MAX_KNOWN:
-            self._known.clear()  # the files themselves are looked at then
+            self._known.clear()  # then the files themselves are checked
         self._known.add(key)
 
     def _write(self, key: bytes, content: bytes) -> None:
@@ -233,10 +233,10 @@ class KvKeeper:
                 post(partial(self._adopt, contents)).result()
             for end in range(len(last_first), 0, -TOUCHED_AT_ONCE):
                 post(partial(self._touch, last_first[max(0, end - TOUCHED_AT_ONCE) : end])).result()
-        except Unavailable:  # the engine has been closed
+        except Unavailable:  # the engine was closed
             return
         except Exception:  # the border: without these blocks, prompts are computed
-            logger.exception("the KV cache does not begin with its folder's blocks")
+            logger.exception("the KV cache starts without the blocks of its folder")
 
     def _in_portions(self, keys: Seq[bytes]) -> Iterator[Mapping[bytes, bytes | None]]:
         """What their files hold, until the engine is closed. None: nothing."""
@@ -261,7 +261,7 @@ class KvKeeper:
                 self.num_restored += is_whole(key)
 
     def _touch(self, last_first: Seq[bytes]) -> None:
-        """They leave the pool after all others, the first of them last."""
+        """They are evicted after all others, the first one last."""
         for key in reversed(last_first):
             kind, name = self._place(key)
             kind.pool.touch(kind.pool.match([name]))
@@ -298,7 +298,7 @@ class KvKeeper:
             contents |= {key: content for key, content in found.items() if content is not None}
 
     def _longest(self, hashes: Seq[bytes], is_there: Callable[[bytes], bool]) -> int:
-        """The most of these blocks that a sequence may begin with."""
+        """The most of these blocks that a sequence may start with."""
         longest = partial(self._scheduler.windows.longest, is_known=is_there)
         count = longest(hashes[: sum(1 for _ in takewhile(is_there, hashes))])
         while count and self._has_states and not is_there(state_key(hashes[count - 1])):
@@ -316,7 +316,7 @@ class KvKeeper:
         return kind.pool.has(name)
 
     def _place(self, key: bytes) -> tuple[_Kind, bytes]:
-        """Where what has this key belongs, and how it is found there."""
+        """Where the item with this key belongs, and how it is found there."""
         return (self._states, key[:HASH_BYTES]) if is_state(key) else (self._blocks, key)
 
     @property

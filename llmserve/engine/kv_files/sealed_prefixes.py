@@ -1,9 +1,9 @@
-"""KV blocks of prompts' beginnings, computed ahead of time: a file in the engine directory for each kind of kernels.
+"""KV blocks of prompt prefixes, computed ahead of time: a file in the engine directory for each kind of kernels.
 
-    MAGIC, a line of JSON (`Header`), the contents of the blocks, and of the states behind them where there are states
+    MAGIC, a line of JSON (`Header`), the contents of the blocks, and of the states after them if there are any
 
-The manifest has its SHA-256. What does not fit this machine, this engine or the manifest is not used, and the log says
-so: requests compute their prompts then, with the same result.
+The manifest has its SHA-256. A file that does not fit this machine, this engine or the manifest is not used, which is
+logged; then requests compute their prompts, with the same result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PrefixBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the contents depend on, and whose they are."""
+    """Everything that the contents depend on, and their prefixes."""
 
     engine: str  # digest
     kernels: str
@@ -84,12 +84,12 @@ class SealedPrefixes:
         return b"".join((MAGIC, json.dumps(asdict(self.header)).encode(), b"\n", *self.contents))
 
     def fill(self, scheduler: Scheduler, runner: BlockRunner) -> None:
-        """Put them into the pool, as far as there is room, before the first step. Files may have had some of them."""
+        """Put them into the pool, as far as there is room, before the first step. Some may already come from files."""
         pool, slots, blocks = scheduler.pool, scheduler.states.slots, self.header.blocks()
-        pool.touch(pool.match(filter(pool.has, blocks)))  # or they would make room for the others
+        pool.touch(pool.match(filter(pool.has, blocks)))  # otherwise they would be evicted for the others
         fitting = list(blocks)[: pool.num_free]
         contents = dict(zip(blocks, self.contents, strict=False))
-        for block_hash in reversed(fitting):  # the end falls out first
+        for block_hash in reversed(fitting):  # the end is evicted first
             if pool.has(block_hash):
                 pool.touch(pool.match([block_hash]))
             else:
@@ -105,7 +105,7 @@ def prefix_file(kernels: str) -> str:
 
 
 def load_prefixes(directory: EngineDirectory, kernels: str, runner: RunnerInfo) -> SealedPrefixes | None:
-    """Those of `directory` that this engine, opened here with these kernels, blocks and states, can use."""
+    """Prefixes of `directory` that this engine, opened with these kernels, blocks and states, can use."""
     sealed = directory.manifest.prefixes
     if not sealed:
         return None
@@ -119,7 +119,7 @@ def load_prefixes(directory: EngineDirectory, kernels: str, runner: RunnerInfo) 
 
 
 def _read(directory: EngineDirectory, kernels: str, runner: RunnerInfo) -> SealedPrefixes:
-    """Raises one of several errors whose words say what is wrong."""
+    """Raises one of several errors whose messages say what is wrong."""
     name, sealed = prefix_file(kernels), directory.manifest.prefixes
     if name not in sealed:
         raise ValueError(f"they are for other kernels ({', '.join(sorted(sealed))}); this machine has {kernels}")
@@ -146,7 +146,7 @@ def _read(directory: EngineDirectory, kernels: str, runner: RunnerInfo) -> Seale
 
 
 def seal_file(path: Path, content: bytes) -> None:
-    """Renamed into place: a server that has the older one open keeps it."""
+    """Renamed into place: a server that has the old file open keeps it."""
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(content)
     part.rename(path)

@@ -1,4 +1,4 @@
-"""The control groups of this process: where the system says how much memory and processor time it may use."""
+"""The control groups of this process, which limit its memory and processor time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
     folder: Path
-    version: int  # 1 or 2: files have other names
+    version: int  # version 1 or 2, which have different file names
 
     def read(self, name: str) -> str:
-        """Empty when there is no such file: no limit."""
+        """Empty if there is no such file, which means no limit."""
         return read_text(self.folder / name)
 
 
 def control_groups(controller: str) -> Iterator[ControlGroup]:
     """The group of `controller` ("cpu", "memory") that this process is in, and the groups above it.
 
-    In a container the group's own folder may be out of sight; then what can be seen of those above it counts.
+    In a container, the group's own folder may be invisible; then the visible groups above it count.
     """
     for line in read_text(MEMBERSHIP).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

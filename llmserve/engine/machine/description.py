@@ -1,4 +1,4 @@
-"""What machine this is, in the words of reports and records: what a time was measured on. No host names."""
+"""A description of this machine for reports and records, which says where a time was measured. No host names."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def machine_name() -> str:
-    """Processor model and the cores that this process may use."""
+    """The processor model and the number of cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{processor()}, {cores} cores"
 
 
 def processor() -> str:
-    """Its model, where the system says it; else its architecture."""
+    """The processor's model if known; else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the machine's, or its cgroup's when that is less."""
+"""How much more memory this process may use: the machine's, or its control group's if that is less."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def available_memory_bytes() -> int:
 
 
 def memory_limit_bytes() -> int | None:
-    """What the control groups of this process allow it; None without a limit."""
+    """The limit of the control groups of this process; None without a limit."""
     limits = [_number(group.read(LIMIT_FILES[group.version])) for group in control_groups("memory")]
     return min((limit for limit in limits if limit is not None and limit < NO_LIMIT_BYTES), default=None)
 
@@ -26,11 +26,11 @@ def _number(text: str) -> int | None:
 
 
 def _headroom(group: ControlGroup) -> int | None:
-    """None when the group has no limit. The page cache that the kernel would drop first counts as free."""
+    """None if the group has no limit. Page cache that the kernel would drop first counts as free."""
     usage = {1: "memory.usage_in_bytes", 2: "memory.current"}[group.version]
     try:
         limit_bytes, used_bytes = int(group.read(LIMIT_FILES[group.version])), int(group.read(usage))
         stat = dict(line.split() for line in group.read("memory.stat").splitlines())
-    except ValueError:  # not there, or "max"
+    except ValueError:  # missing, or "max"
         return None
     return max(0, limit_bytes - used_bytes + int(stat.get("inactive_file", 0)))

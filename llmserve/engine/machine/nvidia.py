@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this machine, as the driver's own tool lists them: CUDA is not started, no package is needed."""
+"""The NVIDIA GPUs of this machine, from the driver's own tool: this does not start CUDA and needs no package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Gpu:
 
 
 def visible_gpus() -> Sequence[Gpu]:
-    """In the order in which CUDA numbers them for this process. `Unsupported` says why there is none."""
+    """In CUDA's order for this process. `Unsupported` says why there is none."""
     command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
@@ -54,7 +54,7 @@ def _mebibytes(text: str) -> int:
 
 
 def _chosen(gpus: list[Gpu]) -> list[Gpu]:
-    """What CUDA_VISIBLE_DEVICES leaves, by index or beginning of a UUID; as in CUDA, the first unknown ends it."""
+    """The GPUs in CUDA_VISIBLE_DEVICES, by index or prefix of a UUID; as in CUDA, the first unknown ends it."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return gpus

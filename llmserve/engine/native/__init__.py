@@ -1,7 +1,7 @@
-"""libllmserve_cpu.so, for every engine of ours: the CPU's computes with it, all choose tokens with it.
+"""libllmserve_cpu.so, for all of llmserve's engines: the CPU engine computes with it, and all choose tokens with it.
 
 library.py   its functions
-step.py      a StepPlan as the arrays that it takes
-masks.py     masks of structured answers, made beside a step
+step.py      converts a StepPlan to its arrays
+masks.py     masks of structured answers, made during a step
 choosers.py  tokens from logits that were computed elsewhere
 """

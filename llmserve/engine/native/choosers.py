@@ -1,5 +1,5 @@
-"""Tokens, log-probs and whatever else a step wants of logits that were computed elsewhere: as the CPU engine chooses
-them, to the bit."""
+"""Tokens, log-probs and other results from logits that were computed elsewhere, bitwise identical to the CPU
+engine's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmserve.scheduler.plan import StepPlan
 
 
 class Choosers:
-    """Threads that choose, for one vocabulary. One step at a time."""
+    """Threads that choose tokens, for one vocabulary. One step at a time."""
 
     def __init__(self, vocab_size: int, threads: int = 0) -> None:
         library = load_library()
@@ -31,7 +31,7 @@ class Choosers:
         self._masks = MaskMaker(library)
 
     def begin(self, plan: StepPlan) -> Choice:
-        """To be called before the logits are there: masks are made meanwhile."""
+        """Call it before the logits are ready: masks are made in the meantime."""
         flat = FlatStep(plan, self._vocab_size, self._memory)
         return Choice(self, flat, self._masks.begin(flat))
 
@@ -40,14 +40,14 @@ class Choosers:
         self._library.choose(self._handle, flat.record, logits.ctypes.data, begin, len(logits))
 
     def close(self) -> None:
-        """Idempotent."""
+        """May be called again."""
         self._masks.close()
         self._close()
 
 
 class Choice:
-    """What one step wants. `add` is called with the logits of the selected rows, in pieces and in order; rows whose
-    tokens are chosen elsewhere may be left out."""
+    """The requests of one step. `add` receives the logits of the selected rows, in pieces and in order; rows whose
+    tokens are chosen elsewhere may be omitted."""
 
     def __init__(self, choosers: Choosers, flat: FlatStep, masking: Future[None] | None) -> None:
         self._choosers = choosers
@@ -56,12 +56,12 @@ class Choice:
 
     @property
     def selected(self) -> NDArray[np.uint32]:
-        """Rows of the step's tokens whose logits are wanted."""
+        """Rows of the step's tokens whose logits are needed."""
         return self._flat.selected
 
     @property
     def flat(self) -> FlatStep:
-        """What the library reads."""
+        """The library's input."""
         return self._flat
 
     def add(self, logits: NDArray[np.float32], begin: int) -> None:

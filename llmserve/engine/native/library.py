@@ -1,4 +1,4 @@
-"""libllmserve_cpu.so through ctypes: its functions, typed, and the errors behind their statuses."""
+"""libllmserve_cpu.so through ctypes: its functions with types, and the errors for its status codes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
 
 
 class Library:
-    """The C API. `open` and `step` raise the project's errors; handles are plain integers."""
+    """The C API. Failing calls raise llmserve's errors; handles are plain integers."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -52,7 +52,7 @@ class Library:
         self._declare("llmserve_abi_version", ctypes.c_uint32)
         if (version := self._library.llmserve_abi_version()) != ABI_VERSION:
             raise Unsupported(
-                f"{path} has interface version {version}, but this code needs {ABI_VERSION}; rebuild it: "
+                f"{path} has interface version {version}, but this code requires {ABI_VERSION}; rebuild it: "
                 "pip install --no-build-isolation -e ."
             )
         self._declare("llmserve_variants", None, ctypes.c_char_p, ctypes.c_size_t)
@@ -99,7 +99,7 @@ class Library:
         function.restype, function.argtypes = result, arguments
 
     def variants(self) -> list[str]:
-        """Kernel variants of this machine, slowest first."""
+        """Kernel variants for this machine, slowest first."""
         text = ctypes.create_string_buffer(TEXT_BYTES)
         self._library.llmserve_variants(text, TEXT_BYTES)
         return text.value.decode().split(",")
@@ -108,7 +108,7 @@ class Library:
         self, path: Path, *, isa: str, num_blocks: int, threads: int, num_states: int = 0,
         places: Sequence[tuple[int, int]] = (),
     ) -> int:  # fmt: skip
-        """`places`: table and part of each layer; none: each has a part of its own, and all have one table."""
+        """`places`: table and part of each layer; None: all share one table, and each has its own part."""
         text = ctypes.create_string_buffer(TEXT_BYTES)
         status = ctypes.c_int()
         handle: int | None = self._library.llmserve_open(
@@ -178,7 +178,7 @@ class Library:
         self._call(self._library.llmserve_set_tactics, handle, tactics, len(tactics))
 
     def tactics(self, isa: str, weight_type: int, rows: int) -> tuple[list[str], int]:
-        """Names of the tactics for weights of a type and a number of rows, and the index of the default one."""
+        """Names of the tactics for a type of weights and a number of rows, and the index of the default one."""
         names, _, default = self._call(self._library.llmserve_tactics, isa.encode(), weight_type, rows).partition(";")
         return names.split(","), int(default)
 
@@ -189,13 +189,13 @@ class Library:
         return list(seconds)
 
     def measure(self, limit: int, isa: str, *, threads: int, amount: int, num_passes: int) -> list[float]:
-        """See `llmserve_measure`: what each pass reached per second."""
+        """See `llmserve_measure`; returns the rate per second of each pass."""
         rates = (ctypes.c_double * num_passes)()
         self._call(self._library.llmserve_measure, limit, isa.encode(), threads, amount, num_passes, rates)
         return list(rates)
 
     def _call(self, function: Any, *arguments: Any) -> str:
-        """The text that the call leaves; its error when it fails."""
+        """The text that the call returns; raises its error if it fails."""
         text = ctypes.create_string_buffer(TEXT_BYTES)
         if status := function(*arguments, text, TEXT_BYTES):
             raise ERRORS[status](text.value.decode(errors="replace"))
@@ -203,7 +203,7 @@ class Library:
 
 
 def _foreign_machine(path: Path) -> str:
-    """What a library for another processor is for: the loader's own words would be that there is no such file."""
+    """The machine that a foreign library is for; the loader itself would only say that the file does not exist."""
     try:
         head = path.read_bytes()[: ELF_HEAD.size]
         magic, machine = ELF_HEAD.unpack(head)
@@ -212,12 +212,12 @@ def _foreign_machine(path: Path) -> str:
     built_for = ELF_MACHINES.get(machine, "another processor")
     if magic != b"\x7fELF" or built_for == platform.machine():
         return ""
-    return f"{path} was built for {built_for}; this machine is {platform.machine()}"
+    return f"{path} was built for {built_for}, but this machine is {platform.machine()}"
 
 
 @functools.cache
 def load_library() -> Library:
-    """The library beside this module, loaded once. `Unsupported`, with the command that builds it, when missing."""
+    """The library next to this module, loaded once. If missing, `Unsupported` has the command that builds it."""
     return Library(Path(__file__).with_name(LIBRARY_NAME))
 
 
@@ -228,7 +228,7 @@ def available_isas() -> list[str]:
 
 
 def chosen_isa(wanted: str = "") -> str:
-    """`wanted`, or what LLMSERVE_ISA says, or the fastest. `Unsupported` when this machine does not have it."""
+    """`wanted`, else LLMSERVE_ISA, else the fastest. `Unsupported` if this machine does not have it."""
     isa = wanted or os.environ.get(ISA_VARIABLE, "")
     isas = available_isas()
     if isa and isa not in isas:

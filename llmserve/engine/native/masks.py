@@ -1,4 +1,4 @@
-"""The masks of structured answers, made beside the step that needs them."""
+"""Makes the masks of structured answers during the step that needs them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class MaskMaker:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="llmserve-masks")  # a thread when it is first used
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="llmserve-masks")  # the thread starts on first use
 
     def begin(self, flat: FlatStep) -> Future[None] | None:
-        """None: the step has no masks. What making them raised is the future's."""
+        """None: the step has no masks. The future has any error from making them."""
         return self._pool.submit(self._fill, flat) if flat.has_masks else None
 
     def _fill(self, flat: FlatStep) -> None:
@@ -26,5 +26,5 @@ class MaskMaker:
             self._library.signal(flat.masks_ready)
 
     def close(self) -> None:
-        """Idempotent."""
+        """May be called again."""
         self._pool.shutdown()

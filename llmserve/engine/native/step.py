@@ -1,6 +1,6 @@
 """A StepPlan as the flat arrays that one C++ call takes.
 
-Plain `array`s: the scheduler's own arrays (histories, block tables) are copied as memory, no number is looked at.
+Plain `array`s are used: the scheduler's own arrays (histories, block tables) are copied as memory.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ WANTS = PACK_WANTS.pack(False, 0, 0, NO_MASK), PACK_WANTS.pack(True, 0, 0, NO_MA
 
 
 class StepMemory:
-    """What is kept from step to step: memory for the ids that samples refer to, and how each request wants to draw.
+    """Kept between steps: memory for the ids that samples refer to, and the sampling settings of each request.
 
-    Long histories fill a megabyte, and fresh memory costs far more than writing it.
+    Long histories fill a megabyte, and allocating memory costs far more than writing it.
     """
 
     def __init__(self) -> None:
@@ -34,18 +34,18 @@ class StepMemory:
         self._draws: dict[int, tuple[SamplingParams, int, bytes]] = {}  # by identity: kept, so that no other has it
 
     def draw(self, params: SamplingParams, vocab_size: int) -> bytes:
-        """The part of a sample's record that its request decides, packed once."""
+        """The part of a sample's record that depends only on its request; packed once."""
         known = self._draws.get(id(params))
         if known is not None and known[1] == vocab_size:
             return known[2]
-        if len(self._draws) >= MAX_KNOWN_DRAWS:  # most of them belong to requests that are over
+        if len(self._draws) >= MAX_KNOWN_DRAWS:  # most of them belong to requests that have ended
             self._draws.clear()
         packed = _packed_draw(params, vocab_size)
         self._draws[id(params)] = (params, vocab_size, packed)
         return packed
 
     def fill(self, lists: Iterable[array[int]], count: int) -> int:
-        """Put the lists, `count` ids in all, end to end. Returns their address, which is good until the next call."""
+        """Concatenate the lists, with `count` ids in total. Returns their address, valid until the next call."""
         if count > len(self._room):
             self._room = array("i", bytes(2 * count * self._room.itemsize))
         begin = 0
@@ -56,15 +56,15 @@ class StepMemory:
         return _address(self._room)
 
     def ids(self, count: int) -> NDArray[np.int32]:
-        """The first `count` of what was filled in last."""
+        """The first `count` of the ids filled in last."""
         return np.frombuffer(self._room, np.int32, count)
 
 
 class FlatStep:
-    """Owns the arrays that `record` points into; alive until the call has returned and `result` was read.
+    """Owns the arrays that `record` points to; keep it until the call has returned and `result` was read.
 
-    A step is many clients' work, so no valid request may fail here: what a record's fields cannot hold is replaced by
-    the nearest that they can.
+    A step serves many clients, so no valid request may fail here: values that do not fit in a record's fields are
+    replaced by the nearest ones that do.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class FlatStep:
 
     @property
     def selected(self) -> NDArray[np.uint32]:
-        """Token rows whose logits are wanted, in order."""
+        """Rows of tokens whose logits are needed, in order."""
         return np.frombuffer(self._rows, np.uint32) if self._rows else np.empty(0, np.uint32)
 
     @property
@@ -115,12 +115,12 @@ class FlatStep:
 
     @property
     def kept(self) -> NDArray[np.uint32]:
-        """Which of the selected rows come back whole."""
+        """Which of the selected rows are returned completely."""
         return np.frombuffer(self._kept, np.uint32) if self._kept else np.empty(0, np.uint32)
 
     @property
     def sample_ids(self) -> NDArray[np.int32]:
-        """That samples refer to; good until the next step is made with this memory."""
+        """Ids that samples refer to; valid until the next step is made with this memory."""
         return self._memory.ids(self._num_sample_ids)
 
     @property
@@ -130,11 +130,11 @@ class FlatStep:
 
     @property
     def tokens(self) -> array[int]:
-        """Chosen until now, one for each sample."""
+        """Tokens chosen so far, one per sample."""
         return self._tokens
 
     def put_tokens(self, samples: NDArray[np.int32], tokens: NDArray[np.int32]) -> None:
-        """Of samples that were chosen elsewhere."""
+        """For samples that were chosen elsewhere."""
         np.frombuffer(self._tokens, np.int32)[samples] = tokens
 
     @property
@@ -143,7 +143,7 @@ class FlatStep:
 
     @property
     def masks_ready(self) -> int:
-        """Address of the flag that says so, to be set behind `fill_masks`, which may run beside the step."""
+        """Address of the flag for finished masks; set it after `fill_masks`, which may run during the step."""
         return _address(self._masks_ready)
 
     def fill_masks(self) -> None:
@@ -159,7 +159,7 @@ class FlatStep:
         return StepResult(self._tokens.tolist(), self._log_probs.tolist(), self._chunk_scores(), self._hidden_out)
 
     def _chunk_scores(self) -> dict[int, ChunkScores]:
-        """Reads the results in the order in which `_add` and `_packed` have asked for them."""
+        """Reads the results in the order in which `_add` and `_packed` requested them."""
         found: dict[int, ChunkScores] = {}
         if not (self._scores or self._num_top or self._kept):
             return found
@@ -216,12 +216,12 @@ class FlatStep:
             self._scores.append(PACK_SCORE.pack(num_rows + place, target, chunk.num_top, self._add_top(chunk.num_top)))
 
     def _add_top(self, count: int) -> int:
-        """Room for the `count` most likely tokens."""
+        """Memory for the `count` most likely tokens."""
         begin, self._num_top = self._num_top, self._num_top + count
         return begin
 
     def _packed(self, sample: SampleRequest, selected: int) -> bytes:
-        """The record of a sample; its lists of ids go to `_lists`."""
+        """The record of a sample; its lists of ids are added to `_lists`."""
         history_begin, history_end = self._add_ids(sample.history)
         bias_end = self._add_bias(sample.bias) if sample.bias else history_end
         banned_end = self._add_banned(sample.banned) if sample.banned else bias_end
@@ -257,7 +257,7 @@ class FlatStep:
         return end
 
     def _add_banned(self, banned: Sequence[int]) -> int:
-        """An end token may lie outside of the vocabulary; nobody can draw it."""
+        """Where the ids begin and end."""
         return self._add_ids([token_id for token_id in banned if 0 <= token_id < self._vocab_size])[1]
 
     def _add_ids(self, ids: Sequence[int]) -> tuple[int, int]:

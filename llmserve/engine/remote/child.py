@@ -1,8 +1,8 @@
-"""The engine's process as its parent sees it: what it is to open, whether it is ready, how it ended.
+"""The engine's process from its parent's side: what it opens, whether it is ready, how it ended.
 
-It reads one line of standard input, `ChildSpec.line`, and then waits for that to end: this is how it is told to go, and
-how it learns that its parent is gone, in whatever way. On standard output it says once that it is ready, or why it is
-not. Its standard error is its log, which becomes ours.
+It reads one line of standard input, `ChildSpec.line`, and ends when standard input is closed, which also happens if its
+parent dies. On standard output, it reports once that it is ready, or its error. Its standard error is its log, which is
+added to the parent's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What the process is to be."""
+    """The settings of the process."""
 
     engine_dir: Path
     tokenizer_dir: Path  # with which guides are compiled
@@ -77,25 +77,25 @@ class ChildSpec:
 
 
 def ready_line(error: LlmserveError | None = None) -> bytes:
-    """What the process says once: that it is ready, or why it cannot be."""
+    """The single report of the process: that it is ready, or its error."""
     return json.dumps({} if error is None else error_document(error)).encode() + b"\n"
 
 
 class Child:
-    """A process that has been started. Owns it."""
+    """A process that was started. Owns it."""
 
     def __init__(self, command: Sequence[str], spec: ChildSpec) -> None:
-        """Raises `InvalidArgument` where no socket can be."""
+        """Raises `InvalidArgument` if no socket can be created."""
         if len(os.fsencode(spec.socket)) > MAX_PATH_BYTES:
             problem = f"the engine's socket path may have at most {MAX_PATH_BYTES} bytes; {spec.socket} is longer"
             raise InvalidArgument(f"{problem}; set TMPDIR to a folder with a shorter path")
-        # A session of its own: the terminal's Ctrl-C is for the parent, which lets answers end first.
+        # A separate session: the terminal's Ctrl-C is for the parent, which first finishes answers.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
         self._logs = threading.Thread(target=self._pass_logs_on, name="llmserve-engine-logs", daemon=True)
         self._logs.start()
-        with suppress(BrokenPipeError):  # `wait_ready` says how it ended
+        with suppress(BrokenPipeError):  # `wait_ready` reports how it ended
             stdin = self._stdin()
             stdin.write(spec.line())
             stdin.flush()
@@ -105,7 +105,7 @@ class Child:
         return self._process.pid
 
     def wait_ready(self) -> None:
-        """Raises the error that the engine did not load with; `Unavailable` when the process has ended before."""
+        """Raises the engine's loading error, or `Unavailable` if the process ended before."""
         assert self._process.stdout is not None
         with self._process.stdout as stdout:
             line = stdout.readline()
@@ -117,7 +117,7 @@ class Child:
             raise read_error(document)
 
     def end(self, timeout_s: float = END_TIMEOUT_S) -> str:
-        """Tell it to go, and say how it went; it is killed after `timeout_s`."""
+        """Ask it to end, and return how it ended; it is killed after `timeout_s`."""
         with suppress(BrokenPipeError):
             self._stdin().close()
         try:

@@ -1,11 +1,10 @@
 """`RemoteEngine`: the `Engine` protocol over one connection to an engine's process.
 
-A thread of its own reads the socket, and hands what a step has said to the loops of the consumers with one thread-safe
-call for each, as the engine in this process does. Nothing here waits for the engine but `connect`, for its first frame:
-what it has told last is what is told of it. When the connection ends, every stream ends with `Unavailable`; nothing is
-asked again.
+A separate thread reads the socket, and passes the events of a step to the consumers' loops with one thread-safe call
+each, like an engine in this process. Only `connect` waits for the engine, for its first frame; other methods use its
+last report. When the connection ends, every stream ends with `Unavailable`; requests are not repeated.
 
-Imports numpy, and of llmserve only what says what requests and events are.
+Imports only numpy and llmserve's definitions of requests and events.
 """
 
 from __future__ import annotations
@@ -60,18 +59,18 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteEngine:
-    """One connection. `close` ends it, and leaves the engine to its other clients."""
+    """One connection. `close` ends it, and leaves the engine running for other clients."""
 
     def __init__(self, connection: socket.socket, reader: FrameReader, first: Sequence[Frame]) -> None:
-        """See `connect`. `first`: frames that have come already, the engine's hello before all others."""
+        """See `connect`. `first`: frames that have already arrived, starting with the engine's hello."""
         self._info, self._state = read_hello(first[0])
         self._state_at = time.monotonic()
         self._reader = reader
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the following
         self._streams: dict[int, TokenStream] = {}
         self._end = EngineEnd()
         self._watched = set[Tenant]()
-        self._adapters = Counter[str]()  # digests, as often as they were added
+        self._adapters = Counter[str]()  # digests, with how often they were added
         self._calls: dict[int, Future[None]] = {}  # that have no answer yet
         self._ids = itertools.count()
         for frame in first[1:]:
@@ -87,7 +86,7 @@ class RemoteEngine:
 
     @classmethod
     def connect(cls, path: Path, *, timeout_s: float = CONNECT_TIMEOUT_S) -> RemoteEngine:
-        """Raises `Unavailable` when no engine of this protocol's version answers there in time."""
+        """Raises `Unavailable` if no engine with this protocol version answers in time."""
         connection = socket.socket(socket.AF_UNIX)
         reader = FrameReader(MAX_ANSWER_BYTES)
         first: list[Frame] = []
@@ -110,8 +109,7 @@ class RemoteEngine:
         return self._info
 
     def submit(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """See `Engine.submit`. What only the engine itself can know to be wrong with a request is said at the first
-        pull."""
+        """See `Engine.submit`. Problems that only the engine can detect are raised at the first pull."""
         self._end.check()
         info = self._info
         check_request(
@@ -123,11 +121,11 @@ class RemoteEngine:
         return self._stream(request)
 
     def stats(self) -> EngineStats:
-        """As the engine told them last, at most a tenth of a second ago."""
+        """As last reported by the engine, at most a tenth of a second ago."""
         return self._state.stats
 
     def allowance(self, tenant: Tenant) -> Allowance:
-        """See `MeteringEngine`. Of a tenant that this client asks for the first time, all that it may have."""
+        """See `MeteringEngine`. For a tenant that is new to this client, its full allowance."""
         self._watch(tenant)
         told = replace(tenant, adapters=None)  # what its requests may name does not travel
         left, passed_s = self._state.allowances.get(told), time.monotonic() - self._state_at
@@ -153,7 +151,7 @@ class RemoteEngine:
         """See `AdapterEngine`."""
         with self._lock:
             self._adapters[digest] -= 1
-            if self._adapters[digest] <= 0:  # below where it could not be added again
+            if self._adapters[digest] <= 0:  # negative if it could not be added again
                 del self._adapters[digest]
         self._soon(self._send, Frame(Kind.REMOVE_ADAPTER, {"digest": digest}).encoded())
 
@@ -161,13 +159,13 @@ class RemoteEngine:
         return self._end.reason is None and self._state.is_healthy
 
     def close(self) -> None:
-        """End the connection; open streams end with `Unavailable`. Idempotent."""
+        """End the connection; open streams end with `Unavailable`. May be called again."""
         self._shut(Unavailable("the engine has been closed"))
         self._soon(self._abort)
         self._thread.join(CLOSE_TIMEOUT_S)
 
     def wait(self) -> None:
-        """Until the connection has ended."""
+        """Wait until the connection has ended."""
         self._thread.join()
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
@@ -197,7 +195,7 @@ class RemoteEngine:
             self._soon(self._send, Frame(Kind.WATCH, tenant_document(tenant)).encoded())
 
     def _soon(self, callback: object, *arguments: object) -> None:
-        """On the connection's thread; nowhere once that has ended."""
+        """Run on the connection's thread; not at all if that has ended."""
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)  # type: ignore[arg-type]
         except RuntimeError:  # the loop is closed
@@ -208,7 +206,7 @@ class RemoteEngine:
     def _run(self, connection: socket.socket) -> None:
         try:
             self._loop.run_until_complete(self._receive_all(connection))
-        except Exception as error:  # the border: whatever failed, every open stream hears of it
+        except Exception as error:  # the border: whatever failed, every open stream gets the error
             logger.exception("the connection to engine %s failed", self._info.name)
             self._shut(Unavailable(f"the connection to the engine failed: {error!r}"))
         finally:
@@ -249,7 +247,7 @@ class RemoteEngine:
             with self._lock:
                 for stream_id, item in events:
                     stream = self._streams.get(stream_id)
-                    if stream is not None:  # else its consumer has left
+                    if stream is not None:  # otherwise its consumer has left
                         outbox.put(stream, item)
                         if isinstance(item, LlmserveError):
                             del self._streams[stream_id]
@@ -269,7 +267,7 @@ class RemoteEngine:
             raise ProtocolError(f"a frame of kind {frame.kind.name}, which engines must not send at this point")
 
     def _leave_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel the streams whose consumers lived on a loop that is gone."""
+        """Cancel the streams of consumers whose loop has closed."""
         with self._lock:
             gone = [stream_id for stream_id, stream in self._streams.items() if stream.loop is loop]
             for stream_id in gone:

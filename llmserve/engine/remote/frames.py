@@ -1,7 +1,7 @@
-"""Frames on the socket: a header of fixed size, JSON for what is rare, rows of numbers for what comes with each step.
+"""Frames on the socket: a header of fixed size, JSON for rare data, and rows of numbers for each step's data.
 
-The standard library alone: whoever speaks this may be in another environment. JSON may have `NaN` and `Infinity`, as
-Python writes them. Both ends begin with a preamble whose form never changes: what they speak, and its version.
+Uses only the standard library, because clients may be in another environment. JSON may have `NaN` and `Infinity`, as in
+Python. Both ends start with a preamble in a format that never changes: the protocol's name and version.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 
 class Kind(IntEnum):
     SUBMIT = 1  # client -> engine: a request; JSON, and the prompt as integers
-    CANCEL = 2  # client -> engine: streams that nobody reads any more, as integers
-    WATCH = 3  # client -> engine: a tenant whose allowance it wants to know
-    HELLO = 4  # engine -> client: what it is
-    EVENTS = 5  # engine -> client: what one step has given to all streams of the client
-    STATE = 6  # engine -> client: statistics, health, allowances; when they have changed
-    GOODBYE = 7  # engine -> client: why it ends
+    CANCEL = 2  # client -> engine: streams without a reader, as integers
+    WATCH = 3  # client -> engine: a tenant whose allowance it needs
+    HELLO = 4  # engine -> client: its description
+    EVENTS = 5  # engine -> client: the events of one step in all streams of the client
+    STATE = 6  # engine -> client: statistics, health, allowances; when they change
+    GOODBYE = 7  # engine -> client: the reason why it ends
     ADD_ADAPTER = 8  # client -> engine: the number of the call, a directory, and the digest that it had
-    ADDED = 9  # engine -> client: the number of the call, and why it failed, if it did
+    ADDED = 9  # engine -> client: the number of the call, and its error, if any
     REMOVE_ADAPTER = 10  # client -> engine: a digest
 
 
 class ProtocolError(Exception):
-    """What came is not this protocol, or not this version of it. Ends the connection, and nothing else."""
+    """Data that is not this protocol, or another version of it. Ends the connection, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     kind: Kind
-    document: Any = None  # anything that JSON can say; None: nothing
+    document: Any = None  # any JSON value; None: nothing
     integers: Sequence[int] = ()
     floats: Sequence[float] = ()
     blob: Bytes = b""
@@ -61,7 +61,7 @@ class Frame:
 
 
 class FrameReader:
-    """Bytes as they arrive, to frames. `max_bytes`: of one frame."""
+    """Converts received bytes to frames. `max_bytes`: per frame."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -69,7 +69,7 @@ class FrameReader:
         self._has_preamble = False
 
     def feed(self, data: Bytes) -> Iterator[Frame]:
-        """Raises `ProtocolError`; after that there is nothing more to read."""
+        """Raises `ProtocolError`; after that, nothing more can be read."""
         self._waiting += data
         if not self._has_preamble:
             if len(self._waiting) < PREAMBLE.size:

@@ -1,7 +1,7 @@
-"""What frames say: requests, the events of a step, errors, statistics.
+"""The contents of frames: requests, the events of a step, errors, statistics.
 
-A step's events are rows of integers and floats without JSON, since they are all that travels while answers are written.
-A row is its stream, sequence, flags, its tokens and, by its flags, what else belongs to the event, in the order of
+A step's events are rows of integers and floats without JSON, since nothing else is sent while answers are generated. A
+row has its stream, sequence, flags, tokens and, depending on the flags, other parts of the event, in the order of
 `Flag`.
 """
 
@@ -50,7 +50,7 @@ Number = TypeVar("Number", int, float)
 
 
 class Flag(IntFlag):
-    """What an event's row has beside its tokens. The lowest bits are the finish reason's number, from 1 on."""
+    """What an event's row has besides its tokens. The lowest bits are the finish reason's number, from 1 on."""
 
     FINISH = 0x0F
     LOG_PROBS = 0x10
@@ -58,15 +58,15 @@ class Flag(IntFlag):
     TOP = 0x40
     LOGITS = 0x80
     PROMPT = 0x100
-    ERROR = 0x200  # no event: the stream ends with the error of that number in the document
+    ERROR = 0x200  # no event: the stream ends with the error that has this number in the document
 
 
-# Of plain numbers, for they are asked for with each event.
+# Plain numbers, because they are checked for each event.
 FINISH, LOG_PROBS, USAGE, TOP, LOGITS, PROMPT, ERROR = map(int, Flag.__members__.values())
 
 
 def submit_frame(request: GenerateRequest, stream_id: int) -> Frame:
-    """What is left until the deadline is `timeout_s`, of now."""
+    """`timeout_s` is the time from now to the deadline."""
     document: dict[str, Any] = {name: getattr(request, name) for name in (*PLAIN, *WORDS)}
     document |= {"stream": stream_id, "sampling": asdict(request.sampling)}
     if request.draft_ids:
@@ -85,7 +85,7 @@ def submit_frame(request: GenerateRequest, stream_id: int) -> Frame:
 
 
 def read_submit(frame: Frame) -> tuple[int, GenerateRequest, GuideSource | None]:
-    """The stream, the request, and what its guide is to be compiled from. Raises `ProtocolError`."""
+    """The stream, the request, and the source of its guide. Raises `ProtocolError`."""
     try:
         document = dict(frame.document)
         beam, timeout_s, tenant = document.get("beam"), document.get("timeout_s"), document.get("tenant")
@@ -132,7 +132,7 @@ def read_added(frame: Frame) -> tuple[int, LlmserveError | None]:
 
 
 def guide_source(guide: Guide) -> GuideSource:
-    """Raises `Unsupported` where it has none."""
+    """Raises `Unsupported` if it has none."""
     if not isinstance(guide, SourcedGuide):
         raise Unsupported(
             f"guide: {type(guide).__name__} has no text to compile in the engine's process; use a "
@@ -210,7 +210,7 @@ class EventWriter:
 
 
 def read_events(frame: Frame) -> list[tuple[int, Item]]:
-    """Of each event its stream. Raises `ProtocolError`."""
+    """Events with their streams. Raises `ProtocolError`."""
     try:
         return list(_EventReader(frame).items())
     except (StopIteration, IndexError, ValueError, TypeError, RuntimeError) as error:
@@ -285,7 +285,7 @@ def error_document(error: LlmserveError) -> dict[str, Any]:
 
 
 def read_error(document: Mapping[str, Any]) -> LlmserveError:
-    """The same class with the same words; of a class that is not supported here, the nearest one of its code."""
+    """The same class with the same message; for an unknown class, the nearest one with its code."""
     message = str(document.get("message"))
     found = getattr(errors, str(document.get("class")), None)
     if isinstance(found, type) and issubclass(found, LlmserveError):
@@ -297,7 +297,7 @@ def read_error(document: Mapping[str, Any]) -> LlmserveError:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What an engine says of itself, when it has changed."""
+    """What an engine reports about itself when it changes."""
 
     stats: EngineStats
     is_healthy: bool

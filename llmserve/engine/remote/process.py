@@ -1,8 +1,7 @@
-"""`ProcessEngine`: an engine in a process of its own, started again when it dies.
+"""`ProcessEngine`: an engine in its own process, which is restarted if it dies.
 
-What kills the process, a fault in a kernel or the system for want of memory, ends the open streams with `Unavailable`
-and nothing else. No request is ever asked again by itself: whether an answer may be computed twice is the client's to
-say.
+If the process is killed, by a fault in a kernel or because memory runs out, only the open streams end, with
+`Unavailable`. Requests are never repeated automatically: the client decides whether an answer may be computed twice.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from llmserve.owned_directory import new_temporary_directory
 
 PREFIX = "llmserve-engine-"
 SOCKET = "engine.sock"
-ENDING_S = 2.0  # that a process may take whose connection has ended
+ENDING_S = 2.0  # time to end for a process whose connection has ended
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class RestartRule:
-    """When a process that has died is started again: at once, and if it dies again after pauses, each twice the one
-    before. After some time of life all is forgotten."""
+    """When a process that died is restarted: at once, and if it dies again, after pauses, each twice as long as the
+    previous one. After it has lived for some time, the count starts again."""
 
-    pause_s: float = 1.0  # before the second time
+    pause_s: float = 1.0  # before the second restart
     longest_pause_s: float = 60.0
-    most: int = 5  # in a row
+    most: int = 5  # restarts in a row
     forgotten_after_s: float = 600.0
     num_in_a_row: int = 0
 
     def next_pause_s(self, lived_s: float) -> float | None:
-        """None: not again."""
+        """None: do not restart."""
         if lived_s >= self.forgotten_after_s:
             self.num_in_a_row = 0
         if self.num_in_a_row >= self.most:
@@ -61,7 +60,7 @@ class ProcessEngine(ReplaceableEngine):
         settings: EngineSettings,
         restarts: RestartRule | None = None,
     ) -> None:
-        """`command`: a program that does what `child.py` says. Raises the error that the engine does not load with."""
+        """`command`: a program that does what `child.py` describes. Raises the engine's loading error."""
         super().__init__()
         self._command = command
         self._restarts = restarts or RestartRule()
@@ -83,13 +82,13 @@ class ProcessEngine(ReplaceableEngine):
 
     @property
     def pid(self) -> int:
-        """Of the process that was started last."""
+        """Id of the process that was started last."""
         assert self._child is not None
         return self._child.pid
 
     @property
     def socket(self) -> Path:
-        """Where other clients may connect, too."""
+        """Where other clients can connect, too."""
         return self._spec.socket
 
     def close(self) -> None:
@@ -102,7 +101,7 @@ class ProcessEngine(ReplaceableEngine):
         self._directory.remove()
 
     def _started(self) -> RemoteEngine:
-        """Raises what keeps it from running."""
+        """Raises its loading error."""
         with self._lock:
             if self._closing.is_set():
                 raise Unavailable("the engine has been closed")
@@ -117,7 +116,7 @@ class ProcessEngine(ReplaceableEngine):
             child.end()
 
     def _supervise(self) -> None:
-        """A thread of its own, until the engine is closed or given up."""
+        """Runs in its own thread until the engine is closed or given up."""
         self._engine.wait()
         while not self._closing.is_set():
             assert self._child is not None
@@ -127,7 +126,7 @@ class ProcessEngine(ReplaceableEngine):
             self._engine.wait()
 
     def _is_started_again(self, how: str) -> bool:
-        """Try, as long as the rule allows it."""
+        """Try to restart it, as long as the rule allows."""
         lived_s = time.monotonic() - self._since
         while (pause_s := self._restarts.next_pause_s(lived_s)) is not None:
             when = f"in {pause_s:g} s" if pause_s else "now"

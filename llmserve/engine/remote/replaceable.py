@@ -1,4 +1,4 @@
-"""An engine that is another process's, and may end and come back: what is the same whoever starts that process."""
+"""An engine in another process that may end and come back: the common part, whoever starts that process."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ logger = logging.getLogger(__name__)
 
 
 class ReplaceableEngine:
-    """A `MeteringEngine` whatever is inside: one that meters nothing leaves all. Subclasses replace `_engine`."""
+    """A `MeteringEngine`, even if the inner engine does not meter: then all is left. Subclasses replace `_engine`."""
 
     _engine: RemoteEngine
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the following
         self._closing = threading.Event()
         self._num_restarts = 0
         self._down = ""  # why there is no engine now
-        # That an engine that comes back gets again: one from each directory, the last one first.
+        # adapters that a restarted engine gets again: one for each directory, the last one first
         self._adapters: dict[str, list[SealedAdapter]] = {}
-        self._num_names = Counter[str]()  # of each: as often as it was added
+        self._num_names = Counter[str]()  # of each: how often it was added
 
     @property
     def info(self) -> EngineInfo:
@@ -56,7 +56,7 @@ class ReplaceableEngine:
         return self._engine.allowance(tenant)
 
     def add_adapter(self, adapter: SealedAdapter) -> None:
-        """See `AdapterEngine`. An engine that comes back gets it again."""
+        """See `AdapterEngine`. A restarted engine gets it again."""
         engine, down = self._engine, self._down
         if down:
             raise Unavailable(down)
@@ -66,11 +66,11 @@ class ReplaceableEngine:
             self._adapters[adapter.digest] = [adapter, *others]
             self._num_names[adapter.digest] += 1
             now = self._engine
-        if now is not engine:  # it has come back meanwhile, without it
+        if now is not engine:  # it was restarted in the meantime, without the adapter
             now.add_adapter(adapter)
 
     def remove_adapter(self, digest: str) -> None:
-        """See `AdapterEngine`. Waits for nothing."""
+        """See `AdapterEngine`. Does not wait."""
         with self._lock:
             self._num_names[digest] -= 1
             engine = self._engine
@@ -87,7 +87,7 @@ class ReplaceableEngine:
         return is_first
 
     def _is_put(self, engine: RemoteEngine) -> bool:
-        """In place of the one that has ended; false, and closed, where nobody wants one any more."""
+        """Replace the engine that has ended; false, and closed, if no engine is needed any more."""
         given, missing = Counter[str](), Counter[str]()
         while True:
             for digest in missing.elements():
@@ -95,7 +95,7 @@ class ReplaceableEngine:
             given += missing
             with self._lock:
                 is_closed, missing = self._closing.is_set(), self._num_names - given
-                if not missing or is_closed:  # none has been added meanwhile
+                if not missing or is_closed:  # none was added in the meantime
                     surplus = given - self._num_names
                     if not is_closed:
                         self._engine, self._down = engine, ""
@@ -107,7 +107,7 @@ class ReplaceableEngine:
         return not is_closed
 
     def _give_adapter(self, engine: RemoteEngine, adapters: Sequence[SealedAdapter]) -> None:
-        """From the first of its directories that will do."""
+        """Use the first of its directories that works."""
         for adapter in adapters:
             try:
                 engine.add_adapter(adapter)
@@ -126,10 +126,10 @@ class ReplaceableEngine:
 
 
 class SocketEngine(ReplaceableEngine):
-    """The engine that answers at a socket, asked for again when it has gone: somebody else starts its process."""
+    """The engine that answers at a socket, reconnected when it is gone; another program starts its process."""
 
     def __init__(self, socket: Path, digest: str) -> None:
-        """Raises `Unavailable` where no engine of this protocol's version answers, `EngineFileError` where another one
+        """Raises `Unavailable` if no engine with this protocol version answers, and `EngineFileError` if another one
         does."""
         super().__init__()
         self._socket = socket
@@ -149,13 +149,13 @@ class SocketEngine(ReplaceableEngine):
         if engine.info.digest != self._digest:
             engine.close()
             raise EngineFileError(
-                f"the engine at {self._socket} is {engine.info.digest}, and this server's directory holds "
+                f"the engine at {self._socket} is {engine.info.digest}, but this server's directory has "
                 f"{self._digest}; serve the engine's own directory"
             )
         return engine
 
     def _watch(self) -> None:
-        """A thread of its own, until the engine is closed."""
+        """Runs in its own thread until the engine is closed."""
         while True:
             self._engine.wait()
             if self._closing.is_set():
@@ -166,7 +166,7 @@ class SocketEngine(ReplaceableEngine):
                     engine = self._connected()
                 except Unavailable:
                     continue
-                except EngineFileError as error:  # until ours is there again
+                except EngineFileError as error:  # until the right one is back
                     if self._down != str(error):
                         self._say_down(str(error))
                     continue

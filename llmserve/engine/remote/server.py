@@ -1,8 +1,8 @@
 """`EngineServer`: one engine for many clients on a Unix socket.
 
-Lives on one event loop. Each request is a task that reads its stream of the engine; what the streams say in one turn of
-the loop, which is one step, leaves as one frame for each client. A client that goes away has its streams closed. One
-that does not read costs its buffer, and is cut off when that is full: neither the engine nor other clients wait for it.
+Runs on one event loop. Each request is a task that reads its stream of the engine. Events from one turn of the loop,
+which is one step, are sent as one frame per client. If a client disconnects, its streams are closed. If it does not
+read, it is disconnected when its buffer is full: neither the engine nor other clients wait for it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from llmserve.engine.remote.messages import (
 )
 from llmserve.errors import EngineFileError, InternalError, LlmserveError, Unavailable, Unsupported
 
-CompileGuide = Callable[[str, str], Awaitable[Guide]]  # of its kind and text; `InvalidArgument` where that is none
+CompileGuide = Callable[[str, str], Awaitable[Guide]]  # from its kind and text; `InvalidArgument` if that is impossible
 
 PRIVATE_SOCKET = 0o600
-STATE_PERIOD_S = 0.1  # so late may clients know what the engine has done
+STATE_PERIOD_S = 0.1  # the longest delay until clients know the engine's statistics
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +47,9 @@ logger = logging.getLogger(__name__)
 class ClientLimits:
     """What a client that does not read may cost."""
 
-    waiting_bytes: int = 1 << 26  # above them it is cut off when it has taken nothing for `stalled_s`
+    waiting_bytes: int = 1 << 26  # above this, it is disconnected if it has read nothing for `stalled_s`
     stalled_s: float = 5.0
-    most_waiting_bytes: int = 1 << 30  # above them in any case
+    most_waiting_bytes: int = 1 << 30  # above this, in any case
 
 
 async def no_guides(kind: str, text: str) -> Guide:
@@ -74,14 +74,14 @@ class EngineServer:
         self._watcher: asyncio.Task[None] | None = None
 
     async def serve(self, path: Path) -> None:
-        """Listen at `path`, which only this user may connect to. What lay there is replaced."""
+        """Listen at `path`, to which only this user can connect. An existing socket is replaced."""
         path.unlink(missing_ok=True)  # noqa: ASYNC240 - before anybody is served
         self._server = await asyncio.get_running_loop().create_unix_server(self._client, str(path))
         os.chmod(path, PRIVATE_SOCKET)
         self._watcher = asyncio.create_task(self._tell_state())
 
     async def drain(self, timeout_s: float) -> None:
-        """Until open streams have ended, or for `timeout_s`. New ones are refused from now on."""
+        """Wait until open streams have ended, or for `timeout_s`. New ones are refused from now on."""
         self.is_draining = True
         streams = [task for client in self.clients for task in client.streams.values()]
         if streams:
@@ -122,17 +122,17 @@ class Client(asyncio.Protocol):
         self._number = number
         self._reader = FrameReader(MAX_REQUEST_BYTES)
         self.streams: dict[int, asyncio.Task[None]] = {}
-        self._events: EventWriter | None = None  # of this turn of the loop
+        self._events: EventWriter | None = None  # in this turn of the loop
         self._tenants = set[Tenant]()
-        self._adapters = Counter[str]()  # digests, as often as it has added them
+        self._adapters = Counter[str]()  # digests, with how often it added them
         self._calls = set[asyncio.Task[None]]()  # that change them
-        self._state: EngineState | None = None  # that it was told last
+        self._state: EngineState | None = None  # the last state that it was sent
         self._sent = self._taken = 0  # bytes
         self._taken_at = time.monotonic()
         self._is_gone = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the same methods without the class
         self._loop = asyncio.get_running_loop()
         self._server.clients.add(self)
         self._state = self._server.state(self._tenants)
@@ -159,7 +159,7 @@ class Client(asyncio.Protocol):
         self._transport.close()
 
     def tell_state(self) -> None:
-        """What has changed."""
+        """Send what has changed."""
         state = self._server.state(self._tenants)
         if state != self._state:
             self._state = state
@@ -173,7 +173,7 @@ class Client(asyncio.Protocol):
             if request.tenant.max_answers or request.tenant.tokens_per_minute:
                 self._tenants.add(request.tenant)
             task = self.streams[stream_id] = self._loop.create_task(self._answer(stream_id, request, guide))
-            # not in the task itself: cancelled with the same data it never begins
+            # not in the task itself: if cancelled in the same data, it never starts
             task.add_done_callback(lambda _: self.streams.pop(stream_id))
         elif frame.kind is Kind.CANCEL:
             for stream_id in frame.integers:
@@ -189,13 +189,13 @@ class Client(asyncio.Protocol):
             raise ProtocolError(f"a frame of kind {frame.kind.name}, which only engines send")
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
-        """Behind the requests that have come before."""
+        """Run after the requests that came before."""
         task = self._loop.create_task(work)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
     async def _add_adapter(self, call: int, path: Path, digest: str) -> None:
-        """The border: whatever fails, the client hears of it."""
+        """The border: the client gets any error."""
         answer: dict[str, Any] = {"call": call}
         try:
             engine = self._server.engine
@@ -223,7 +223,7 @@ class Client(asyncio.Protocol):
             engine.remove_adapter(digest)
 
     async def _answer(self, stream_id: int, request: GenerateRequest, guide: GuideSource | None) -> None:
-        """The border: whatever fails, the client hears of it."""
+        """The border: the client gets any error."""
         try:
             if self._server.is_draining:
                 raise Unavailable("the engine's process is shutting down: send the request again")
@@ -239,7 +239,7 @@ class Client(asyncio.Protocol):
             self._step().fail(stream_id, InternalError(f"the engine's process failed: {error!r}"))
 
     def _step(self) -> EventWriter:
-        """What the streams say in this turn of the loop goes out behind the last of them."""
+        """Events from this turn of the loop are sent after the last of them."""
         if self._events is None:
             self._events = EventWriter()
             self._loop.call_soon(self._flush)
@@ -250,7 +250,7 @@ class Client(asyncio.Protocol):
         assert events is not None
         try:
             data = events.frame().encoded()
-        except Exception:  # the border: without an end, streams would wait for ever
+        except Exception:  # the border: without an end, streams would wait forever
             logger.exception("the engine's output cannot be sent; client %d is disconnected", self._number)
             self._transport.abort()
             return

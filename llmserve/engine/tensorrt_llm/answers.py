@@ -1,7 +1,7 @@
-"""One sequence of TensorRT-LLM's tokens on its way to becoming our events.
+"""Converts one sequence of TensorRT-LLM's tokens to our events.
 
-The library leaves a stop word's tokens in the answer, and its releases differ in whether the end token is there; ours
-has neither. So tokens that may be the beginning of a stop word wait until the next ones come.
+The library leaves a stop word's tokens in the answer, and some releases also leave the end token; our answers have
+neither. So tokens that may begin a stop word wait for the next ones.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from llmserve.scheduler.words import StopWords
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the library says about a request when it has ended."""
+    """The library's numbers for a request that has ended."""
 
     cached_tokens: int = 0
     queue_ns: int = 0  # from arrival to the first step
 
 
 class SequenceAnswer:
-    """`index`: of the sequence in its request."""
+    """`index`: the sequence's index in its request."""
 
     def __init__(self, request: GenerateRequest, index: int) -> None:
         self._index = index
@@ -50,7 +50,7 @@ class SequenceAnswer:
         reason: FinishReason | None,
         measured: Measured | None = None,
     ) -> TokenEvent | None:
-        """What to say now; None when all of it has to wait. A stop word ends the answer, whoever sees it first."""
+        """What to pass on now; None if all of it must wait. A stop word ends the answer, whoever finds it."""
         if reason is FinishReason.END_ID and tokens and tokens[-1] == self._end_id:
             tokens, log_probs = tokens[:-1], log_probs[: len(tokens) - 1]
         self._note_times(bool(tokens), measured or Measured())
@@ -96,7 +96,7 @@ class SequenceAnswer:
 
 
 def too_late(request: GenerateRequest) -> list[TokenEvent]:
-    """All answers to a request whose deadline is over before it begins; empty for one that is in time."""
+    """All answers to a request whose deadline passed before it started; empty if it is in time."""
     if request.deadline is None or request.deadline > time.monotonic():
         return []
     events = [

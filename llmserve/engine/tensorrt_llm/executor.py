@@ -1,8 +1,8 @@
 """`ExecutorEngine`: the C++ executor of TensorRT-LLM 1.2 behind the `Engine` protocol. It batches inside itself.
 
-Threads. Consumers live on event loops and enqueue from there. One reader thread waits for responses of all requests
-and hands them to their loops. `_lock` guards who waits for what; it is held over `enqueue_request`, which does not
-block, so that no response arrives before its request is known.
+Threads. Consumers run on event loops and enqueue from there. One reader thread waits for responses to all requests and
+passes them to their loops. `_lock` guards the table of waiting requests; it is held over `enqueue_request`, which does
+not block, so that no response arrives before its request is known.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from llmserve.errors import InternalError, LlmserveError, PromptTooLong, Unavail
 
 logger = logging.getLogger(__name__)
 
-POLL = timedelta(milliseconds=100)  # how soon the reader notices that the engine is closed
+POLL = timedelta(milliseconds=100)  # how soon the reader notices that the engine was closed
 CLOSE_TIMEOUT_S = 30.0
 
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """Who waits for one of the executor's requests."""
+    """The consumer of one of the executor's requests."""
 
     stream: TokenStream
     answers: list[SequenceAnswer]  # of its beams
-    num_seen: int = 0  # log-probs, of which each response has all
+    num_seen: int = 0  # log-probs, all of which are in each response
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLimits:
-    """Of this process."""
+    """For this process."""
 
     max_input_len: int
     max_queue_size: int  # 0: no limit
@@ -60,7 +60,7 @@ class ExecutorLimits:
 
 
 class ExecutorEngine:
-    """Owns `executor` and shuts it down. Every stream ends: with its last event, or with one error."""
+    """Owns `executor` and shuts it down. Every stream ends, with its last event or with one error."""
 
     def __init__(self, executor: Any, names: ModuleType, info: EngineInfo, limits: ExecutorLimits) -> None:
         self._executor = executor
@@ -113,7 +113,7 @@ class ExecutorEngine:
         return idle(self._statistics) if is_idle else self._statistics
 
     def _latest_statistics(self) -> str:
-        """Empty when no step ran since the last call, or when the executor has failed, which the reader will say."""
+        """Empty if no step ran since the last call, or if the executor has failed, which the reader reports."""
         try:
             latest = self._executor.get_latest_iteration_stats()
         except RuntimeError:
@@ -122,11 +122,11 @@ class ExecutorEngine:
 
     def healthy(self) -> bool:
         if self._end.reason is None and not self._executor.can_enqueue_requests():
-            self._shut(InternalError("the executor accepts no more requests; see its log. Start the server again"))
+            self._shut(InternalError("the executor accepts no more requests; see its log, and restart the server"))
         return self._end.reason is None
 
     def close(self) -> None:
-        """Shut the executor down; open streams end with `Unavailable`. Idempotent."""
+        """Shut the executor down; open streams end with `Unavailable`. May be called again."""
         self._shut(Unavailable("the engine has been closed"))
         self._thread.join(CLOSE_TIMEOUT_S)
 
@@ -144,7 +144,7 @@ class ExecutorEngine:
             self._leave(ids)
 
     def _enqueue(self, request: GenerateRequest, stream: TokenStream) -> list[int]:
-        """One request to the executor for each sequence; beams share one. All of them, or an error and none."""
+        """One request to the executor per sequence; beams share one. All are enqueued, or none with an error."""
         ids: list[int] = []
         try:
             wanted = [self._request(request, index) for index in range(request.num_sequences)]
@@ -155,7 +155,7 @@ class ExecutorEngine:
                     answers = [SequenceAnswer(request, index + beam) for beam in range(self._width(request))]
                     ids.append(self._executor.enqueue_request(one))
                     self._waiting[ids[-1]] = _Waiting(stream, answers)
-        except (RuntimeError, TypeError) as error:  # what the library throws
+        except (RuntimeError, TypeError) as error:  # the library's error
             self._leave(ids)
             raise InternalError(f"the executor did not accept the request: {error}") from error
         return ids
@@ -187,7 +187,7 @@ class ExecutorEngine:
         )
 
     def _leave(self, ids: list[int]) -> None:
-        """The consumer is gone: what still runs is cancelled."""
+        """The consumer has gone: cancel its running requests."""
         with self._lock:
             running = [request_id for request_id in ids if self._waiting.pop(request_id, None)]
             if self._end.reason is None:
@@ -195,7 +195,7 @@ class ExecutorEngine:
                     self._executor.cancel_request(request_id)
 
     def _shut(self, error: LlmserveError) -> None:
-        """End every open stream with `error`, and take no more requests."""
+        """End every open stream with `error`, and accept no more requests."""
         with self._lock:
             outbox = self._end.say(error, (waiting.stream for waiting in self._waiting.values()))
             self._waiting.clear()
@@ -206,7 +206,7 @@ class ExecutorEngine:
         try:
             while self._end.reason is None:
                 self._deliver(self._executor.await_responses(timeout=POLL))
-        except Exception as error:  # the border: whatever failed, every open stream hears of it
+        except Exception as error:  # the border: whatever failed, every open stream gets the error
             logger.exception("the executor of engine %s failed", self._info.name)
             self._shut(InternalError(f"the executor failed: {error}"))
         finally:
@@ -229,7 +229,7 @@ class ExecutorEngine:
             self._leave([each for each, waiting in self._waiting.items() if waiting.stream.loop in closed])
 
     def _take(self, response: Any, waiting: _Waiting, outbox: Outbox) -> None:
-        """With the lock held."""
+        """Call with the lock held."""
         if response.has_error():
             del self._waiting[response.request_id]
             outbox.put(waiting.stream, InternalError(f"the executor refused the request: {response.error_msg}"))
@@ -241,7 +241,7 @@ class ExecutorEngine:
                 outbox.put(waiting.stream, event)
         if all(answer.is_over for answer in waiting.answers):
             del self._waiting[response.request_id]
-            if not result.is_final:  # a stop word that the executor did not see
+            if not result.is_final:  # a stop word that the executor did not find
                 self._executor.cancel_request(response.request_id)
 
     def _add(self, answer: SequenceAnswer, beam: int, result: Any, waiting: _Waiting) -> TokenEvent | None:
@@ -250,7 +250,7 @@ class ExecutorEngine:
         if result.is_final and reason is None:
             reason = FinishReason.CANCELLED
         log_probs: list[float] = []
-        if result.log_probs and tokens:  # all of them so far, or the new ones only
+        if result.log_probs and tokens:  # all of them so far, or only the new ones
             every = list(result.log_probs[beam])
             waiting.num_seen += len(tokens)
             log_probs = every[: max(waiting.num_seen, len(tokens))][-len(tokens) :]

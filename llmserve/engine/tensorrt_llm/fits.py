@@ -1,4 +1,4 @@
-"""Whether an engine directory of the tensorrt_llm target can run on this machine; if not, in words, with what to do."""
+"""Whether an engine directory of the tensorrt_llm target can run on this machine; if not, why, and what to do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mode_of(directory: EngineDirectory) -> Mode:
 def machine_problems(
     find: Callable[[], Installed] = library.installed, gpus: Callable[[], Sequence[Gpu]] = visible_gpus
 ) -> list[str]:
-    """Why no engine at all can be built or run here; empty when there is a library that we know, and a GPU."""
+    """Why no engine can be built or run here; empty if there are a supported library and a GPU."""
     found = []
     for ask in (find, gpus):
         try:
@@ -44,7 +44,7 @@ def fit_problems(
     gpus: Callable[[], Sequence[Gpu]] = visible_gpus,
     tensorrt: Callable[[], str] = library.tensorrt_version,
 ) -> list[str]:
-    """Everything that keeps this engine from running here; empty when nothing does."""
+    """Everything that prevents this engine from running here; empty if nothing does."""
     found = _file_problems(directory)
     try:
         found += _version_problems(directory, find(), tensorrt)
@@ -73,11 +73,11 @@ def _file_problems(directory: EngineDirectory) -> list[str]:
                 f"the directory mixes files of two builds; {REBUILD}"
             ]
     missing = [name for name in wanted if name not in directory.manifest.files]
-    return [f"the engine is for {_world_size(directory)} GPUs and lacks {name}; {REBUILD}" for name in missing]
+    return [f"the engine is for {_world_size(directory)} GPUs, but lacks {name}; {REBUILD}" for name in missing]
 
 
 def _version_problems(directory: EngineDirectory, here: Installed, tensorrt: Callable[[], str]) -> list[str]:
-    """A compiled engine belongs to one version of TensorRT-LLM, and of TensorRT; a canonical checkpoint to none."""
+    """A compiled engine requires one version of TensorRT-LLM and of TensorRT; a canonical checkpoint does not."""
     built, mode = directory.manifest.device["tensorrt_llm"], mode_of(directory)
     if mode is not here.mode or (mode is Mode.ENGINE and built != here.version):
         return [f"built with tensorrt-llm {built} ({mode.value} mode); this machine has {here}; {REBUILD}"]
@@ -101,7 +101,7 @@ def _gpu_problems(directory: EngineDirectory, gpus: Sequence[Gpu]) -> list[str]:
         )
     if mode_of(directory) is Mode.ENGINE:
         found += [
-            f"built for compute capability {device['compute_capability']} ({device['gpu']}); GPU {gpu.index} is a "
+            f"built for compute capability {device['compute_capability']} ({device['gpu']}), but GPU {gpu.index} is a "
             f"{gpu}; {REBUILD}"
             for gpu in gpus[:needed]
             if gpu.compute_capability != device["compute_capability"]
@@ -110,11 +110,11 @@ def _gpu_problems(directory: EngineDirectory, gpus: Sequence[Gpu]) -> list[str]:
 
 
 def _memory_problems(directory: EngineDirectory, gpus: Sequence[Gpu]) -> list[str]:
-    """Weights alone; the KV cache takes from what is left. A GPU that does not say its memory is not judged."""
+    """Only weights; the KV cache uses the rest. GPUs that do not report their memory are not checked."""
     weights = [record.num_bytes for name, record in directory.manifest.files.items() if _is_weight_file(Path(name))]
     needed = sum(weights) // _world_size(directory)
     return [
-        f"a GPU's part of the weights is {_size(needed)}, and GPU {gpu.index} ({gpu.name}) has "
+        f"a GPU's part of the weights is {_size(needed)}, but GPU {gpu.index} ({gpu.name}) has "
         f"{_size(gpu.free_bytes)} free; stop other programs on it (nvidia-smi lists them), or build with a larger "
         "--tp-size or with --use-weight-only"
         for gpu in gpus

@@ -1,7 +1,7 @@
-"""The only module that imports tensorrt_llm, and torch, which comes with it; each name when it is first needed.
+"""The only module that imports tensorrt_llm, and torch, which comes with it; each import happens on first use.
 
-Nothing here runs at import, so that every command works where TensorRT-LLM cannot be installed. `installed` answers
-from the package's version file: importing tensorrt_llm itself takes long, and starts MPI and CUDA.
+Nothing here runs at import, so that every command works where TensorRT-LLM cannot be installed. `installed` reads the
+package's version file, because importing tensorrt_llm takes long, and starts MPI and CUDA.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from llmserve.errors import Unsupported
 from llmserve.models.number_formats import WeightFormat
 
-ENGINE_RELEASE = (1, 2)  # the last with ahead-of-time engines
+ENGINE_RELEASE = (1, 2)  # the last one with ahead-of-time engines
 FIRST_LLM_RELEASE = (1, 3)
 SAMPLER_FILES = (  # of the PyTorch sampler, in one release or another: what it does with a request's parameters
     "sampling_utils.py", "sampler/sampling_utils.py", "sampler/sampler_common.py", "sampler/penalties.py",
@@ -54,7 +54,7 @@ class Installed:
 
 
 def installed() -> Installed:
-    """What is installed. `Unsupported` when there is none, or one whose interface we do not know."""
+    """The installed release. `Unsupported` if there is none, or if its interface is unknown."""
     spec = find_spec("tensorrt_llm")
     if spec is None or not spec.submodule_search_locations:
         raise Unsupported(f"the tensorrt_llm target requires tensorrt-llm, which is not installed; {INSTALL}")
@@ -69,7 +69,7 @@ def installed() -> Installed:
 
 
 def mode_of(version: str) -> Mode:
-    """1.2.x: ahead-of-time engines; 1.3 and newer: the LLM class. Others are `Unsupported`."""
+    """1.2.x: ahead-of-time engines; 1.3 and newer: the LLM class. Other versions are `Unsupported`."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     release = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
     if release == ENGINE_RELEASE:
@@ -82,8 +82,8 @@ def mode_of(version: str) -> Mode:
 def applied_parameters(folder: Path, names: Collection[str]) -> frozenset[str]:
     """Which of these sampling parameters the PyTorch sampler of 1.3 and newer applies.
 
-    SamplingParams has all of them in every release, and the sampler ignores without a word what it has no code for. So
-    its source is asked: fields of UtilsSamplingParams, and what its penalties read. Importing it would start CUDA.
+    SamplingParams has all of them in every release, and the sampler silently ignores those without an implementation.
+    So its source is searched: fields of UtilsSamplingParams, and what its penalties read. An import would start CUDA.
     """
     files = [folder.joinpath("_torch", "pyexecutor", name) for name in SAMPLER_FILES]
     source = "\n".join(path.read_text() for path in files if path.is_file())
@@ -143,14 +143,14 @@ def llm() -> Llm:
 
 
 def float_tensor(values: NDArray[np.float32]) -> Any:
-    """A torch tensor, as the bindings want one."""
+    """A torch tensor, as the bindings expect."""
     import torch
 
     return torch.from_numpy(values)
 
 
 def quantize_weight(matrix: NDArray[Any], format: WeightFormat) -> tuple[NDArray[np.int8], NDArray[Any]]:
-    """One weight [outputs, inputs] of a checkpoint -> what the weight-only plugin reads.
+    """Convert one weight [outputs, inputs] of a checkpoint to the weight-only plugin's format.
 
     Values int8 [inputs, outputs] (of 4 bits: two in a byte, [inputs, outputs / 2]) and a scale per output in the dtype
     of `matrix`. TensorRT-LLM's own operator makes them, as in its converters (tensorrt_llm/models/convert_utils.py,
@@ -171,9 +171,9 @@ def quantize_weight(matrix: NDArray[Any], format: WeightFormat) -> tuple[NDArray
 
 
 class BannedSequences:
-    """A logits processor of tensorrt_llm.LLM: no token may complete one of `words`.
+    """A logits processor for tensorrt_llm.LLM: no token may complete one of `words`.
 
-    Its SamplingParams takes single banned ids only. Sent to the process that computes, so it must pickle.
+    Its SamplingParams only supports single banned ids. It is sent to the computing process, so it must be picklable.
     """
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
@@ -182,7 +182,7 @@ class BannedSequences:
     def __call__(
         self, req_id: int, logits: Any, token_ids: list[list[int]], stream_ptr: int | None, client_id: int | None
     ) -> None:
-        """`logits` [..., vocabulary], changed in place; `token_ids`: of each beam, the prompt included."""
+        """`logits` [..., vocabulary], changed in place; `token_ids`: of each beam, including the prompt."""
         known = token_ids[0]
         for *beginning, last in self.words:
             if not beginning or known[-len(beginning) :] == beginning:

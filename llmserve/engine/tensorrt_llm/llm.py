@@ -1,7 +1,7 @@
 """`LlmEngine`: tensorrt_llm.LLM of release 1.3 and newer behind the `Engine` protocol. It batches inside itself.
 
-A request's output is an asynchronous iterator on its consumer's own event loop; a task for each sequence moves what
-comes to the one stream. A thread of ours polls the iteration statistics, which block.
+A request's output is an asynchronous iterator on its consumer's own event loop; a task for each sequence passes its
+output to the stream. A separate thread polls the iteration statistics, which block.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FINISH_REASONS = {
 
 
 class LlmEngine:
-    """Owns `llm` and shuts it down. Every stream ends: with its last event, or with one error."""
+    """Owns `llm` and shuts it down. Every stream ends, with its last event or with one error."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class LlmEngine:
         tokens_per_block: int,
         applied: Collection[str],
     ) -> None:
-        """`applied`: of sampling.OF_SOME_RELEASES, what the installed sampler does not ignore."""
+        """`applied`: the parameters in sampling.OF_SOME_RELEASES that the installed sampler supports."""
         self._llm = llm
         self._applied = applied
         self._names = names
@@ -95,7 +95,7 @@ class LlmEngine:
         return self._end.reason is None
 
     def close(self) -> None:
-        """Shut the LLM down; open streams end with `Unavailable`. Idempotent."""
+        """Shut the LLM down; open streams end with `Unavailable`. May be called again."""
         self._shut(Unavailable("the engine has been closed"))
         if not self._ended.is_set():
             self._ended.set()
@@ -127,7 +127,7 @@ class LlmEngine:
             self._open[stream] = num_sequences
 
     async def _pump(self, request: GenerateRequest, index: int, stream: TokenStream) -> None:
-        """One sequence (or all beams) from the library to the stream. Cancelled when the consumer is gone."""
+        """One sequence (or all beams) from the library to the stream. Cancelled when the consumer has gone."""
         answers = [SequenceAnswer(request, index + beam) for beam in range(request.beam.width if request.beam else 1)]
         output = None
         try:
@@ -142,7 +142,7 @@ class LlmEngine:
             stream.put(InternalError(f"the engine refused the request: {error}"))
         except LlmserveError as error:
             stream.put(error)
-        except Exception as error:  # the border: not this request's fault, so every stream hears of it
+        except Exception as error:  # the border: not this request's fault, so every stream gets the error
             logger.exception("engine %s failed", self._info.name)
             self._shut(InternalError(f"tensorrt_llm.LLM failed: {error}"))
         finally:
@@ -150,7 +150,7 @@ class LlmEngine:
                 output.abort()
 
     def _start(self, request: GenerateRequest, index: int) -> Any:
-        """Hand one sequence over. What the library finds wrong with its values is the request's fault."""
+        """Hand one sequence over. If the library rejects its values, the request is invalid."""
         try:
             return self._llm.generate_async(
                 list(request.prompt_ids),
@@ -170,7 +170,7 @@ class LlmEngine:
         async for latest in output:
             completion = latest.outputs[0]
             self._put(answers[0], completion, completion.token_ids_diff, completion.logprobs_diff, stream)
-            if answers[0].is_over:  # perhaps by a stop word that the library was not told
+            if answers[0].is_over:  # possibly by a stop word that the library does not know
                 return
         if not answers[0].is_over:
             raise InternalError("the answer ended without a reason")
@@ -183,7 +183,7 @@ class LlmEngine:
             stream.put(event)
 
     def _parameters(self, request: GenerateRequest, index: int) -> Any:
-        """Stop words are ours to match, as the library knows single stop ids only; bad words go through a processor."""
+        """Stop words are matched here, because the library only knows single stop ids; bad words use a processor."""
         end_id = NO_END_ID if request.end_id is None else request.end_id
         arguments = sampling_arguments(request.sampling, index=index) | beam_arguments(request)
         if request.beam is not None:
@@ -205,14 +205,14 @@ class LlmEngine:
         )
 
     def _shut(self, error: LlmserveError) -> None:
-        """End every open stream with `error`, and take no more requests."""
+        """End every open stream with `error`, and accept no more requests."""
         with self._lock:
             outbox = self._end.say(error, self._open)
             self._open.clear()
         outbox.flush()
 
     def _watch(self) -> None:
-        """The statistics thread: it also notices a library that has died while nobody asked anything."""
+        """The statistics thread also notices if the library dies without any requests."""
         while not self._ended.wait(POLL_S):
             try:
                 latest = self._llm.get_stats(timeout=POLL_S)
@@ -226,7 +226,7 @@ class LlmEngine:
 
 
 def _reason(completion: Any) -> FinishReason | None:
-    """ "stop" is the end token, or a stop word where it names one."""
+    """ "stop" means the end token, or a stop word if it names one."""
     name = completion.finish_reason
     if name == "stop":
         return FinishReason.END_ID if completion.stop_reason is None else FinishReason.STOP_WORDS
@@ -234,7 +234,7 @@ def _reason(completion: Any) -> FinishReason | None:
 
 
 def _floats(tokens: Sequence[int], log_probs: Any) -> list[float]:
-    """Of the tokens: each entry is a number, or maps token ids to objects that have one."""
+    """Values of the tokens: each entry is a number, or maps token ids to objects with one."""
     return [
         float(entry[token].logprob) if isinstance(entry, dict) else float(entry)
         for token, entry in zip(tokens, log_probs or (), strict=False)

@@ -1,9 +1,9 @@
-"""Every name of tensorrt_llm that we use, and how: an installed package is checked against it, name by name.
+"""Every name of tensorrt_llm that we use, and how; an installed package is checked against this table.
 
-Where the names are from: release 1.2 of the public source. tensorrt_llm/builder.py, plugin/plugin.py,
+The names are from release 1.2 of the public source: tensorrt_llm/builder.py, plugin/plugin.py,
 models/modeling_utils.py, cpp/tensorrt_llm/nanobind/executor/{executor,executorConfig,request}.cpp; for the LLM class
-tensorrt_llm/llmapi/{llm,llm_args}.py, executor/result.py and sampling_params.py. Nobody has run this list against an
-installed wheel yet. A test records what we really pass and compares it with this table.
+tensorrt_llm/llmapi/{llm,llm_args}.py, executor/result.py and sampling_params.py. This list has not been checked against
+an installed wheel yet. A test records the arguments that we really pass, and compares them with this table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Name:
     module: str
     attribute: str  # dotted: "Executor.cancel_request"
     parameters: tuple[str, ...] = ()  # that we pass by name
-    num_positional: int = 0  # that we pass before these, without a name
+    num_positional: int = 0  # that we pass before these, by position
     members: tuple[str, ...] = ()  # of an enumeration; attributes of a class's objects
     is_called: bool = True
 
@@ -32,7 +32,7 @@ class Name:
 
 
 def _members(module: str, attribute: str, *members: str) -> Name:
-    """Something of which we read these, and which we do not call."""
+    """An object whose members we read, but which we do not call."""
     return Name(module, attribute, members=members, is_called=False)
 
 
@@ -101,7 +101,7 @@ ENGINE_NAMES = (
 
 LLM_NAMES = (
     Name("tensorrt_llm", "LLM", ("model", "skip_tokenizer_init")),
-    Name("tensorrt_llm.llmapi.llm_args", "TorchLlmArgs", (  # what LLM passes on
+    Name("tensorrt_llm.llmapi.llm_args", "TorchLlmArgs", (  # arguments that LLM passes on
         "model", "skip_tokenizer_init", "tensor_parallel_size", "pipeline_parallel_size", "dtype", "max_batch_size",
         "max_num_tokens", "max_seq_len", "max_beam_width", "kv_cache_config", "scheduler_config",
         "enable_chunked_prefill", "enable_iter_perf_stats", "iter_stats_max_iterations",
@@ -133,11 +133,11 @@ NAMES = {Mode.ENGINE: ENGINE_NAMES, Mode.LLM: LLM_NAMES}
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of an installed package with the table."""
+    """An installed package compared with the table."""
 
     num_names: int
-    problems: tuple[str, ...]  # what it lacks, or takes otherwise
-    untold: tuple[str, ...]  # names that are there and do not say what they take
+    problems: tuple[str, ...]  # missing names, or names with other parameters
+    untold: tuple[str, ...]  # existing names that do not document their parameters
 
 
 def compare(mode: Mode) -> Comparison:

@@ -1,4 +1,4 @@
-"""What the tensorrt_llm target needs of a machine, for `llmserve doctor`."""
+"""Requirements of the tensorrt_llm target, for `llmserve doctor`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _gpu(need: str) -> Check:
     gpus = visible_gpus()
     oldest = min(tuple(map(int, gpu.compute_capability.split("."))) for gpu in gpus)
     listed = ".".join(map(str, OLDEST_LISTED_CAPABILITY))
-    unlisted = f"TensorRT-LLM lists GPUs of compute capability {listed} and newer; on an older one it may not work"
+    unlisted = f"TensorRT-LLM lists GPUs of compute capability {listed} and newer; an older one may not work"
     advice = unlisted if oldest < OLDEST_LISTED_CAPABILITY else ""
     return Check(need, True, "; ".join(map(str, gpus)), advice)
 
@@ -47,13 +47,13 @@ def _mpi(need: str) -> Check:
 
 
 def _on_library_path(pattern: str) -> str:
-    """In the folders of LD_LIBRARY_PATH."""
+    """Searches the folders of LD_LIBRARY_PATH."""
     folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
     return next((str(path) for folder in folders for path in sorted(Path(folder).glob(pattern))), "")
 
 
 def _in_linker_cache(prefix: str) -> str:
-    """By ldconfig alone: ctypes.util.find_library starts a compiler and two linkers as well."""
+    """Only asks ldconfig; ctypes.util.find_library would also start a compiler and two linkers."""
     try:
         listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
     except OSError:

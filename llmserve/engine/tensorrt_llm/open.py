@@ -1,4 +1,4 @@
-"""An engine directory of the tensorrt_llm target, and an operator's settings -> a running engine."""
+"""Opens a running engine from a directory of the tensorrt_llm target and an operator's settings."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ class Opening:
 
     @property
     def has_paged_context_fmha(self) -> bool:
-        """As TensorRT-LLM's builder left it; without it the executor switches chunks and shared blocks off."""
+        """As set by TensorRT-LLM's builder; without it, the executor disables chunks and shared blocks."""
         plugins = self.directory.config["build_config"].get("plugin_config", {})
         return bool(plugins.get("use_paged_context_fmha", True))
 
     @property
     def why_prompts_start_anew(self) -> str:
-        """Why no part of a prompt may be in the cache before the rest is computed; empty when it may."""
+        """Why prompts cannot start with cached blocks; empty if they can."""
         if self.spec.rope is None:
-            return "TensorRT-LLM's ALiBi is not verified for prompts whose beginning is cached"
+            return "TensorRT-LLM's ALiBi is not verified for prompts with a cached beginning"
         return "" if self.has_paged_context_fmha else "the engine was built with --context-fmha disable"
 
     @property
     def chunked_context(self) -> bool:
-        """Prompts longer than a step."""
+        """Whether prompts may be longer than a step."""
         given = self.gpu.enable_chunked_context
         return not self.why_prompts_start_anew if given is None else given
 
@@ -82,7 +82,7 @@ class Opening:
 
     @property
     def attention_window(self) -> list[int] | None:
-        """Per layer: the network's own, unless the operator says another one."""
+        """Per layer: the network's own window, unless the operator sets another one."""
         if self.gpu.max_attention_window_size:
             return list(self.gpu.max_attention_window_size)
         windows = [window or self.info.max_seq_len for window in self.spec.windows]
@@ -94,15 +94,15 @@ class Opening:
 
     @property
     def worker(self) -> Path:
-        """The program that orchestrator mode starts once for each rank."""
+        """The program that orchestrator mode starts for each rank."""
         return Path(self.gpu.executor_worker_path or library.installed().folder.joinpath(*WORKER))
 
     def problems(self) -> list[str]:
-        """Settings that do not go with this engine."""
+        """Settings that are incompatible with this engine."""
         found, given = [], len(self.gpu.gpu_device_ids)
         if self.beam_width > self.info.max_beam_width:
             found.append(
-                f"max_beam_width is {self.beam_width}, the engine was built for {self.info.max_beam_width}; build it "
+                f"max_beam_width is {self.beam_width}, the engine was built for {self.info.max_beam_width}; rebuild it "
                 f"with --max-beam-width {self.beam_width}"
             )
         asked = {
@@ -111,7 +111,7 @@ class Opening:
         }
         if reason := self.why_prompts_start_anew:
             found += [f"{name} cannot be true: {reason}; leave it out" for name, value in asked.items() if value]
-        if mode_of(self.directory) is Mode.LLM:  # whose library places and starts the ranks itself
+        if mode_of(self.directory) is Mode.LLM:  # the library places and starts the ranks itself
             return found
         if self.gpu.kv_cache_onboard_blocks is False and self.has_paged_context_fmha:
             found.append(
@@ -122,14 +122,14 @@ class Opening:
             found.append(f"gpu_device_ids names {given} GPUs, but the engine needs {self.world_size}")
         if self.world_size > 1 and not self.worker.is_file():
             found.append(
-                f"the ranks' program {self.worker} is missing; name TensorRT-LLM's executorWorker with the parameter "
+                f"the ranks' program {self.worker} is missing; give TensorRT-LLM's executorWorker with the parameter "
                 "executor_worker_path"
             )
         return found
 
 
 def open_tensorrt_llm(directory: EngineDirectory, settings: EngineSettings) -> Engine:
-    """Start the library's own batcher. `EngineFileError` lists everything that keeps the engine from running here."""
+    """Start the library's own batcher. `EngineFileError` lists everything that prevents the engine from running."""
     raise_problems(EngineFileError, f"{directory.path} cannot run on this machine", fit_problems(directory))
     mode = mode_of(directory)
     if settings.threads:
@@ -186,7 +186,7 @@ def _executor_arguments(names: ModuleType, opening: Opening) -> dict[str, Any]:
 
 
 def _kv_cache_arguments(opening: Opening) -> dict[str, Any]:
-    """Of KvCacheConfig, in either mode."""
+    """Arguments of KvCacheConfig, in either mode."""
     return {
         "enable_block_reuse": opening.block_reuse,
         "free_gpu_memory_fraction": opening.settings.kv_cache_fraction,
@@ -197,13 +197,13 @@ def _kv_cache_arguments(opening: Opening) -> dict[str, Any]:
 
 
 def _given(gpu: GpuSettings, names: Mapping[str, str]) -> dict[str, Any]:
-    """What the operator set of `names` (ours -> the library's)."""
+    """Settings among `names` (ours -> the library's) that the operator has set."""
     given = gpu.given()
     return {theirs: given[ours] for ours, theirs in names.items() if ours in given}
 
 
 def _parallel_config(names: ModuleType, opening: Opening) -> Any:
-    """With several ranks this process is the orchestrator, which starts them: the server is one process."""
+    """With several ranks, this process is the orchestrator that starts them, so the server is one process."""
     devices = list(opening.gpu.gpu_device_ids) or None
     if opening.world_size == 1:
         return None if devices is None else names.ParallelConfig(device_ids=devices)
@@ -216,7 +216,7 @@ def _parallel_config(names: ModuleType, opening: Opening) -> Any:
 
 
 def _known(kind: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Without those of KV_CACHE_SETTINGS that this release has no more, such as onboard_blocks, as far as it tells."""
+    """Without settings in KV_CACHE_SETTINGS that this release has removed, such as onboard_blocks, as far as known."""
     told = signatures(kind)
     fields = {field.name for overload in told for field in overload}
     gone = {ours: theirs for ours, theirs in KV_CACHE_SETTINGS.items() if told and theirs not in fields}

@@ -1,4 +1,4 @@
-"""How many requests may wait: the library would take any number."""
+"""Limits the number of waiting requests, which the library does not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from llmserve.errors import InvalidArgument, ResourceExhausted
 
 
 def check_room(num_arriving: int, num_open: int, info: EngineInfo, max_queue_size: int) -> None:
-    """`ResourceExhausted` when batch and queue have no room for so many sequences more; `InvalidArgument` if never."""
+    """`ResourceExhausted` if batch and queue have no room for so many more sequences; `InvalidArgument` if never."""
     room = max_queue_size + info.max_batch_size
     if not max_queue_size or num_open + num_arriving <= room:
         return

@@ -1,4 +1,4 @@
-"""The `tensorrt_llm` target's run-time room, as the registry finds it. tensorrt_llm itself is imported to open."""
+"""The `Runtime` of the `tensorrt_llm` target. tensorrt_llm itself is only imported to open an engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TensorrtLlmRuntime:
         return ""
 
     def selftest(self, directory: EngineDirectory, adapter: SealedAdapter | None = None) -> SelfTestResult | None:
-        return None  # its arithmetic is not ours
+        return None  # its arithmetic is not llmserve's
 
     def adapter_selftest(self, directory: EngineDirectory, adapter: SealedAdapter) -> SelfTest | None:
         return None
@@ -52,7 +52,7 @@ class TensorrtLlmRuntime:
         )
 
     def triton_backends(self, manifest: Manifest) -> Collection[str]:
-        """TensorRT-LLM's own C++ backend runs what its builder has compiled, and nothing else."""
+        """TensorRT-LLM's own C++ backend only runs what its builder has compiled."""
         return ("tensorrtllm",) if Mode(manifest.device["mode"]) is Mode.ENGINE else ()
 
 

@@ -1,7 +1,7 @@
-"""Our sampling parameters in TensorRT-LLM's words; SamplingConfig (1.2) and SamplingParams (1.3) share the names.
+"""Converts our sampling parameters to TensorRT-LLM's; SamplingConfig (1.2) and SamplingParams (1.3) share the names.
 
-A parameter that is switched off is not passed, so the library's own default counts. With neither top_k nor top_p that
-is the most likely token, so a plain draw over the whole vocabulary says top_p = 1.
+A disabled parameter is not passed, so the library's own default applies. Without top_k and top_p, that is the most
+likely token, so a draw from the whole vocabulary passes top_p = 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PRIORITY_STEP = 0.01
 
 
 def sampling_arguments(params: SamplingParams, *, index: int = 0) -> dict[str, Any]:
-    """`index`: of the sequence, each of which draws from a random stream of its own."""
+    """`index`: of the sequence; each draws from its own random stream."""
     arguments: dict[str, Any] = {}
     if params.is_greedy:
         arguments["top_k"] = 1
@@ -48,7 +48,7 @@ def sampling_arguments(params: SamplingParams, *, index: int = 0) -> dict[str, A
 
 
 def beam_arguments(request: GenerateRequest) -> dict[str, Any]:
-    """Of beam search, as far as given."""
+    """Arguments of beam search, as far as given."""
     beam = request.beam
     if beam is None:
         return {}
@@ -61,7 +61,7 @@ def beam_arguments(request: GenerateRequest) -> dict[str, Any]:
 
 
 def bias_tensor(request: GenerateRequest, vocab_size: int) -> Any:
-    """What is added to each logit, float32 [vocab_size]; None for nothing."""
+    """The addition to each logit, float32 [vocab_size]; None: nothing."""
     if not request.embedding_bias:
         return None
     dense = np.zeros(vocab_size, np.float32)
@@ -76,7 +76,7 @@ def check_top_k(params: SamplingParams) -> None:
 
 
 def check_applied(request: GenerateRequest, applied: Collection[str]) -> None:
-    """`applied`: of OF_SOME_RELEASES. What would be ignored is refused: the answer would be another one than asked."""
+    """`applied`: parameters in OF_SOME_RELEASES. Ignored parameters are refused, because the answer would be wrong."""
     asked = sampling_arguments(request.sampling) | beam_arguments(request)
     ignored = [name for name in OF_SOME_RELEASES if name in asked and name not in applied]
     if ignored:
@@ -87,7 +87,7 @@ def check_applied(request: GenerateRequest, applied: Collection[str]) -> None:
 
 
 def check_scores(request: GenerateRequest) -> None:
-    """What the library is not asked for here is refused by name."""
+    """Results that the library is not asked for here are refused by name."""
     wanted = {
         "num_top_log_probs": request.num_top_log_probs > 0,
         "return_prompt_log_probs": request.return_prompt_log_probs,
@@ -100,5 +100,5 @@ def check_scores(request: GenerateRequest) -> None:
 
 
 def priority_of(request: GenerateRequest) -> float:
-    """Between 0 and 1; ours has no bounds, and 0 is the ordinary one."""
+    """Between 0 and 1; our priorities have no bounds, and 0 is the default."""
     return min(1.0, max(0.0, DEFAULT_PRIORITY + PRIORITY_STEP * request.priority))

@@ -1,4 +1,4 @@
-"""Which of an operator's settings each mode of TensorRT-LLM honours."""
+"""Which of an operator's settings each mode of TensorRT-LLM supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether something can be called as we call it, as far as its signature tells: Python's, pydantic's, a compiled one.
+"""Checks whether something can be called as we call it, from its signature: Python's, pydantic's, or a compiled one.
 
 Compiled bindings (nanobind, pybind11) have no signature that `inspect` reads. They write it into their documentation,
 one line for each overload: `__init__(self, max_beam_width: int = 1, *, top_k: int | None = None) -> None`.
@@ -22,21 +22,21 @@ DOCUMENTED = re.compile(r"(?:\d+\.\s*)?`{0,2}\w+\((.*)")  # "1. ``name(" begins 
 
 
 def call_problems(found: Any, num_positional: int, keywords: Sequence[str]) -> list[str] | None:
-    """In words, why `found` cannot be called with so many values and these keywords; of overloads, the nearest one's.
+    """Why `found` cannot be called with so many values and these keywords; for overloads, of the nearest one.
 
-    A method that was looked up in its class takes its object as the first value. None when there is no telling.
+    A method that was looked up in its class takes its object as the first value. None if it cannot be determined.
     """
     mismatches = [list(_mismatches(each, num_positional, keywords)) for each in signatures(found)]
     return min(mismatches, key=len, default=None)
 
 
 def has_member(found: Any, member: str) -> bool:
-    """Of an enumeration or a class; a dataclass's field without a default is no attribute of the class."""
+    """For an enumeration or a class; a dataclass's field without a default is not an attribute of the class."""
     return hasattr(found, member) or (is_dataclass(found) and member in [field.name for field in fields(found)])
 
 
 def signatures(found: Any) -> list[Parameters]:
-    """Of all overloads; empty when nothing is said about what `found` takes."""
+    """Signatures of all overloads; empty if the parameters of `found` are unknown."""
     if models := getattr(found, "model_fields", None):  # pydantic, whose __init__ may say no more than (**data)
         return [[_field(name, model) for name, model in models.items()]]
     try:
@@ -52,7 +52,7 @@ def _field(name: str, model: Any) -> Parameter:
 
 
 def _documented(found: Any) -> list[Parameters]:
-    """Of a class: of its constructor, which is called without the object."""
+    """For a class: its constructor, which is called without the object."""
     is_class = inspect.isclass(found)
     text = (found.__init__.__doc__ if is_class else found.__doc__) or ""
     overloads = [_parsed(match[1]) for line in text.splitlines() if (match := DOCUMENTED.match(line.strip()))]
@@ -60,7 +60,7 @@ def _documented(found: Any) -> list[Parameters]:
 
 
 def _says_nothing(parameters: Parameters) -> bool:
-    """(*args, **kwargs): of a wrapped function, or how pybind11 announces overloads."""
+    """(*args, **kwargs): a wrapped function, or pybind11's heading of overloads."""
     return tuple(each.kind for each in parameters if each.name != "self") == VARIADIC
 
 
@@ -82,7 +82,7 @@ def _parsed(text: str) -> list[Parameter]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """The parts between commas, up to the parenthesis that closes them all; brackets within types stay whole."""
+    """The parts between commas, up to the final closing parenthesis; brackets within types are not split."""
     depth, start = 0, 0
     for position, character in enumerate(text):
         if character in CLOSING and depth == 0:
@@ -99,7 +99,7 @@ def _mismatches(known: Parameters, num_positional: int, keywords: Sequence[str])
     by_position = [each for each in known if each.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
     by_name = {each.name for each in known if each.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
     if num_positional > len(by_position) and Parameter.VAR_POSITIONAL not in kinds:
-        yield f"takes {len(by_position)} values without a name, and we pass {num_positional}"
+        yield f"takes {len(by_position)} positional arguments, but we pass {num_positional}"
     given = {each.name for each in by_position[:num_positional]}
     for keyword in keywords:
         if keyword in given or (keyword not in by_name and Parameter.VAR_KEYWORD not in kinds):
@@ -107,4 +107,4 @@ def _mismatches(known: Parameters, num_positional: int, keywords: Sequence[str])
     for each in known:
         is_optional = each.default is not Parameter.empty or each.kind in VARIADIC
         if not is_optional and each.name not in given and each.name not in keywords:
-            yield f"wants a parameter {each.name}, which we do not pass"
+            yield f"requires a parameter {each.name}, which we do not pass"

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's iteration statistics as ours. Both modes give the same keys: those of IterationStats.to_json_str."""
+"""Converts TensorRT-LLM's iteration statistics. Both modes have the same keys: those of IterationStats.to_json_str."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmserve.engine.base import EngineStats
 
 
 def engine_stats(values: Mapping[str, Any]) -> EngineStats:
-    """A key that is missing, as some are without in-flight batching or before the first step, counts as 0."""
+    """A missing key, as without in-flight batching or before the first step, counts as 0."""
     cache = values.get("kvCacheStats") or {}
     batching = values.get("inflightBatchingStats") or {}
     return EngineStats(
@@ -36,7 +36,7 @@ def engine_stats(values: Mapping[str, Any]) -> EngineStats:
 
 
 def idle(stats: EngineStats) -> EngineStats:
-    """No step runs while nobody asks, so the last statistics would stay for ever: nothing is in use then."""
+    """No step runs without requests, so the last statistics would stay forever: nothing is in use then."""
     return replace(
         stats,
         num_waiting_requests=0,

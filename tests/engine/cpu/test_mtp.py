@@ -211,7 +211,7 @@ def test_drafts_of_a_layer_that_agrees_are_drawn(folders: Build) -> None:
 
 def test_what_cannot_draft_is_refused(folders: Build, tmp_path: Path) -> None:
     folder = folders("qwen3.5")
-    with pytest.raises(Unsupported, match="is a layer for drafts: give it to --draft-engine"):
+    with pytest.raises(Unsupported, match="is a layer for drafts; give it to --draft-engine"):
         open_engine(folder / "layer")
     with pytest.raises(InvalidArgument, match=r"the layer for drafts of a Qwen3_5Moe.* with rows of 64 numbers, but"):
         open_engine(folder / "engine", settings_of(Speculation.DRAFT, folders("qwen3.5-moe") / "layer"))

@@ -192,7 +192,7 @@ def test_a_library_for_another_processor_says_which(tmp_path: Path) -> None:
     blob[18:20] = number.to_bytes(2, "little")
     path = tmp_path / "foreign.so"
     path.write_bytes(blob)
-    with pytest.raises(Unsupported, match=f"was built for {other}; this machine is {here}.*build it: pip install"):
+    with pytest.raises(Unsupported, match=f"was built for {other}, but this machine is {here}.*build it: pip install"):
         Library(path)
     path.write_bytes(b"no library")
     with pytest.raises(Unsupported, match=r"cannot be loaded \(.*pip install"):

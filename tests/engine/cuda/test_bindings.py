@@ -156,8 +156,8 @@ def test_a_gpu_that_is_not_there_is_named_and_nothing_is_kept(driver: FakeDriver
 @pytest.mark.parametrize(
     ("version", "major", "problem"),
     [
-        (11080, 9, "the driver is too old: it is for CUDA 11.8, and engines for sm_90 need one for CUDA 12.0 or newer"),
-        (12090, 12, "it is for CUDA 12.9, and engines for sm_120 need one for CUDA 13.0 or newer; update it"),
+        (11080, 9, "the driver is too old: it supports CUDA 11.8; engines for sm_90 require CUDA 12.0 or newer"),
+        (12090, 12, "it supports CUDA 12.9; engines for sm_120 require CUDA 13.0 or newer; update it"),
         (12000, 9, ""),
         (13020, 12, ""),
     ],

@@ -92,7 +92,7 @@ def test_the_file_that_is_changed_below_is_sound(tmp_path: Path) -> None:
         (changed("tactics", "5", 0, 0, to=0), "kernel 0 takes different arguments from kernel 5, whose tactic it is"),
         (changed("tactics", "5", 0, 1, 0, 0, to=32), "a tactic of kernel 5 (linear.linear) has the grid"),
         (changed("tactics", "5", 0, 1, 1, 1, to=65536), "a tactic of kernel 5 (linear.linear) has the grid"),
-        (changed("tactics", "0", to=[]), "kernel 0 (rowwise.embed) has tactics but is not a product"),
+        (changed("tactics", "0", to=[]), "kernel 0 (rowwise.embed) has tactics, but is not a product"),
         (changed("tactics", "18", to=[]), "kernel 18 has tactics but is never launched"),
     ],
 )  # fmt: skip

@@ -171,7 +171,7 @@ def test_tune_leaves_its_timings_beside_the_engine(checkpoint: Path, tmp_path: P
 def test_an_engine_without_a_choice_says_so(checkpoint: Path, tmp_path: Path) -> None:
     directory = build(checkpoint, tmp_path / "engine", WIDE_TILES)
     assert directory.manifest.device["tactics"] == 0
-    with pytest.raises(Unsupported, match="the engine was built with one tactic for each product"):
+    with pytest.raises(Unsupported, match="the engine was built with only one tactic for each product"):
         CudaRuntime(lambda ordinal: FakeDevice()).tune(directory, SilentProgress())
 
 

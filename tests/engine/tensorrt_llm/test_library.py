@@ -71,7 +71,7 @@ def test_an_engine_of_this_machine_fits(tmp_path: Path) -> None:
             r"lacks llm_args.json.*lacks checkpoint/config.json.*\(llm mode\)",
         ),
         ({"FAKE_GPUS": "1"}, {"world_size": 2}, "for 1 GPUs, the manifest for 2.*needs 2 GPUs, .* sees 1.*--tp-size 1"),
-        ({"FAKE_GPU_FREE_MIB": "0"}, {}, "the weights is 0.0 MiB, and GPU 0 .* has 0.0 MiB free; stop other programs"),
+        ({"FAKE_GPU_FREE_MIB": "0"}, {}, "the weights is 0.0 MiB, but GPU 0 .* has 0.0 MiB free; stop other programs"),
         ({"FAKE_GPUS": "0"}, {}, "none is visible"),
     ],
 )

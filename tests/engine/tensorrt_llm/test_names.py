@@ -155,8 +155,8 @@ def test_every_kind_of_difference_is_found(tmp_path: Path) -> None:
         f"{bindings}.Request takes no parameter input_token_ids",
         f"{bindings}.Request takes no parameter max_tokens",
         f"{bindings}.KvCacheMetrics has no num_reused_blocks",
-        f"{bindings}.Executor.cancel_request takes 1 values without a name, and we pass 2",
-        "tensorrt_llm.builder.build wants a parameter device, which we do not pass",
+        f"{bindings}.Executor.cancel_request takes 1 positional arguments, but we pass 2",
+        "tensorrt_llm.builder.build requires a parameter device, which we do not pass",
         "tensorrt_llm.models.modeling_utils.PretrainedConfig.set_rank: type object 'PretrainedConfig' has no attribute "
         "'set_rank'",
     ])  # fmt: skip

@@ -46,7 +46,7 @@ def test_nanobinds_documentation_is_read() -> None:
     assert call_problems(Nanobind, 0, ("policy", "windows", "on_log")) == []
     assert call_problems(Nanobind, 2, ("on_log",)) == []
     assert call_problems(Nanobind, 3, ("tuple",)) == [
-        "takes 2 values without a name, and we pass 3",
+        "takes 2 positional arguments, but we pass 3",
         "takes no parameter tuple",
     ]
     assert call_problems(Nanobind, 1, ("policy",)) == ["takes no parameter policy"]  # it would be given twice
@@ -58,7 +58,7 @@ def test_one_of_pybinds_overloads_must_fit() -> None:
     assert call_problems(Pybind, 0, ("model_path", "model_type")) == []
     assert call_problems(Pybind, 0, ("model_path", "json_config_str")) == [
         "takes no parameter json_config_str",
-        "wants a parameter model_type, which we do not pass",
+        "requires a parameter model_type, which we do not pass",
     ]
 
 
@@ -66,7 +66,7 @@ def test_a_models_fields_are_its_parameters() -> None:
     assert call_problems(Pydantic, 0, ("model", "dtype")) == []
     assert call_problems(Pydantic, 0, ("type",)) == [
         "takes no parameter type",
-        "wants a parameter model, which we do not pass",
+        "requires a parameter model, which we do not pass",
     ]
 
 
