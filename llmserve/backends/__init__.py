@@ -1,1 +1,1 @@
-"""Backends: what executes models behind `llmserve.serving.backend`. One package each."""
+"""Backends execute models behind `llmserve.serving.backend`. Each is a package."""

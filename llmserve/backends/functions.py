@@ -1,7 +1,7 @@
-"""Instances of models that are functions of arrays, such as TorchScript and ONNX: a batch of requests is one call.
+"""Instances of models that are functions of arrays, such as TorchScript and ONNX: one call per batch.
 
-Each instance has a thread of its own. Arrays have the form of `serving.types.Tensor.data`. Threads are daemons: a model
-that hangs keeps neither the server nor its shutdown waiting.
+Each instance has its own thread. Arrays have the form of `serving.types.Tensor.data`. Threads are daemons, so a model
+that hangs does not block the server or its shutdown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 class TensorFunction(Protocol):
     def __call__(self, inputs: Arrays) -> Arrays:
-        """Every declared output. Called on the instance's thread; may change neither its inputs nor keep them."""
+        """Returns every declared output. Called on the instance's thread; must not change or keep its inputs."""
         ...
 
 
@@ -85,7 +85,7 @@ class FunctionInstance:
         return self._thread.is_alive()
 
     def abandon(self) -> None:
-        """Let the thread go without waiting: the model is not used after all."""
+        """Release the thread without waiting, because the model will not be used."""
         self._inbox.put(None)
 
     async def close(self) -> None:
@@ -105,13 +105,13 @@ class FunctionInstance:
                 self._outbox.put(partial(batch.done, execution))  # first: who has an answer finds it counted
                 for (_, stream), answer in zip(wanted, answers, strict=True):
                     self._outbox.put(partial(stream.push, answer))
-            del batch  # what it holds must not live on here until the next one comes
+            del batch  # so that nothing it refers to stays in memory until the next one
 
     def _answers(self, requests: Sequence[InferRequest]) -> list[InferResponse]:
         try:
             return self._run(requests)
-        except BaseException as error:  # border: whatever the model raises is an answer
-            if len(requests) > 1:  # the one that is to blame must not fail the others
+        except BaseException as error:  # border: any error that the model raises is its answer
+            if len(requests) > 1:  # the faulty request must not fail the others
                 return [answer for request in requests for answer in self._answers([request])]
             return [self._failed(requests[0], error)]
 
@@ -142,7 +142,7 @@ class FunctionInstance:
 
 
 def input_datatypes(config: ModelConfig) -> dict[str, str]:
-    """Every tensor that the function gets, those that `batch_input` and sequences add included: name -> datatype."""
+    """Every input tensor of the function, including those from `batch_input` and sequences: name -> datatype."""
     derived = [(name, one.data_type) for one in config.batch_input for name in one.target_name]
     declared = [(tensor.name, tensor.data_type) for tensor in config.input]
     return {
@@ -152,7 +152,7 @@ def input_datatypes(config: ModelConfig) -> dict[str, str]:
 
 
 def output_datatypes(config: ModelConfig) -> dict[str, str]:
-    """Every tensor that the function answers with, the state of sequences included: name -> KServe's datatype."""
+    """Every output tensor of the function, including the state of sequences: name -> KServe's datatype."""
     return {
         **{output.name: datatype_name(output.data_type) for output in config.output},
         **implicit_outputs(config),
@@ -170,7 +170,7 @@ def instance_devices(config: ModelConfig) -> list[tuple[str, int]]:
 
 @contextmanager
 def needs_package(config: ModelConfig, package: str, *, extra: str) -> Iterator[None]:
-    """Around the import of a module that imports `package`: says what to install when it is not there."""
+    """Wraps the import of a module that imports `package`; if it is missing, the error says what to install."""
     try:
         yield
     except ModuleNotFoundError as error:

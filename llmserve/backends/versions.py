@@ -1,4 +1,4 @@
-"""Files of a model's newest version: what auto-complete looks at before it is known which versions are served."""
+"""Files of a model's newest version, which auto-complete reads before the served versions are known."""
 
 from __future__ import annotations
 

@@ -100,10 +100,10 @@ async def test_every_mismatch_with_the_model_is_reported(tmp_path: Path) -> None
     write_sum(tmp_path, "sum", f'backend: "onnxruntime" max_batch_size: 4 {config}')
     async with serving(tmp_path) as core:
         text = reason(core, "sum")
-    assert "input 'A' is INT32 in the config and FP32 in the model" in text
+    assert "input 'A' is INT32 in the config but FP32 in the model" in text
     assert "the model has no input 'C'; it has: A, B" in text
     assert "the model's input 'B' is not in the config" in text
-    assert "output 'SUM' has shape [-1,3] in the config and [-1,2] in the model" in text
+    assert "output 'SUM' has shape [-1,3] in the config but [-1,2] in the model" in text
 
 
 async def test_strings_and_scalars(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_a_tokenizer_of_its_own_code_is_in_the_engine(own_code_engine: Path, dem
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        (None, "engine has no tokenization_pieces.py: build the engine again"),
+        (None, "engine has no tokenization_pieces.py: rebuild the engine"),
         (
             "from .pieces_files import *\nraise AttributeError('sp_model')",
             "(tokenization_pieces.py), which fails with the installed transformers",

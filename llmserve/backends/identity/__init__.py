@@ -61,7 +61,7 @@ class IdentityBackend:
     def load(self, context: LoadContext) -> LoadedModel:
         config, problems = context.config, []
         if len(config.input) != len(config.output):
-            problems.append(f"it has {len(config.input)} inputs and {len(config.output)} outputs; they must pair up")
+            problems.append(f"it has {len(config.input)} inputs and {len(config.output)} outputs; they must be as many")
         problems += [
             f"input '{given.name}' and output '{taken.name}' differ in data_type"
             for given, taken in zip(config.input, config.output, strict=False)
@@ -69,6 +69,6 @@ class IdentityBackend:
         ]
         delay_ms = context.parameter("execute_delay_ms", "0")
         if not delay_ms.isdecimal():
-            problems.append(f"parameter execute_delay_ms must be a number of milliseconds, got '{delay_ms}'")
+            problems.append(f"parameter execute_delay_ms must be an integer number of milliseconds, got '{delay_ms}'")
         raise_problems(ModelConfigError, f"identity model '{config.name}' cannot be loaded", problems)
         return LoadedModel([IdentityInstance(name, context, int(delay_ms) / 1000) for name in instance_names(config)])

@@ -21,7 +21,7 @@ class OnnxRuntimeBackend:
     name = "onnxruntime"
 
     def __init__(self, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> None:
-        """`default_max_batch_size`: of a model that can batch and whose config does not say how much."""
+        """`default_max_batch_size`: for models that can batch and whose config does not set it."""
         self._default_max_batch_size = default_max_batch_size
 
     def complete_config(self, config: ModelConfig, model_dir: Path) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""An ONNX model's own tensors against its `config.pbtxt`: what is left open is filled in, the rest must agree."""
+"""Compares an ONNX model's own tensors with its `config.pbtxt`: missing values are filled in, others must agree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmserve.serving.signature import datatype_name, format_shape
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
-    """As the model file declares it: KServe's datatype, -1 for sizes that are not fixed."""
+    """A tensor as declared in the model file: KServe's datatype, and -1 for variable sizes."""
 
     name: str
     datatype: str
@@ -26,12 +26,12 @@ class ModelTensor:
 def complete_tensors(
     config: ModelConfig, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor], default_max_batch_size: int
 ) -> None:
-    """As Triton: a model whose tensors all begin with a free dimension batches."""
+    """As in Triton, a model batches if the first dimension of all its tensors is variable."""
     can_batch = all(tensor.shape[:1] == (-1,) for tensor in (*inputs, *outputs))
     if config.max_batch_size and not can_batch:
         raise ModelConfigError(
             f"model '{config.name}': max_batch_size is {config.max_batch_size}, but the first dimension of the model's "
-            "tensors is fixed: set max_batch_size: 0"
+            "tensors is fixed; set max_batch_size: 0"
         )
     if can_batch and not config.max_batch_size:
         config.max_batch_size = default_max_batch_size
@@ -51,7 +51,7 @@ def _fill(declared: Any, tensors: Sequence[ModelTensor], batch_dims: int) -> Non
         name = "TYPE_STRING" if tensor.datatype == "BYTES" else f"TYPE_{tensor.datatype}"
         added = declared.add(name=tensor.name, data_type=DataType.Value(name), dims=dims or (1,))
         if not dims:
-            added.reshape.SetInParent()  # a scalar: dims [ 1 ] for the client, no dimension for the model
+            added.reshape.SetInParent()  # a scalar: dims [ 1 ] for the client, but no dimension for the model
 
 
 def mismatches(config: ModelConfig, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]) -> list[str]:
@@ -74,14 +74,14 @@ def _tensor_mismatches(kind: str, declared: Any, tensors: Sequence[ModelTensor],
             continue
         if tensor.datatype != datatype_name(spec.data_type):
             problems.append(
-                f"{kind} '{spec.name}' is {datatype_name(spec.data_type)} in the config and {tensor.datatype} in the "
+                f"{kind} '{spec.name}' is {datatype_name(spec.data_type)} in the config but {tensor.datatype} in the "
                 "model"
             )
         dims = spec.reshape.shape if spec.HasField("reshape") else spec.dims
         shape = (*(-1,) * batch_dims, *dims)
         if not _compatible(shape, tensor.shape):
             problems.append(
-                f"{kind} '{spec.name}' has shape {format_shape(shape)} in the config and {format_shape(tensor.shape)} "
+                f"{kind} '{spec.name}' has shape {format_shape(shape)} in the config but {format_shape(tensor.shape)} "
                 "in the model"
             )
     return problems

@@ -50,7 +50,7 @@ class OnnxFunction:
 
 
 def read_tensors(path: Path) -> tuple[tuple[ModelTensor, ...], tuple[ModelTensor, ...]]:
-    """The inputs and outputs of a model file."""
+    """Read the inputs and outputs of a model file."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _LOG_ERRORS_ONLY
     options.graph_optimization_level = _LEVELS[2]
@@ -59,10 +59,10 @@ def read_tensors(path: Path) -> tuple[tuple[ModelTensor, ...], tuple[ModelTensor
 
 
 def _open(path: Path, options: onnxruntime.SessionOptions, providers: list[Any]) -> onnxruntime.InferenceSession:
-    file = path / path.name if path.is_dir() else path  # a folder: the model with its external data
+    file = path / path.name if path.is_dir() else path  # a folder has the model and its external data
     try:
         return onnxruntime.InferenceSession(str(file), options, providers=providers)
-    except Exception as error:  # border: onnxruntime has a class for every code, with nothing in common
+    except Exception as error:  # border: onnxruntime's error classes have no common base
         raise ModelConfigError(f"{file} cannot be loaded: {error}") from error
 
 
@@ -105,7 +105,7 @@ def _providers(config: ModelConfig, gpu: int) -> list[Any]:
         return ["CPUExecutionProvider"]
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         raise Unsupported(
-            f"model '{config.name}': instance_group asks for KIND_GPU, but this onnxruntime has no CUDA; use KIND_CPU, "
+            f"model '{config.name}': instance_group requests KIND_GPU, but this onnxruntime has no CUDA; use KIND_CPU, "
             "or install onnxruntime-gpu in its place"
         )
     return [("CUDAExecutionProvider", {"device_id": gpu}), "CPUExecutionProvider"]

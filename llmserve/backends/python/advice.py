@@ -1,4 +1,4 @@
-"""What to do about a model that does not load, where that can be told from its error."""
+"""Advice on errors of models that do not load, where the error shows the cause."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ EXTRA_OF_PACKAGE = {"transformers": "transformers", "torch": "pytorch", "onnxrun
 
 
 def general_advice(error: BaseException) -> str:
-    """Which extra brings the package that an import has not found, or what gives the model a main thread; empty for
-    other errors."""
+    """The extra that installs a missing package, or the setting that gives the model a main thread; else empty."""
     if isinstance(error, ValueError) and "only works in main thread" in str(error):
-        return "; set the parameter EXECUTION_MODE to process: by default, a model runs in another thread of the server"
+        return "; set the parameter EXECUTION_MODE to process; by default, a model runs in another thread of the server"
     if (own := _own_module_not_found(error)) is not None:
         return f"; libraries find the model's own module {own} if the parameter EXECUTION_MODE is process"
     extra = EXTRA_OF_PACKAGE.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
@@ -24,7 +23,7 @@ def general_advice(error: BaseException) -> str:
 
 
 def _own_module_not_found(error: BaseException) -> str | None:
-    """The module that lies beside a file on the way to the error, and was not found, as by a library."""
+    """The model's own module that a library did not find, although it is next to a file in the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     if isinstance(error, KeyError) and frames and "load" in (frames[-1].line or ""):  # pickle's error
@@ -35,7 +34,7 @@ def _own_module_not_found(error: BaseException) -> str | None:
 
 
 def tokenizer_advice(error: BaseException, arguments: Mapping[str, str]) -> str:
-    """For a model whose `tokenizer_dir` holds a tokenizer that transformers runs code for: what is missing or fails.
+    """For a model whose `tokenizer_dir` has a tokenizer with its own code: what is missing or fails.
 
     Empty for other errors. `arguments` are those of `initialize`.
     """
@@ -48,14 +47,14 @@ def tokenizer_advice(error: BaseException, arguments: Mapping[str, str]) -> str:
     if missing:
         return (
             f"; this tokenizer has its own code (auto_map in tokenizer_config.json), and {folder} has no "
-            f"{', '.join(missing)}: build the engine again from a checkpoint that has it, or name a folder that has: "
+            f"{', '.join(missing)}: rebuild the engine from a checkpoint that has it, or set a folder that has: "
             f"{setting}"
         )
     passed = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
     if failed := passed.intersection(find_tokenizer_code(folder).files):
         return (
             f"; this tokenizer has its own code ({', '.join(sorted(failed))}), which fails with the installed "
-            "transformers: install a release that it was written for, correct it in the checkpoint and build the engine"
-            f" again, or name a folder whose tokenizer loads: {setting}"
+            "transformers: install a release that it was written for, or correct it in the checkpoint and rebuild the"
+            f" engine, or set a folder whose tokenizer loads: {setting}"
         )
     return ""

@@ -1,4 +1,4 @@
-"""`auto_complete_config`: a model fills in its own tensors, batch size and policies."""
+"""`auto_complete_config`: a model sets its own tensors, batch size and policies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmserve.serving.config.proto_json import message_to_dict
 
 
 class AutoCompleteConfig:
-    """`pb_utils.ModelConfig`: adds what `config.pbtxt` leaves open; what it says already must agree."""
+    """`pb_utils.ModelConfig`: adds settings that `config.pbtxt` does not have; the existing ones must agree."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config

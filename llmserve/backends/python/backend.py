@@ -33,7 +33,7 @@ class PythonBackend:
     name = "python"
 
     def __init__(self, memory: RequestMemory | None = None) -> None:
-        """`memory`: of the server's requests, among which models count what they take (`memory.py`)."""
+        """`memory`: of the server's requests; models count their memory in it (`memory.py`)."""
         self._memory = memory
         self.custom_metrics = MetricStore()
         self._environments = Environments()

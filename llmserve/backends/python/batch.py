@@ -1,4 +1,4 @@
-"""The requests of one `execute`, run on the model's own thread, and what its answers must be."""
+"""The requests of one `execute` call, run on the model's own thread, and checks of its responses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class _WrongAnswer(Exception):
-    """What `execute` returned is not what its requests need."""
+    """`execute` returned something other than its requests need."""
 
 
 class PythonBatch:
@@ -48,9 +48,9 @@ class PythonBatch:
         self._memory = memory
 
     def run(self, model: Any) -> None:
-        requests, self._requests = self._requests, []  # what the model drops must end here
+        requests, self._requests = self._requests, []  # requests that the model drops must end here
         self._began_ns = time.monotonic_ns()
-        if all(request.is_cancelled() for request in requests):  # while they stood in line
+        if all(request.is_cancelled() for request in requests):  # while they were queued
             self._end(requests, error=Cancelled("the request was cancelled before it ran"))
             return
         share = None if self._memory is None else self._memory.share()
@@ -58,9 +58,9 @@ class PythonBatch:
             if share is not None:
                 requests = admitted(model, requests, share)
             answers = model.execute(requests) if requests else []
-            if asyncio.iscoroutine(answers):  # of an `async def` that a decorator hides
+            if asyncio.iscoroutine(answers):  # from an `async def` that a decorator hides
                 answers = asyncio.get_event_loop().run_until_complete(answers)
-        except BaseException as error:  # border: whatever the model raises is the answer of this batch alone
+        except BaseException as error:  # border: any error that the model raises is the answer to this batch only
             self._end(requests, error=error)
         else:
             self._end(requests, answers)
@@ -73,13 +73,13 @@ class PythonBatch:
         self._began_ns = time.monotonic_ns()
         try:
             answers = await model.execute(requests)
-        except BaseException as error:  # border: whatever the model raises is the answer of this batch alone
+        except BaseException as error:  # border: any error that the model raises is the answer to this batch only
             self._end(requests, error=error)
         else:
             self._end(requests, answers)
 
     def _end(self, requests: list[InferenceRequest], answers: Any = None, error: BaseException | None = None) -> None:
-        """Answer with what `execute` has returned or raised."""
+        """Answer with what `execute` returned or raised."""
         execution = Execution(self._began_ns, time.monotonic_ns())
         with self._together:
             try:
@@ -93,7 +93,7 @@ class PythonBatch:
                 self._on_done(execution)
 
     def _settle(self, requests: list[InferenceRequest], answers: Any) -> None:
-        """Requests that have a sender need no answer."""
+        """Requests with a response sender need no answer."""
         self._check(requests, answers)
         for request, answer in zip(requests, answers or [None] * len(requests), strict=True):
             if request.is_rescheduled:
@@ -119,7 +119,7 @@ class PythonBatch:
             )
         else:
             for request, answer in zip(requests, answers, strict=True):
-                if request.is_rescheduled and answer is not None:  # it would run again for ever
+                if request.is_rescheduled and answer is not None:  # it would run again forever
                     raise _WrongAnswer(
                         "Expected a None object in the execute function return list for reschduled request, found type "
                         f"'{type(answer)}'."  # the misspelling is Triton's

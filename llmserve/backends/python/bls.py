@@ -1,7 +1,7 @@
-"""Business logic scripting: how a model calls other models, from a thread of its own.
+"""Business logic scripting: how a model calls other models, from its own thread.
 
-What carries a call is a `ServerApi`: to the core's loop in this process (`local_server.py`), or through a channel to
-the server (`process/`).
+A `ServerApi` carries a call: to the core's loop in this process (`local_server.py`), or through a channel to the server
+(`process/`).
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ from llmserve.backends.python.responses import InferenceResponse
 from llmserve.errors import LlmserveError, Unsupported
 from llmserve.serving.types import InferRequest, InferResponse
 
-CLOSED = "other models can be called from execute on, not while the model is initialized"
+CLOSED = "other models can only be called from execute, not while the model is initialized"
 
 Receive: TypeAlias = Callable[[InferResponse | None], None]
 Cancel: TypeAlias = Callable[[], object]
 
 
 class ServerApi(Protocol):
-    """What a model may ask of the server, from any thread."""
+    """The server's services for models; usable from any thread."""
 
     def call(self, request: InferRequest, receive: Receive, *, only_first: bool = False) -> Cancel:
-        """Begin a request of another model. Its responses, but not a last one that only ends, go to `receive`,
-        then None.
+        """Start a request to another model. Its responses go to `receive`, except an empty final one; then None.
 
-        `receive` is called on a thread that must not be blocked. `only_first`: only the first response is looked at,
-        whatever it holds.
+        `receive` is called on a thread that must not be blocked. `only_first`: only the first response is used,
+        whatever it contains.
         """
         ...
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """One of the server's services (`services.py`), and wait for it. Raises `LlmserveError`."""
+        """Use one of the server's services (`services.py`), and wait for the result. Raises `LlmserveError`."""
         ...
 
 
 class NoServer:
-    """Where there is no server to be asked: while a config is completed, and in code that belongs to no model."""
+    """For contexts without a server: while a config is completed, and in code that belongs to no model."""
 
     def call(self, request: InferRequest, receive: Receive, *, only_first: bool = False) -> Cancel:
         raise TritonModelException(CLOSED)
@@ -54,7 +53,7 @@ class NoServer:
 
 
 def ask(server: ServerApi, method: str, *arguments: Any) -> Any:
-    """`server.ask` as models see it."""
+    """`server.ask`, with errors as models expect them."""
     try:
         return server.ask(method, *arguments)
     except LlmserveError as error:
@@ -62,9 +61,9 @@ def ask(server: ServerApi, method: str, *arguments: Any) -> Any:
 
 
 def call_single(server: ServerApi, request: InferRequest) -> tuple[Future[InferenceResponse], Cancel]:
-    """The one response of a model that is not decoupled; its errors are error responses. And how to cancel it."""
+    """The response of a model that is not decoupled, with errors as error responses; and a function that cancels it."""
     answer: Future[InferenceResponse] = Future()
-    answer.set_running_or_notify_cancel()  # a task that stops waiting for it must not cancel it while it is set
+    answer.set_running_or_notify_cancel()  # a task that stops waiting must not cancel the future while it is being set
 
     def receive(response: InferResponse | None) -> None:
         if answer.done():
@@ -88,7 +87,7 @@ def failed_response(request: InferRequest, error: LlmserveError) -> InferRespons
 
 
 class _Mailbox:
-    """Responses that have come, for a reader that waits in a thread or on an event loop."""
+    """Received responses, for a reader that waits in a thread or on an event loop."""
 
     def __init__(self) -> None:
         self._arrived = threading.Condition()
@@ -101,7 +100,7 @@ class _Mailbox:
             self._arrived.notify()
             wake, self._wake = self._wake, None
         if wake is not None:
-            with suppress(RuntimeError):  # its loop is closed: the model has left it before the response came
+            with suppress(RuntimeError):  # its loop is closed: the model stopped waiting before the response came
                 wake()
 
     def get(self) -> InferResponse | None:
@@ -114,7 +113,7 @@ class _Mailbox:
         return self._responses.popleft()
 
     async def arrived_async(self) -> None:
-        """Until there is something to get."""
+        """Wait until there is something to get."""
         loop = asyncio.get_running_loop()
         while True:
             with self._arrived:
@@ -126,13 +125,12 @@ class _Mailbox:
 
 
 class ResponseIterator:
-    """The responses of a request; then an empty one, unless the last says itself that it is. To be left is to be
-    cancelled."""
+    """The responses of a request; then an empty one, unless the last one is marked as final. Leaving it cancels it."""
 
     def __init__(self, server: ServerApi, request: InferRequest) -> None:
         self._mailbox = _Mailbox()  # all that the server knows, so that this object ends when the model drops it
         self._is_over = False
-        self.stop = server.call(request, self._mailbox.put)  # knows nothing of this object
+        self.stop = server.call(request, self._mailbox.put)  # has no reference to this object
 
     def __iter__(self) -> ResponseIterator:
         return self
@@ -151,8 +149,7 @@ class ResponseIterator:
         return self._converted(await self._mailbox.get_async())
 
     async def begun(self) -> ResponseIterator:
-        """Itself, once the first response is there: a model's loop runs on until then, even where it is not read by an
-        `async for`."""
+        """Returns itself when the first response is there: until then, a model's loop continues."""
         await self._mailbox.arrived_async()
         return self
 

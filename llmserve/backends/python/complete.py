@@ -1,4 +1,4 @@
-"""Runs a model's `auto_complete_config`, in this process or in one that is there for nothing else."""
+"""Runs a model's `auto_complete_config`, in this process or in a separate one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from llmserve.errors import ModelConfigError
 
 
 def run_auto_complete(file: Path, config: bytes) -> bytes:
-    """A serialized config, completed by the model's `auto_complete_config` if it has one.
+    """Complete a serialized config with the model's `auto_complete_config`, if it has one.
 
-    Raises `ModelConfigError`; whatever the model does wrong, sys.exit() included, is its load error.
+    Raises `ModelConfigError`; any failure of the model, including sys.exit(), is its load error.
     """
     given = ModelConfig.FromString(config)
     module_name = f"triton_model_{given.name}_auto_complete_{id(given):x}"
@@ -26,7 +26,7 @@ def run_auto_complete(file: Path, config: bytes) -> bytes:
         if not hasattr(model_class, "auto_complete_config"):
             return config
         completed = model_class.auto_complete_config(AutoCompleteConfig(given))
-    except BaseException as error:  # border: the model's mistake
+    except BaseException as error:  # border: an error of the model
         raise ModelConfigError(f"model '{given.name}': auto_complete_config: {describe_failure(error)}") from error
     finally:
         forget_model(module_name)

@@ -1,4 +1,4 @@
-"""What sys.modules holds as `triton_python_backend_utils`: for code that is no model's own, such as installed packages.
+"""The `triton_python_backend_utils` in sys.modules, for code that belongs to no model, such as installed packages.
 
 The files of a model get the module of their instance directly. Anything else that imports the name gets one module for
 the whole process, which looks up the instance whose thread (or asyncio task) is asking.
@@ -19,15 +19,15 @@ _CURRENT: ContextVar[ModuleType] = ContextVar("current_utils")
 
 class CurrentUtils(ModuleType):
     def __init__(self) -> None:
-        super().__init__(MODULE_NAME, "What a TritonPythonModel imports.")
-        self._of_no_model = make_utils_module("model", NoServer())  # in threads that a model has started itself
+        super().__init__(MODULE_NAME, "The module that a TritonPythonModel imports.")
+        self._of_no_model = make_utils_module("model", NoServer())  # in threads that a model started itself
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_CURRENT.get(self._of_no_model), name)
 
 
 def make_current(utils: ModuleType) -> None:
-    """From now on this thread belongs to the instance of `utils`."""
+    """From now on, this thread belongs to the instance of `utils`."""
     _CURRENT.set(utils)
     current = CurrentUtils()
     for name in MODULE_NAMES:

@@ -1,7 +1,6 @@
-"""DLPack as far as numpy does not speak it: bfloat16, and tensors that lie on a GPU.
+"""The parts of DLPack that numpy does not support: bfloat16, and tensors on a GPU.
 
-A bfloat16 tensor travels as its bit patterns in uint16, and the one byte of the capsule that names the kind of number
-is changed.
+A bfloat16 tensor is passed as bit patterns in uint16, with the capsule's type byte changed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class _DLTensor(ctypes.Structure):
 
 
 class _Held:
-    """A bare capsule in the form that consumers take."""
+    """A bare capsule, in the form that consumers expect."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -45,7 +44,7 @@ class _Held:
 
 
 def array_to_capsule(array: NDArray[Any], *, is_bfloat16: bool) -> Any:
-    """A capsule of the array's own memory."""
+    """A capsule that shares the array's memory."""
     capsule = (array if array.flags.writeable else array.copy()).__dlpack__()
     if is_bfloat16:
         _description(capsule).type_code = _BFLOAT
@@ -53,9 +52,9 @@ def array_to_capsule(array: NDArray[Any], *, is_bfloat16: bool) -> Any:
 
 
 def array_from(source: Any) -> tuple[NDArray[Any], bool]:
-    """The array of a tensor or a capsule, and whether it holds bit patterns of bfloat16. A copy only from a GPU.
+    """The array of a tensor or a capsule, and whether it has bit patterns of bfloat16. Copies only from a GPU.
 
-    Raises what numpy raises for a capsule that it does not take.
+    Raises numpy's errors for unsupported capsules.
     """
     capsule = _cpu_capsule(source)
     described = _description(capsule)
@@ -71,7 +70,7 @@ def _cpu_capsule(source: Any) -> Any:
     is_capsule = not hasattr(source, "__dlpack__")
     if is_capsule and _description(source).device_type == CPU[0]:
         return source
-    torch = sys.modules.get("torch")  # whoever has a GPU tensor has most likely loaded it
+    torch = sys.modules.get("torch")  # code with a GPU tensor has most likely loaded it
     if torch is None:
         raise BufferError("it is not in CPU memory; copy it there first")
     return torch.from_dlpack(_Held(source) if is_capsule else source).cpu().__dlpack__()
@@ -85,4 +84,4 @@ def _description(capsule: Any) -> _DLTensor:
     for name, offset in ((_LEGACY, 0), (_VERSIONED, _VERSIONED_HEADER_BYTES)):
         if is_valid(capsule, name):
             return _DLTensor.from_address(pointer(capsule, name) + offset)
-    raise TypeError("it is not a DLPack tensor, or was consumed already")
+    raise TypeError("it is not a DLPack tensor, or was already consumed")

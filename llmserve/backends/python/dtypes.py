@@ -1,4 +1,4 @@
-"""Between numpy's types, a config's (`TYPE_FP32`) and Triton's numbers for them; and tensors of strings as bytes."""
+"""Converts between numpy's types, a config's (`TYPE_FP32`) and Triton's numbers, and tensors of strings to bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
 
 
 def triton_to_numpy_type(data_type: int) -> type[Any] | None:
-    """By the number of TRITONSERVER_DataType; None for those that numpy has not."""
+    """By the number of TRITONSERVER_DataType; None for types that numpy lacks."""
     return _NUMBERED[data_type - 1] if 1 <= data_type <= len(_NUMBERED) else None
 
 
@@ -40,7 +40,7 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
 
 
 def serialize_byte_tensor(input_tensor: NDArray[Any]) -> bytes | None:
-    """Each element after its length in four bytes, in C order; None when there is no element, or none of text."""
+    """Each element after its length in four bytes, in C order; None without elements, or if they are not text."""
     if input_tensor.size == 0 or input_tensor.dtype.kind not in "OS":
         return None
     parts = []

@@ -20,7 +20,7 @@ from llmserve.errors import (
 
 
 class TritonModelException(Exception):
-    """A model used the API wrongly, or wants its batch to fail."""
+    """A model used the API incorrectly, or fails its batch deliberately."""
 
 
 class TritonError:
@@ -83,8 +83,8 @@ def to_triton_error(error: LlmserveError) -> TritonError:
 
 
 def describe_failure(error: BaseException, advice: str = "") -> str:
-    """`ValueError: boom`, what to do where that is known, and where it was: innermost first, the frames of this package
-    left out."""
+    """`ValueError: boom`, advice if there is any, and the traceback: innermost frame first, without frames of this
+    package."""
     frames = [
         f"  {frame.filename}({frame.lineno}): {frame.name}"
         for frame in reversed(traceback.extract_tb(error.__traceback__))

@@ -1,4 +1,4 @@
-"""What holds a model, in a thread of the server or in a process of its own: opens it, and feeds it batches."""
+"""Holds a model, in a thread of the server or in its own process: opens it, and passes batches to it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from llmserve.wire.request_memory import RequestMemory
 logger = logging.getLogger(__name__)
 
 AS_IT_COMES = nullcontext()
-# An attribute of a TritonPythonModel: its `execute` depends on nothing but its requests, may run on several threads at
-# once, calls no other model, and takes microseconds for a request whose inputs have at most so many bytes.
+# An attribute of a TritonPythonModel: a number of bytes. It declares that `execute` depends only on its requests, may
+# run on several threads at once, calls no other model, and takes microseconds for inputs of at most this size.
 INLINE_ATTRIBUTE = "llmserve_inline_bytes"
 # A method of such a model that does the same for one request, from arrays by name to arrays by name: without the
-# objects of triton_python_backend_utils, which cost more than the work on a few ids. A client's mistakes are raised as
+# objects of triton_python_backend_utils, which cost more than the work on a few ids. Errors of the client are raised as
 # `LlmserveError`.
 ARRAYS_METHOD = "llmserve_execute_arrays"
 
@@ -43,7 +43,7 @@ Work: TypeAlias = Sequence[tuple[InferRequest, Line]]
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Everything that opening a model takes. Can be sent to another process."""
+    """Everything needed to open a model. Can be sent to another process."""
 
     instance_name: str
     model_name: str
@@ -55,9 +55,9 @@ class ModelSpec:
 
 
 class InlineLine:
-    """The way back of a request that is answered before its call returns."""
+    """The way back for a request that is answered before its call returns."""
 
-    shares_memory = False  # nothing is copied: a pure execution changes no array that it is given, and keeps none
+    shares_memory = False  # nothing is copied: a pure execution neither changes nor keeps the arrays
     cancelled = False
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def _check_inline_bytes(declared: object) -> None:
 
 
 def _ignore(execution: Execution) -> None:
-    """Whoever has called knows when it is over."""
+    """The caller already knows when it is over."""
 
 
 class ModelHost:
@@ -86,9 +86,9 @@ class ModelHost:
         module_name: str | None = None,
         memory: RequestMemory | None = None,
     ) -> None:
-        """`on_death` is called on the model's thread when it can serve no more although nobody has asked it to end.
+        """`on_death` is called on the model's thread if it can no longer serve, although it was not asked to end.
 
-        `module_name`: in a process that has no other model, the name of its file there; "": one that nobody knows.
+        `module_name`: in a process without other models, the name of its file there; "": an unknown name.
         `memory`: see `PythonBatch`.
         """
         self._spec = spec
@@ -104,11 +104,11 @@ class ModelHost:
         return self._worker.is_async
 
     def start(self) -> Future[None]:
-        """Begin to load the model in a thread; done when it can execute."""
+        """Start to load the model in a thread; the future is done when the model can execute."""
         return self._worker.start()
 
     def run(self, on_opened: Callable[[Future[None]], None]) -> None:
-        """The model's whole life on this thread; `on_opened` is called when it can execute, or cannot be loaded."""
+        """The model's whole life, on this thread; `on_opened` is called when it can execute, or cannot be loaded."""
         self._worker.opened.add_done_callback(on_opened)
         self._worker.run()
 
@@ -118,7 +118,7 @@ class ModelHost:
         on_done: Callable[[Execution], None],
         together: AbstractContextManager[None] = AS_IT_COMES,
     ) -> None:
-        """What is answered within `together` had better arrive at once."""
+        """Responses within one `together` should arrive at the same time."""
         request_class: type[InferenceRequest] = self._utils.InferenceRequest
         decoupled = self._spec.decoupled
         requests = [
@@ -132,7 +132,7 @@ class ModelHost:
 
     @property
     def max_inline_bytes(self) -> int:
-        """What the model declares (`INLINE_ATTRIBUTE`), while it can execute in a thread that is not its own."""
+        """The number that the model declares (`INLINE_ATTRIBUTE`), while it can execute in other threads."""
         model = self._worker.model
         if model is None or self._worker.is_async or self._spec.decoupled:
             return 0
@@ -140,7 +140,7 @@ class ModelHost:
         return declared
 
     def execute_inline(self, request: InferRequest) -> InferResponse:
-        """On this thread, whatever the model's own is doing."""
+        """Execute on this thread, whatever the model's own thread does."""
         model = self._worker.model
         if hasattr(model, ARRAYS_METHOD):
             return self._execute_arrays(getattr(model, ARRAYS_METHOD), request)
@@ -154,7 +154,7 @@ class ModelHost:
         batch.run(model)
         if len(line.responses) == 1 and line.responses[0].final and not received.is_rescheduled:
             return line.responses[0]
-        problem = f"declares {INLINE_ATTRIBUTE}, so execute must return one InferenceResponse for each request"
+        problem = f"declares {INLINE_ATTRIBUTE}, so its execute must return one InferenceResponse for each request"
         error = InternalError(f"model instance '{spec.instance_name}' {problem}")
         return self._failed(request, error)
 
@@ -166,7 +166,7 @@ class ModelHost:
             outputs = tuple([Tensor(name, array).to_wire(copy=False) for name, array in made.items()])
         except LlmserveError as error:
             return self._failed(request, error)
-        except BaseException as error:  # border: whatever the model raises is the answer of this request alone
+        except BaseException as error:  # border: any error that the model raises is the answer to this request only
             problem = describe_failure(error)
             logger.warning("model instance '%s': %s failed: %s", self._spec.instance_name, ARRAYS_METHOD, problem)
             return self._failed(request, batch_failure(self._spec.instance_name, problem))
@@ -179,11 +179,11 @@ class ModelHost:
         return self._worker.alive()
 
     def submit_end(self) -> None:
-        """After the batches that wait, finalize."""
+        """Finalize after the queued batches."""
         self._worker.submit_end()
 
     def stop(self, timeout_s: float) -> bool:
-        """`submit_end` and wait. False when the model is still busy after `timeout_s`."""
+        """`submit_end`, and wait. False if the model is still busy after `timeout_s`."""
         return self._worker.stop(timeout_s)
 
     def forget(self) -> None:
@@ -196,7 +196,7 @@ class ModelHost:
             _check_inline_bytes(getattr(model, INLINE_ATTRIBUTE, 0))
             if hasattr(model, "initialize"):
                 model.initialize(dict(self._spec.arguments))
-        except BaseException as error:  # border: also sys.exit() is this model's load error
+        except BaseException as error:  # border: sys.exit() is this model's load error, too
             self.forget()
             advice = tokenizer_advice(error, self._spec.arguments)
             problem = f"failed to initialize: {describe_failure(error, advice)}"

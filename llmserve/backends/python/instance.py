@@ -1,4 +1,4 @@
-"""One instance of a Python model: batches go to its host, responses come back to the loop."""
+"""An instance of a Python model: sends batches to its host, and returns responses to the loop."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ logger = logging.getLogger(__name__)
 Kill: TypeAlias = Callable[[str], None]
 Done: TypeAlias = Callable[[Execution | None], None]
 
-# A batch whose predecessors took less than BRIEF_NS is given to the instance ahead of time, up to MAX_ROOM of them: to
-# hand over each by itself would cost as much as to execute it.
+# If the previous batches took less than BRIEF_NS, the instance receives up to MAX_ROOM batches ahead of time, because
+# handing over each one separately would cost as much as executing it.
 BRIEF_NS = 200_000
 MAX_ROOM = 32
 
 
 class Host(Protocol):
-    """Where the model lives. `submit` belongs to the loop; what it is given may be called from any thread."""
+    """Where the model runs. `submit` is called on the loop; its callbacks may be called from any thread."""
 
     @property
     def is_async(self) -> bool:
-        """Whether several batches may run side by side. Known once it has started."""
+        """Whether several batches may run at the same time. Known once it has started."""
         ...
 
     def start(self) -> Future[None]:
-        """Begin to load the model; done when it can execute."""
+        """Start to load the model; the future is done when the model can execute."""
         ...
 
     @property
     def queues(self) -> bool:
-        """Whether it may be given further batches while one runs, to run them one after the other."""
+        """Whether it accepts further batches while one runs, and runs them one after the other."""
         ...
 
     def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Done, outbox: Outbox) -> Kill:
-        """`on_done` is called when another batch can be taken; it and what the lines are given end up in `outbox`.
+        """`on_done` is called when it can accept another batch; this call and all responses go through `outbox`.
 
-        What is returned ends the batch, if that can be done, and says why.
+        The returned function ends the batch, if possible, with a reason.
         """
         ...
 
     def alive(self) -> bool: ...
 
     def problem(self) -> str:
-        """Why it can take no batch now; "" when it can."""
+        """Why it cannot accept a batch now; "" if it can."""
         ...
 
     def abandon(self) -> None:
-        """Let it go without waiting: the model is not used after all."""
+        """Release it without waiting, because the model will not be used."""
         ...
 
     def stop(self, timeout_s: float) -> bool:
-        """Finalize, and wait. False when the model was still busy after `timeout_s`."""
+        """Finalize, and wait. False if the model is still busy after `timeout_s`."""
         ...
 
 
@@ -83,10 +83,10 @@ class InlineHost(Host, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a batch may run before its host is killed, in seconds; 0: for ever."""
+    """How long a batch may run before its host is killed, in seconds; 0: no limit."""
 
     execution_s: float = 0.0
-    abandoned_s: float = 0.0  # after the last one who waited has gone
+    abandoned_s: float = 0.0  # after its last client has gone
 
 
 NO_LIMITS = Limits()
@@ -94,7 +94,7 @@ NO_LIMITS = Limits()
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """What occupies the instance. Belongs to the loop."""
+    """A batch that occupies the instance. Belongs to the loop."""
 
     streams: Sequence[StreamLine]
     kill: Kill = lambda why: None
@@ -103,7 +103,7 @@ class _Batch:
     timers: tuple[asyncio.TimerHandle, ...] = ()
 
     def done(self, execution: Execution | None) -> None:
-        """May be called again."""
+        """May be called more than once."""
         self.is_done = True
         for timer in self.timers:
             timer.cancel()
@@ -121,7 +121,7 @@ class PythonInstance:
         *,
         limits: Limits = NO_LIMITS,
     ) -> None:
-        """`make_host` gets what the host is to call when the model has died for good."""
+        """`make_host` receives the function that the host calls when the model cannot serve any more."""
         self.name = spec.instance_name
         self.room = 1
         self._spec = spec
@@ -130,13 +130,13 @@ class PythonInstance:
         self._inline_host = self._host if isinstance(self._host, InlineHost) else None
         self._limits = limits
         self._outbox: Outbox | None = None
-        self._streams: set[StreamLine] = set()  # that have no final response yet
+        self._streams: set[StreamLine] = set()  # without a final response so far
         self._last_batch: _Batch | None = None
-        self._batches: dict[_Batch, None] = {}  # that occupy the instance
-        self._recent_ns = BRIEF_NS  # how long executions have taken lately: at least the last one, and the mean
+        self._batches: dict[_Batch, None] = {}  # which occupy the instance
+        self._recent_ns = BRIEF_NS  # recent execution times: at least the last one, and the mean
 
     def start(self) -> Future[None]:
-        """Begin to load the model; done when it can execute."""
+        """Start to load the model; the future is done when the model can execute."""
         return self._host.start()
 
     def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
@@ -167,7 +167,7 @@ class PythonInstance:
     def when_released(self, callback: Released) -> None:
         assert self._last_batch is not None
         if self._spec.decoupled and self._host.is_async:
-            asyncio.get_running_loop().call_soon(callback, None)  # its coroutines run side by side
+            asyncio.get_running_loop().call_soon(callback, None)  # its coroutines run at the same time
         else:
             self._last_batch.on_done = callback
             self._batches[self._last_batch] = None
@@ -188,18 +188,18 @@ class PythonInstance:
         self._end_streams(Unavailable(f"model instance '{self.name}' has been unloaded"))
 
     def _notice_close(self, batch: _Batch) -> None:
-        """Somebody does not wait any more."""
+        """A client no longer waits."""
         limit_s = self._limits.abandoned_s
         if not batch.is_done and all(stream.closed for stream in batch.streams):
             _kill_after(batch, limit_s, f"ran for {limit_s:g} s although no request was waiting for it")
 
     def _report_death(self) -> None:
-        """From any thread. No batch can be on its way before there is an outbox."""
+        """From any thread. Without an outbox, no batch can be on its way."""
         if self._outbox is not None:
             self._outbox.put(self._end_everything)
 
     def _end_everything(self) -> None:
-        """What the host had still to do is answered, and what waits for the instance need not wait."""
+        """Answer what the host had left to do; batches that wait for the instance stop waiting."""
         self._end_streams(self._unavailable())
         for batch in list(self._batches):
             self._finish(batch, None)
@@ -232,7 +232,7 @@ class PythonInstance:
 
     def _deliver(self, stream: StreamLine, response: InferResponse) -> None:
         if stream not in self._streams:
-            return  # it has ended already, with the instance
+            return  # it has already ended, with the instance
         stream.push(response)
         if response.final:
             self._streams.discard(stream)

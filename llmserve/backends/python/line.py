@@ -1,4 +1,4 @@
-"""The way back of a request in the server, to its response stream."""
+"""The way back for a request in the server, to its response stream."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from llmserve.serving.types import InferResponse
 
 class ServerLine(Line, Protocol):
     def when_cancelled(self, callback: Callable[[], None]) -> None:
-        """Call it on the loop when nobody waits any more, also after the final response."""
+        """Call `notice` on the loop when the client no longer waits, also after the final response."""
         ...
 
 
 class StreamLine(ResponseStream):
-    """The stream itself."""
+    """The response stream itself."""
 
     __slots__ = ("_callbacks", "_post")
     shares_memory = True
 
     def __init__(self, post: Callable[[StreamLine, InferResponse], None]) -> None:
-        """`post` is called from any thread."""
+        """`post` may be called from any thread."""
         super().__init__()
         self._post = post
         self._callbacks: tuple[Callable[[], None], ...] = ()

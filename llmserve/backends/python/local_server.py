@@ -1,4 +1,4 @@
-"""What a model that lives in a thread of the server asks it through: straight to the core's loop."""
+"""The server API of a model in a thread of the server: calls go directly to the core's loop."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from llmserve.backends.python.services import Services
 from llmserve.errors import Cancelled, LlmserveError
 from llmserve.serving.types import InferRequest, InferResponse
 
-ON_THE_LOOP = (
-    "no other model can be called, and the server not be asked, by a model that declares llmserve_inline_bytes"
-)
+ON_THE_LOOP = "a model that declares llmserve_inline_bytes cannot call other models or the server"
 
 Infer: TypeAlias = Callable[[InferRequest], AsyncGenerator[InferResponse, None]]
 
 
 class LocalServer:
-    """Closed for calls until the first request comes: models may not be called while they are loaded."""
+    """Refuses calls until the first request comes: models must not be called while they are loaded."""
 
     def __init__(self, infer: Infer, services: Services) -> None:
         self._infer = infer
@@ -43,7 +41,7 @@ class LocalServer:
         return self._services.ask(method, arguments)
 
     def _refuse_on_loop(self) -> None:
-        """Whoever waited for an answer there would wait for ever, and the whole server with it."""
+        """Waiting for an answer on the loop would block the whole server forever."""
         with suppress(RuntimeError):  # no loop runs in this thread
             if asyncio.get_running_loop() is self._loop:
                 raise TritonModelException(ON_THE_LOOP)

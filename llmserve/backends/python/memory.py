@@ -1,4 +1,4 @@
-"""What executing takes of the memory that requests may take together (`--request-memory`), where the model says it."""
+"""Counts the memory of executions in the memory of all requests (`--request-memory`), if the model declares it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from llmserve.backends.python.requests import InferenceRequest
 from llmserve.errors import ResourceExhausted
 from llmserve.wire.request_memory import Share
 
-# A method of a TritonPythonModel: bytes that `execute` takes for one request at most, of its arrays by name.
+# A method of a TritonPythonModel: the most bytes that `execute` needs for one request, given its arrays by name.
 MEMORY_METHOD = "llmserve_memory"
 
 
 def admitted(model: Any, requests: list[InferenceRequest], share: Share) -> list[InferenceRequest]:
-    """Those for which there is memory; the others are told why not. `execute` takes one after the other, so `share`
-    grows to what the largest takes."""
+    """The requests for which there is memory; the others receive an error. `execute` runs one after the other, so
+    `share` grows to the largest need."""
     needed: Callable[[Mapping[str, NDArray[Any]]], int] | None = getattr(model, MEMORY_METHOD, None)
     if needed is None:
         return requests

@@ -1,7 +1,7 @@
-"""The metrics that models define themselves, for all models of a server. `GET /metrics` shows them.
+"""Custom metrics of all models of a server. `GET /metrics` shows them.
 
-Models that define the same family share it, and those that define the same labels in it share the metric. Both
-live as long as an instance that has defined them.
+Models that define the same family share it, and those that define the same labels in it share the metric. Both exist as
+long as an instance that has defined them.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class _Family:
 
 
 class MetricStore(Collector):
-    """Used from every thread."""
+    """May be used from every thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._families: dict[str, _Family] = {}
 
     def add_family(self, name: str, description: str, kind: str, *, owner: object) -> None:
-        """The first description stays."""
+        """The first description is kept."""
         with self._lock:
             family = self._families.setdefault(name, _Family(name, description, kind))
             if family.kind != kind:
-                raise InvalidArgument(f"metric family '{name}' exists already, as a {family.kind}")
+                raise InvalidArgument(f"metric family '{name}' already exists as a {family.kind}")
             family.owners.add(owner)
 
     def add(self, family_name: str, labels: Mapping[str, str], bounds: tuple[float, ...], *, owner: object) -> None:
@@ -58,12 +58,12 @@ class MetricStore(Collector):
             )
             if metric.bounds != tuple(bounds):
                 raise InvalidArgument(
-                    f"metric family '{family_name}' has a metric with these labels already, with other buckets"
+                    f"metric family '{family_name}' already has a metric with these labels but other buckets"
                 )
             metric.owners.add(owner)
 
     def change(self, family_name: str, labels: Mapping[str, str], action: str, value: float) -> None:
-        """`action` is increment, set or observe, and the kind of the metric has it."""
+        """`action` is increment, set or observe; the metric's kind must support it."""
         with self._lock:
             metric = self._find(family_name, labels)
             metric.value = value if action == "set" else metric.value + value
@@ -75,7 +75,7 @@ class MetricStore(Collector):
             return self._find(family_name, labels).value
 
     def forget(self, owner: object) -> None:
-        """An instance has gone: its families and metrics too, unless another one has them."""
+        """Remove the families and metrics of an instance that has ended, unless another instance has them."""
         with self._lock:
             for family in self._families.values():
                 family.owners.discard(owner)
@@ -93,7 +93,7 @@ class MetricStore(Collector):
         family = self._families.get(family_name)
         metric = None if family is None else family.metrics.get(_key(labels))
         if metric is None:
-            raise NotFound(f"metric family '{family_name}' has no metric with labels {dict(labels)} any more")
+            raise NotFound(f"metric family '{family_name}' no longer has a metric with labels {dict(labels)}")
         return metric
 
 

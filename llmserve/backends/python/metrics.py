@@ -1,4 +1,4 @@
-"""`pb_utils.MetricFamily`: metrics that a model defines itself. Their values are kept by the server."""
+"""`pb_utils.MetricFamily`: custom metrics of a model. The server keeps their values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class Metric:
-    """Made by a family."""
+    """Created by a family."""
 
     def __init__(self, server: ServerApi, family: str, kind: str, labels: Mapping[str, str]) -> None:
         self._server = server
@@ -26,7 +26,7 @@ class Metric:
 
     def increment(self, value: float) -> None:
         if self._kind == "counter" and value < 0:
-            raise TritonModelException(f"counter '{self._family}' cannot be incremented by {value}: it only grows")
+            raise TritonModelException(f"counter '{self._family}' cannot be incremented by {value}: it can only grow")
         self._change("increment", value)
 
     def set(self, value: float) -> None:
@@ -47,7 +47,7 @@ class Metric:
 
 
 class MetricFamily:
-    """Models see a subclass that knows how to reach the server."""
+    """Models use a subclass that can reach the server."""
 
     COUNTER: ClassVar[str] = "counter"
     GAUGE: ClassVar[str] = "gauge"
@@ -58,7 +58,7 @@ class MetricFamily:
         if kind not in _ACTIONS:
             raise TritonModelException(f"metric family '{name}': kind must be COUNTER, GAUGE or HISTOGRAM, got {kind}")
         if _FAMILY_NAME.fullmatch(name) is None:
-            raise TritonModelException(f"'{name}' cannot be the name of a metric family")
+            raise TritonModelException(f"'{name}' is not a valid name for a metric family")
         ask(self.server, "add_family", name, description, kind)
         self._name = name
         self._kind = kind
@@ -68,14 +68,14 @@ class MetricFamily:
     ) -> Metric:
         labels = {str(key): str(value) for key, value in (labels or {}).items()}
         if wrong := [name for name in labels if _LABEL_NAME.fullmatch(name) is None]:
-            raise TritonModelException(f"metric family '{self._name}': '{wrong[0]}' cannot be the name of a label")
+            raise TritonModelException(f"metric family '{self._name}': '{wrong[0]}' is not a valid name for a label")
         ask(self.server, "add_metric", self._name, labels, self._bounds(buckets))
         return Metric(self.server, self._name, self._kind, labels)
 
     def _bounds(self, buckets: Sequence[float] | None) -> tuple[float, ...]:
         if self._kind != "histogram":
             if buckets is not None:
-                raise TritonModelException(f"{self._kind} '{self._name}' takes no buckets")
+                raise TritonModelException(f"{self._kind} '{self._name}' does not support buckets")
             return ()
         bounds = tuple(float(bound) for bound in buckets or ())
         if not bounds or any(low >= high for low, high in pairwise(bounds)):

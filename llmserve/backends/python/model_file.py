@@ -1,9 +1,9 @@
-"""Imports a `model.py` for one instance, apart from every other model.
+"""Imports a `model.py` for one instance, separate from all other models.
 
-Files beside it, and in the model's directory, can be imported by their plain names, at any time and from any thread of
-the model; those beside it also relatively, because its folder is a package, as in Triton. They too belong to this
-instance alone. So the files of an instance get an `import` of their own: theirs is not the process's sys.modules. In a
-process that has only this model, libraries find them too, such as pickle.
+Files in its folder and in the model's directory can be imported by their plain names, at any time and from any thread
+of the model. Files in its folder also support relative imports, because the folder is a package, as in Triton. They
+also belong to this instance only, so an instance's files have their own `import`, which does not use the process's
+sys.modules. In a process with only this model, libraries such as pickle find them, too.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _IMPORTING = threading.RLock()  # sys.modules and sys.meta_path belong to the pr
 
 
 def import_model(path: Path, module_name: str, utils: ModuleType, *, is_alone: bool = False) -> type[Any]:
-    """The class `TritonPythonModel` of a file. `utils` is what it finds as triton_python_backend_utils.
+    """The class `TritonPythonModel` in a file. `utils` is its triton_python_backend_utils.
 
-    `is_alone`: the process has no other model. To be called in the thread that will run the model.
+    `is_alone`: the process has no other model. Call it in the thread that will run the model.
     """
     if not path.is_file():
         raise ModelConfigError(f"{path} does not exist")
-    path = Path(os.path.abspath(path))  # as modules have it; a repository may be given by a relative path
+    path = Path(os.path.abspath(path))  # as in modules; a repository may be given by a relative path
     imports = ModelImports((str(path.parent), str(path.parent.parent)), utils, is_alone=is_alone)
     loader = _OwnLoader(module_name, str(path), imports)
     spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
@@ -46,7 +46,7 @@ def import_model(path: Path, module_name: str, utils: ModuleType, *, is_alone: b
     try:
         with imports.active():
             loader.exec_module(module)
-    except BaseException as error:  # border: also sys.exit() is the model's load error, not the server's end
+    except BaseException as error:  # border: sys.exit() is the model's load error, too, and must not end the server
         forget_model(module_name)
         raise ModelConfigError(f"{path} cannot be imported: {describe_failure(error)}") from error
     model_class = getattr(module, "TritonPythonModel", None)
@@ -61,26 +61,26 @@ def forget_model(module_name: str) -> None:
 
 
 class ModelImports:
-    """What `import` means in the files of one instance. Also a finder, for as long as it is active; if it is alone,
-    it is always one, for what nobody else finds."""
+    """The `import` of one instance's files. It is also a finder while it is active; if the model is alone, it is always
+    the last finder."""
 
     def __init__(self, directories: Sequence[str], utils: ModuleType, *, is_alone: bool = False) -> None:
         self.builtins = {**vars(builtins), "__import__": self._import}
         self._directories = list(directories)
         self._utils = utils
-        self._package = ModuleType(Path(directories[0]).name)  # what relative imports of model.py are relative to
+        self._package = ModuleType(Path(directories[0]).name)  # the package that relative imports of model.py refer to
         self._package.__path__ = self._directories[:1]
         self._neighbours = {self._package.__name__: self._package}  # imported; out of sys.modules between imports
-        self._thread = 0  # that is importing
+        self._thread = 0  # the thread that is importing
         self._is_alone = is_alone
         if is_alone:
             sys.meta_path.append(self)
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """The files of the directory can be imported, by this thread."""
+        """Within it, this thread can import the files of the directory."""
         with _IMPORTING:
-            if self is sys.meta_path[0]:  # an import within an import
+            if self is sys.meta_path[0]:  # a nested import
                 yield
                 return
             before = set(sys.modules)
@@ -114,7 +114,7 @@ class ModelImports:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """`__import__` of these files: only what lies beside them is special."""
+        """`__import__` of these files; only modules in their folders are special."""
         if level == 0 and name in MODULE_NAMES:
             return self._utils
         if level and not (globals or {}).get("__package__"):
@@ -126,31 +126,31 @@ class ModelImports:
             return __import__(name, globals, locals, fromlist or (), level)
 
     def _take_neighbours(self, names: set[str]) -> None:
-        """Out of sys.modules: another model may have a file of the same name."""
+        """Remove the modules from sys.modules, because another model may have files of the same names."""
         for name in names:
             module = sys.modules[name]
-            known = getattr(module, "__dict__", {})  # asked itself, a module may have an answer to every name
+            known = getattr(module, "__dict__", {})  # do not ask the module itself: it may have every attribute
             places = [known.get("__file__") or "", *(known.get("__path__") or ())]
             if name in self._neighbours or any(map(self._holds, places)):
                 self._neighbours[name] = sys.modules.pop(name)
 
     def _places(self) -> list[str]:
-        """Where its files are: also in folders within the model's that it has put on sys.path."""
+        """Folders with its files, including folders within the model's that it added to sys.path."""
         return [*self._directories, *filter(self._adds, sys.path)]
 
     def _adds(self, folder: str) -> bool:
-        """Another version of the model may have put its own there."""
+        """Another version of the model may have added its own folder there."""
         if not self._holds(folder):
             return False
         first = os.path.relpath(folder, self._directories[1]).partition(os.sep)[0]
         return not first.isdigit() or first == self._package.__name__
 
     def _is_own(self, spec: ModuleSpec) -> bool:
-        """A folder without __init__.py is a package too, unless there is a proper one of its name elsewhere."""
+        """A folder without __init__.py is a package, too, unless a regular package has that name elsewhere."""
         if spec.loader is not None:
             return self._holds(spec.origin or "")
         places = list(spec.submodule_search_locations or ())
-        spec.submodule_search_locations = places  # otherwise it is looked up again along sys.path
+        spec.submodule_search_locations = places  # otherwise sys.path is searched again
         return any(map(self._holds, places)) and ("." in spec.name or PathFinder.find_spec(spec.name) is None)
 
     def _holds(self, file: str) -> bool:
@@ -158,10 +158,10 @@ class ModelImports:
 
 
 class _OwnLoader(SourceFileLoader):
-    """Gives a file the import of its instance, and compiles it each time.
+    """Gives a file its instance's import, and compiles it each time.
 
-    Bytecode beside a file is told from that of its last state by size and second alone: a model that is changed and
-    loaded again at once could get the code that it had. And nothing is written into a repository.
+    Cached bytecode is only checked by a file's size and its time in seconds: a model that is changed and immediately
+    reloaded could get its old code. Also, nothing is written to a repository.
     """
 
     def __init__(self, name: str, path: str, imports: ModelImports) -> None:

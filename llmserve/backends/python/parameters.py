@@ -10,14 +10,14 @@ from llmserve.backends.python.instance import NO_LIMITS, Limits
 from llmserve.errors import ModelConfigError, raise_problems
 
 MODES = ("thread", "process")
-ABANDONED_TIMEOUT_S = 30.0  # how long a batch may go on that nobody waits for
+ABANDONED_TIMEOUT_S = 30.0  # how long a batch may run without a waiting client
 
 
 @dataclass(frozen=True, slots=True)
 class PythonParameters:
-    in_process: bool = False  # each instance in a process of its own
+    in_process: bool = False  # each instance in its own process
     limits: Limits = NO_LIMITS
-    environment: str = ""  # path of the model's own
+    environment: str = ""  # path of the model's own Python environment
 
     @staticmethod
     def read(config: ModelConfig) -> PythonParameters:
@@ -27,11 +27,13 @@ class PythonParameters:
         timeout = values.get("EXECUTION_TIMEOUT_SECS", "")
         problems = []
         if environment and mode == "thread":
-            problems.append("parameter EXECUTION_ENV_PATH needs EXECUTION_MODE process")
+            problems.append("parameter EXECUTION_ENV_PATH requires EXECUTION_MODE process")
         if mode not in MODES:
             problems.append(f"parameter EXECUTION_MODE must be one of {', '.join(MODES)}, got '{mode}'")
         if timeout and mode != "process":
-            problems.append("parameter EXECUTION_TIMEOUT_SECS needs EXECUTION_MODE process: a thread cannot be ended")
+            problems.append(
+                "parameter EXECUTION_TIMEOUT_SECS requires EXECUTION_MODE process: a thread cannot be ended"
+            )
         execution_s = _seconds(timeout)
         if timeout and execution_s <= 0:
             problems.append(f"parameter EXECUTION_TIMEOUT_SECS must be a number above 0, got '{timeout}'")
@@ -42,7 +44,7 @@ class PythonParameters:
 
 
 def _seconds(text: str) -> float:
-    """0 for what is no number."""
+    """0 if it is not a number."""
     try:
         return float(text)
     except ValueError:

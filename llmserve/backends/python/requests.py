@@ -1,4 +1,4 @@
-"""`pb_utils.InferenceRequest`: what `execute` gets, and what a model makes to call another model (BLS)."""
+"""`pb_utils.InferenceRequest`: the argument of `execute`, and how a model calls another model (BLS)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
 
 class PreferredMemory:
-    """Where a model would like to have the answer of another. There is only the CPU's memory."""
+    """Where a model prefers the answer of another model. Only CPU memory is supported."""
 
     TRITONSERVER_MEMORY_GPU: ClassVar[int] = 0
     TRITONSERVER_MEMORY_CPU: ClassVar[int] = 1
@@ -34,24 +34,24 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace of a request; requests that a model makes may be given it."""
+    """The trace of a request; a model can pass it to its own requests."""
 
     def __init__(self, trace: Trace | None = None) -> None:
         self._trace = trace
 
     def child(self) -> Trace | None:
-        """Of a request that the model makes."""
+        """For a request that the model makes."""
         return None if self._trace is None else self._trace.child()
 
     def get_context(self) -> str | None:
-        """W3C's trace context as a JSON object, for what the model asks elsewhere; None: no spans are made of it."""
+        """W3C's trace context as a JSON object, for the model's requests elsewhere; None: no spans are recorded."""
         if self._trace is None or self._trace.ids_of_span is None:
             return None
         return json.dumps({"traceparent": self._trace.ids_of_span.traceparent})
 
 
 class InferenceRequest:
-    """Models see a subclass that knows how to reach the server."""
+    """Models use a subclass that can reach the server."""
 
     server: ClassVar[ServerApi]
 
@@ -70,7 +70,7 @@ class InferenceRequest:
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> None:
         if inputs is None or requested_output_names is None or not model_name:
-            raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
+            raise TypeError("InferenceRequest requires inputs, requested_output_names and model_name")
         if not isinstance(model_name, str) or not isinstance(request_id, str):
             raise TypeError("model_name and request_id must be str")
         requested_output_names = list(requested_output_names)
@@ -98,7 +98,7 @@ class InferenceRequest:
 
     @classmethod
     def received(cls, request: InferRequest, reply: Responder, output_names: tuple[str, ...]) -> InferenceRequest:
-        """A client's request; `output_names` are the model's."""
+        """A client's request; `output_names` are the model's outputs."""
         self = cls.__new__(cls)
         start = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if request.sequence_start else 0
         end = TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if request.sequence_end else 0
@@ -112,7 +112,7 @@ class InferenceRequest:
         self._flags = flags
         adopt = Tensor.borrow if reply is None or reply.shares_memory else Tensor.own
         self._inputs = {name: adopt(tensor) for name, tensor in request.inputs.items()}
-        self.is_rescheduled = False  # the model wants it again
+        self.is_rescheduled = False  # the model requested a reschedule
         self._sender: InferenceResponseSender | None = None
         self._begun: list[Cancel] = []
 
@@ -139,14 +139,14 @@ class InferenceRequest:
         return self._request.sequence_id
 
     def requested_output_names(self) -> list[str]:
-        """All outputs of the model when the client named none."""
+        """All outputs of the model if the client named none."""
         return list(self._output_names)
 
     def model_name(self) -> str:
         return self._request.model_name
 
     def parameters(self) -> str:
-        """JSON."""
+        """As JSON."""
         return json.dumps(dict(self._request.parameters))
 
     def timeout(self) -> int:
@@ -166,7 +166,7 @@ class InferenceRequest:
         return self._reply is not None and self._reply.cancelled
 
     def cancel(self) -> None:
-        """What `exec` and `async_exec` have begun."""
+        """Cancel what `exec` or `async_exec` started."""
         for cancel in self._begun:
             cancel()
 
@@ -176,19 +176,19 @@ class InferenceRequest:
         return self._sender
 
     def set_release_flags(self, flags: int) -> None:
-        """What becomes of the request when `execute` returns: it is over, or is to run again."""
+        """What happens to the request when `execute` returns: it is released, or runs again."""
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(f"Unsupported release flag: {flags}")
         self.is_rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Run the request on another model and wait. Its errors are error responses."""
+        """Run the request on another model and wait. Errors are error responses."""
         return self._iterate() if decoupled else self._call().result()
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | ResponseIterator]:
-        """The same from an `async def execute`. It begins at once, not when it is awaited.
+        """The same from an `async def execute`. It starts at once, not when it is awaited.
 
-        Of a decoupled model it is done with the first response.
+        For a decoupled model, it is done after the first response.
         """
         if not decoupled:
             return asyncio.wrap_future(self._call())

@@ -1,4 +1,4 @@
-"""`pb_utils.InferenceResponse` and the ways in which a model gives it: returned from `execute`, or sent."""
+"""`pb_utils.InferenceResponse` and how a model returns it: from `execute`, or through a sender."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
 def checked_parameters(parameters: Mapping[str, ParameterValue] | None) -> dict[str, ParameterValue]:
-    """Those of a request or response that a model makes."""
+    """Parameters of a request or response that a model makes."""
     for key, value in (parameters or {}).items():
         if not isinstance(key, str) or not isinstance(value, str | int | float):
             raise TritonModelException(
@@ -70,28 +70,28 @@ class InferenceResponse:
 
 
 class Line(Protocol):
-    """The way back of one request, wherever the model lives."""
+    """The way back for one request, wherever the model runs."""
 
     @property
     def cancelled(self) -> bool: ...
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the server sees the arrays themselves, of requests and responses."""
+        """Whether the server uses the arrays of requests and responses themselves."""
         ...
 
     def post(self, response: InferResponse) -> None:
-        """From any thread."""
+        """Callable from any thread."""
         ...
 
 
 class Responder:
-    """What a model may answer on a line. Dropped without a final response, it answers with an error."""
+    """A model's responses on a line. If it is dropped without a final response, it answers with an error."""
 
     __slots__ = ("_ended", "_line", "decoupled", "model_name", "model_version", "request_id")
 
     def __init__(self, request: InferRequest, version: str, line: Line, *, decoupled: bool) -> None:
-        self.decoupled = decoupled  # any number of responses may be sent
+        self.decoupled = decoupled  # any number of responses is allowed
         self.model_name = request.model_name
         self.model_version = version
         self.request_id = request.request_id
@@ -118,7 +118,7 @@ class Responder:
         self._post(answer)
 
     def reschedule(self) -> None:
-        """Have the request run again, unless it has ended."""
+        """Run the request again, unless it has ended."""
         if not self._ended:
             self._post(Rescheduled(self.model_name, self.model_version, self.request_id, final=True))
 
@@ -141,7 +141,7 @@ class Responder:
 
 
 class InferenceResponseSender:
-    """Sends any number of responses to one request of a decoupled model, and the one to a request of any other."""
+    """Sends any number of responses to a request of a decoupled model, or a single one for any other model."""
 
     __slots__ = ("_has_answered", "_is_closed", "_reply")
 
@@ -167,7 +167,7 @@ class InferenceResponseSender:
         self._is_closed = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
         if self._reply.decoupled:
             self._reply.send(response, final=self._is_closed)
-        elif response is not None:  # the answer, whether or not the model says so with it
+        elif response is not None:  # the answer, whether or not the model marks it as final
             self._has_answered = True
             self._reply.send(response, final=True)
 

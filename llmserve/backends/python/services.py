@@ -1,4 +1,4 @@
-"""What the server does for a model besides answering its calls: loading models, and keeping custom metrics."""
+"""Services of the server for models, besides calls: loading models, and custom metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class Services:
-    """For one instance. Called from any thread but the core's loop; the metrics also there."""
+    """For one instance. Called from any thread except the core's loop; metrics also from there."""
 
     def __init__(self, context: LoadContext, metrics: MetricStore) -> None:
         self._context = context

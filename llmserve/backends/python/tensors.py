@@ -1,6 +1,6 @@
-"""`pb_utils.Tensor`: what a model sees of a tensor.
+"""`pb_utils.Tensor`: a tensor as models use it.
 
-A model may change the arrays that it gets and reuse those that it gives, so both ways are copies, made when needed.
+A model may change its input arrays and reuse its output arrays, so both are copied when necessary.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Tensor:
 
     @classmethod
     def own(cls, tensor: wire.Tensor) -> Tensor:
-        """A tensor whose array the model may have."""
+        """A tensor whose array the model may keep."""
         self = cls.__new__(cls)
         self._name, self._array, self._datatype, self._is_borrowed = tensor.name, tensor.data, tensor.datatype, False
         return self
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
-        """From a tensor that speaks DLPack, or its capsule; without a copy if it is in CPU memory."""
+        """From a tensor that supports DLPack, or its capsule; no copy if it is in CPU memory."""
         try:
             array, is_bfloat16 = dlpack.array_from(tensor)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
@@ -121,7 +121,7 @@ def _datatype(name: str, array: NDArray[Any]) -> str:
 
 
 def _as_bytes(name: str, array: NDArray[Any]) -> NDArray[np.object_]:
-    """An object array of `bytes`; text becomes UTF-8, and of anything else it is the text, as in Triton."""
+    """An object array of `bytes`: text becomes UTF-8, anything else its `str`, as in Triton."""
     data = np.empty(array.size, dtype=np.object_)
     for index, element in enumerate(array.flat):
         if isinstance(element, bytes):
@@ -129,6 +129,6 @@ def _as_bytes(name: str, array: NDArray[Any]) -> NDArray[np.object_]:
             continue
         try:
             data[index] = str(element).encode()
-        except Exception as error:  # border: the text of a model's own object, which may also be none in UTF-8
-            raise TritonModelException(f"element {index} of tensor '{name}' has no text: {error}") from error
+        except Exception as error:  # border: the `str` of a model's own object, which may also not be valid UTF-8
+            raise TritonModelException(f"element {index} of tensor '{name}' cannot be made text: {error}") from error
     return data.reshape(array.shape)

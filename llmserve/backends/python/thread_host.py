@@ -1,4 +1,4 @@
-"""A model in a thread of the server: the default."""
+"""A model in a thread of the server, the default."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ThreadHost:
 
     @property
     def queues(self) -> bool:
-        """One after the other on the model's thread; an async one runs all that it gets side by side."""
+        """One after the other on the model's thread; an async model runs all its batches at the same time."""
         return not self._host.is_async
 
     def submit(self, work: Sequence[tuple[InferRequest, ServerLine]], on_done: Done, outbox: Outbox) -> Kill:

@@ -1,4 +1,4 @@
-"""The module `triton_python_backend_utils`, one per instance, so that each calls other models in its own name."""
+"""The module `triton_python_backend_utils`, one per instance, so that each calls other models under its own name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LogLevel(IntEnum):
 
 
 class Logger:
-    """`pb_utils.Logger`: a model's own lines in the server's log."""
+    """`pb_utils.Logger`: a model's lines in the server's log."""
 
     LogLevel = LogLevel
     INFO, WARNING, ERROR, VERBOSE = LogLevel
@@ -35,7 +35,7 @@ class Logger:
     def log(self, message: str, level: int = INFO) -> None:
         if not isinstance(message, str) or not isinstance(level, LogLevel):
             kinds = f"{type(message).__name__} and {type(level).__name__}"
-            raise TypeError(f"a line of the log is made from a str and a level of Logger, got {kinds}")
+            raise TypeError(f"a log line requires a str and a level of Logger, got {kinds}")
         self._logger.log(self._LEVELS[level], "%s", message)
 
     def log_info(self, message: str) -> None:
@@ -52,7 +52,7 @@ class Logger:
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """From the config that `initialize` gets as JSON."""
+    """Read it from the config that `initialize` receives as JSON."""
     return next((tensor for tensor in model_config.get("input", ()) if tensor["name"] == name), None)
 
 
@@ -66,7 +66,7 @@ def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) ->
 
 def make_utils_module(instance_name: str, server: ServerApi, version_dir: Path | None = None) -> ModuleType:
     """`version_dir`: the folder of model.py; None for code that belongs to no model."""
-    module = ModuleType(MODULE_NAME, "What a TritonPythonModel imports.")
+    module = ModuleType(MODULE_NAME, "The module that a TritonPythonModel imports.")
     bound = {"server": server, "__module__": MODULE_NAME}
     module.__dict__.update(
         InferenceRequest=type("InferenceRequest", (requests.InferenceRequest,), bound),
@@ -85,7 +85,7 @@ def make_utils_module(instance_name: str, server: ServerApi, version_dir: Path |
         **_CONSTANTS,
         **_FUNCTIONS,
         **_model_control(server),
-        np=np,  # published models use it from here
+        np=np,  # published models import it from here
         get_model_dir=lambda: str(version_dir or ""),
         __getattr__=_get_late,
     )
@@ -93,7 +93,7 @@ def make_utils_module(instance_name: str, server: ServerApi, version_dir: Path |
 
 
 def _get_late(name: str) -> Any:
-    """What hardly any model needs, and takes long to import."""
+    """Attributes that few models need and that take long to import."""
     if name != "ModelConfig":
         raise AttributeError(f"module '{MODULE_NAME}' has no attribute '{name}'")
     from llmserve.backends.python.auto_complete import AutoCompleteConfig
@@ -129,7 +129,7 @@ _FUNCTIONS = {
 
 
 def _model_control(server: ServerApi) -> dict[str, Callable[..., Any]]:
-    """The model loading API. A model that is loaded while others are may wait for them, but not they for it."""
+    """The model loading API. While models are loaded, a model may wait for others, but must not be waited for."""
 
     def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
         """`files`: "file:1/model.py" -> its bytes, instead of the repository's; needs a config (JSON)."""

@@ -1,7 +1,7 @@
-"""The thread of one model instance: it makes the model, runs its batches one after the other, and finalizes it.
+"""The thread of one model instance: it creates the model, runs its batches one after the other, and finalizes it.
 
-A model with an `async def execute` gets an event loop of its own in that thread. Threads are daemons: a model that
-hangs keeps neither the server nor its shutdown waiting.
+A model with an `async def execute` has its own event loop in that thread. Threads are daemons, so a model that hangs
+does not block the server or its shutdown.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class Batch(Protocol):
 
 class Worker:
     def __init__(self, name: str, open_model: Callable[[], Any], *, on_death: Callable[[], None]) -> None:
-        """`on_death` is called on the thread when it can serve no more although nobody has asked it to end."""
+        """`on_death` is called on the thread if it can no longer serve, although it was not asked to end."""
         self.is_async = False  # known once it is open
-        self.model: Any = None  # from then on, for as long as it lives
+        self.model: Any = None  # from then on until it ends
         self._name = name
         self._open_model = open_model
         self._on_death = on_death
-        self._is_alive = False  # to ask the thread costs more, and is done for every request
-        self.opened: Future[None] = Future()  # done when the model is initialized; carries its exception
+        self._is_alive = False  # checking the thread costs more, and would be done for every request
+        self.opened: Future[None] = Future()  # done when the model is initialized; otherwise has its exception
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._put: Callable[[Batch | None], None] = self._inbox.put
         self._thread = threading.Thread(target=self.run, name=f"model-{name}", daemon=True)
 
     def start(self) -> Future[None]:
-        """`run` in a thread of its own."""
+        """Run `run` in a new thread."""
         self._is_alive = True
         self._thread.start()
         return self.opened
@@ -54,18 +54,18 @@ class Worker:
         return self._is_alive
 
     def submit_end(self) -> None:
-        """After the batches that wait, finalize."""
+        """Finalize after the queued batches."""
         self._put(None)
 
     def stop(self, timeout_s: float) -> bool:
-        """`submit_end` and wait. False when the model is still busy after `timeout_s`."""
+        """`submit_end`, and wait. False if the model is still busy after `timeout_s`."""
         self.submit_end()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def run(self) -> None:
         """The model's whole life."""
-        asyncio.set_event_loop(loop := asyncio.new_event_loop())  # as in a main thread: models may ask for it
+        asyncio.set_event_loop(loop := asyncio.new_event_loop())  # as in a main thread: models may request it
         try:
             self._run()
         finally:
@@ -77,7 +77,7 @@ class Worker:
     def _run(self) -> None:
         try:
             self.model = model = self._open_model()
-        except BaseException as error:  # border: handed to whoever loads the model
+        except BaseException as error:  # border: passed to the caller that loads the model
             self.opened.set_exception(error)
             return
         self.is_async = inspect.iscoroutinefunction(model.execute)
@@ -93,7 +93,7 @@ class Worker:
     def _death_reported(self) -> Generator[None, None, None]:
         try:
             yield
-        except BaseException:  # border: such as sys.exit() in a task that the model has started itself
+        except BaseException:  # border: for example sys.exit() in a task that the model started itself
             logger.exception("model instance '%s' has stopped working", self._name)
             self._is_alive = False
             self._on_death()
@@ -103,14 +103,14 @@ class Worker:
         if finalize is not None:
             try:
                 finalize()
-            except BaseException:  # border: a model that fails to clean up must not stop the others
+            except BaseException:  # border: a model that fails to clean up must not affect the others
                 logger.exception("model instance '%s': finalize failed", self._name)
 
     def _serve(self, model: Any) -> None:
         self.opened.set_result(None)
         while (batch := self._inbox.get()) is not None:
             batch.run(model)
-            del batch  # what the model has dropped must not live on here until the next one comes
+            del batch  # so that objects that the model dropped are freed before the next one
 
     async def _serve_async(self, model: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -124,5 +124,5 @@ class Worker:
 
 
 def _put_soon(loop: asyncio.AbstractEventLoop, inbox: asyncio.Queue[Any], item: Any) -> None:
-    with suppress(RuntimeError):  # the loop is closed: the instance has died, and says so itself
+    with suppress(RuntimeError):  # the loop is closed: the instance has died, and reports this itself
         loop.call_soon_threadsafe(inbox.put_nowait, item)

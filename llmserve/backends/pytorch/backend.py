@@ -1,4 +1,4 @@
-"""`PyTorchBackend`: opens a model file for each instance, or once for all that may share it."""
+"""`PyTorchBackend`: opens a model file once per instance, or once for all instances that can share it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How the tensors of a config become the arguments of a module's `forward`, and its result the outputs.
 
-As in Triton: inputs go by the names of forward's arguments if all of them have such names, else by the number in
-`<name>__<number>`, else in the order of the config. Outputs go by their keys if forward gives a dict, else by number,
-else in order. A forward whose one argument is a dict gets all inputs in it.
+As in Triton: inputs are matched by the names of forward's arguments if all have such names, else by the number in
+`<name>__<number>`, else by their order in the config. Outputs are matched by key if forward returns a dict, else by
+number, else by order. A forward with one dict as its argument receives all inputs in it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _NUMBERED = re.compile(r".+__(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What is known of a module's forward. Empty names: nothing, so that names cannot be checked."""
+    """What is known about a module's forward. No names: unknown, so names cannot be checked."""
 
     names: tuple[str, ...] = ()
-    num_positional: int = 0  # of them that can be given by place only
+    num_positional: int = 0  # number of positional-only arguments
     takes_dict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class InputBinding:
-    """Either all in a dict, or those with a place by position and the others by keyword."""
+    """All inputs in a dict; or inputs by position, and the rest by keyword."""
 
     in_dict: bool = False
     places: Mapping[str, int] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class OutputBinding:
         self._places = _places("output", names)
 
     def pick(self, result: Any) -> dict[str, Any]:
-        """The declared outputs, out of whatever forward has returned."""
+        """The declared outputs, from what forward returned."""
         if isinstance(result, Mapping):
             if missing := [name for name in self._names if name not in result]:
                 raise InternalError(
@@ -84,5 +84,5 @@ class OutputBinding:
 
 
 def _is_sequence_of_results(result: Any) -> bool:
-    """A tuple or list of results; a list of texts is one result."""
+    """A tuple or list of results; a list of strings is one result."""
     return isinstance(result, tuple | list) and not all(isinstance(element, str) for element in result)

@@ -52,5 +52,5 @@ class TorchParameters:
         )
         raise_problems(ModelConfigError, f"model '{config.name}' cannot be loaded", problems)
         if ignored := sorted(set(NO_EFFECT).intersection(values)):
-            logger.warning("model '%s': parameters without effect: %s", config.name, ", ".join(ignored))
+            logger.warning("model '%s': these parameters have no effect: %s", config.name, ", ".join(ignored))
         return read

@@ -21,14 +21,14 @@ from llmserve.backends.pytorch.calling import Arguments, OutputBinding, bind_inp
 from llmserve.backends.pytorch.parameters import TorchParameters
 from llmserve.errors import InvalidArgument, ModelConfigError, Unsupported
 
-_LOADING = threading.Lock()  # torch reads one exported program at a time
+_LOADING = threading.Lock()  # torch can read only one exported program at a time
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedModule:
-    """What an instance calls; instances may share it."""
+    """A module that instances call; they may share it."""
 
     forward: Any
     arguments: Arguments
@@ -47,19 +47,19 @@ def open_module(path: Path, gpu: int) -> OpenedModule:
         load: Any = torch.jit.load  # untyped
         module = load(path, map_location=device).eval()
         return OpenedModule(module, _script_arguments(module), device)
-    except Exception as error:  # border: torch has no one error for a file that it cannot use
+    except Exception as error:  # border: torch has no single error class for unusable files
         raise ModelConfigError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def set_inter_op_threads(number: int) -> None:
-    """For the whole process, and only once."""
+    """Sets it for the whole process; only possible once."""
     if not number or number == torch.get_num_interop_threads():
         return
     try:
         torch.set_num_interop_threads(number)
     except RuntimeError:
         current = torch.get_num_interop_threads()
-        logger.warning("INTER_OP_THREAD_COUNT is set once for the whole process: it stays %d", current)
+        logger.warning("INTER_OP_THREAD_COUNT can be set only once per process; it stays %d", current)
 
 
 def _device(gpu: int) -> torch.device:
@@ -67,13 +67,13 @@ def _device(gpu: int) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available() or gpu >= torch.cuda.device_count():
         raise Unsupported(
-            f"instance_group asks for KIND_GPU, but torch sees no GPU {gpu}; use KIND_CPU, or a CUDA build of torch"
+            f"instance_group requests KIND_GPU, but torch finds no GPU {gpu}; use KIND_CPU, or a CUDA build of torch"
         )
     return torch.device("cuda", gpu)
 
 
 def _exported_arguments(program: torch.export.ExportedProgram, module: Any) -> Arguments:
-    """An exported program takes by keyword only what it has been exported with by keyword."""
+    """An exported program only accepts keyword arguments that were exported as such."""
     names = tuple(inspect.signature(module.forward).parameters)
     positional, _ = program.call_spec.in_spec.children()
     return Arguments(names, num_positional=positional.num_children)
@@ -109,7 +109,7 @@ class TorchFunction:
             return {name: _to_array(name, result) for name, result in results.items()}
 
     def _set_threads(self) -> None:
-        """The number of threads that operators use belongs to the calling thread."""
+        """The number of operator threads belongs to the calling thread."""
         if not self._has_thread_settings and self._parameters.intra_op_threads:
             torch.set_num_threads(self._parameters.intra_op_threads)
         self._has_thread_settings = True
@@ -117,7 +117,7 @@ class TorchFunction:
     def _to_torch(self, name: str, data: NDArray[Any]) -> torch.Tensor | list[str]:
         if self._datatypes[name] == "BYTES":
             return _to_texts(name, data)
-        tensor = torch.from_numpy(np.array(data, order="C"))  # a copy: the model may work in place
+        tensor = torch.from_numpy(np.array(data, order="C"))  # a copy, because the model may work in place
         if self._datatypes[name] == "BF16":
             tensor = tensor.view(torch.bfloat16)
         return tensor.to(self._opened.device)
@@ -139,7 +139,7 @@ def _to_array(name: str, result: Any) -> NDArray[Any]:
         return array.copy() if result.device.type == "cpu" else array  # it may be a buffer of the module
     if isinstance(result, str | list):
         return _from_texts(result)
-    raise Unsupported(f"the model returned {type(result).__name__} for output '{name}'; it must be a tensor or texts")
+    raise Unsupported(f"the model returned {type(result).__name__} for output '{name}'; it must be a tensor or strings")
 
 
 def _from_texts(result: str | Sequence[str]) -> NDArray[Any]:

@@ -1,8 +1,8 @@
-"""Backend `repeat`: sends the elements of IN one by one. For tests of decoupled models; Triton has one of this name.
+"""Backend `repeat`: sends the elements of IN one by one. For tests of decoupled models; Triton has one, too.
 
 IN     int32 [n]     OUT of the i-th response is its i-th element, and IDX is i
 DELAY  uint32 [n]    milliseconds before each response
-WAIT   uint32 [1]    milliseconds until the instance takes another request, whatever is still to be sent
+WAIT   uint32 [1]    milliseconds until the instance accepts another request, whatever is still to be sent
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RepeatInstance:
         self.name = name
         self._model_name: str = context.config.name
         self._version = context.version
-        self._wait_s = 0.0  # of the request that was taken last
+        self._wait_s = 0.0  # of the last request that was accepted
 
     def execute(self, requests: Sequence[InferRequest]) -> Sequence[AsyncGenerator[InferResponse, None]]:
         self._wait_s = max(int(request.inputs["WAIT"].data[0]) for request in requests) / 1000
@@ -76,6 +76,6 @@ class RepeatBackend:
         if outputs != OUTPUTS:
             problems.append(f"its outputs must be {OUTPUTS}, got {outputs}")
         if not config.model_transaction_policy.decoupled:
-            problems.append("it needs model_transaction_policy { decoupled: true }")
+            problems.append("it requires model_transaction_policy { decoupled: true }")
         raise_problems(ModelConfigError, f"repeat model '{config.name}' cannot be loaded", problems)
         return LoadedModel([RepeatInstance(name, context) for name in instance_names(config)])

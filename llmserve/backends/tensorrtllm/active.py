@@ -1,4 +1,4 @@
-"""Requests that run, by tenant and the id that the client gave them: what `stop` ends. Ids need not be unique."""
+"""Running requests, by tenant and the client's request id, which `stop` ends. Ids need not be unique."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 
 class ActiveRequest:
-    """One running request. Lives on one event loop."""
+    """One running request. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
@@ -27,7 +27,7 @@ class ActiveRequest:
             self._puller.cancel()
 
     async def pull(self, stream: AsyncGenerator[Item, None]) -> Item | None:
-        """The next item; None when the stream has ended, or has been closed by `cancel`."""
+        """The next item; None if the stream has ended, or was closed by `cancel`."""
         if self.is_cancelled:
             await stream.aclose()
             return None
@@ -36,7 +36,7 @@ class ActiveRequest:
         try:
             return await anext(stream, None)
         except asyncio.CancelledError:
-            if not self.is_cancelled or task.uncancel():  # somebody else wants the task to end, too
+            if not self.is_cancelled or task.uncancel():  # another caller also cancels the task
                 raise
             return None
         finally:
@@ -61,6 +61,6 @@ class ActiveRequests:
                 del self._by_id[request_id]
 
     def cancel_like(self, request: InferRequest) -> None:
-        """Every running request of the same tenant and id; none is fine, it may just have ended."""
+        """Cancel every running request of the same tenant and id; there may be none, because it has just ended."""
         for active in tuple(self._by_id.get(request.tenant_request_id, ())):
             active.cancel()

@@ -1,7 +1,7 @@
 """A folder of adapter directories, each served under its own name: `llmserve serve --adapters DIR`.
 
-What cannot be loaded, such as a directory that is still being copied, is logged once and tried again when one of its
-files has changed. Until then whatever has the name keeps it.
+A directory that cannot be loaded, for example because it is still being copied, is logged once and tried again when one
+of its files changes. Until then, the previous adapter of that name stays.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Names(Protocol):
 
 class AdapterFolder:
     def __init__(self, path: Path, served: Names) -> None:
-        """Raises NotFound where there is no folder."""
+        """Raises NotFound if the folder does not exist."""
         if not path.is_dir():
-            raise NotFound(f"no folder of adapters {path}")
+            raise NotFound(f"the folder of adapters {path} does not exist")
         self._path = path
         self._served = served
-        self._stamps: dict[str, Stamp] = {}  # of each directory when it was tried last
+        self._stamps: dict[str, Stamp] = {}  # state of each directory at the last attempt
         self._loaded: set[str] = set()
-        self._problem = ""  # of the folder
+        self._problem = ""  # state of the folder
 
     def poll(self, models: Container[str] = ()) -> None:
-        """Load what is new or has changed, unload what has gone. A folder that cannot be read has not changed.
+        """Load new and changed adapters, and unload removed ones. An unreadable folder counts as unchanged.
 
         `models`: names that an adapter may not have.
         """
@@ -49,7 +49,7 @@ class AdapterFolder:
             found = {entry.name: read_stamp(Path(entry.path)) for entry in os.scandir(self._path) if _counts(entry)}
         except OSError as error:
             if (problem := str(error)) != self._problem:
-                logger.error("the folder of adapters cannot be read, and its adapters stay: %s", problem)
+                logger.error("the folder of adapters cannot be read, so its adapters stay loaded: %s", problem)
             self._problem = problem
             return
         self._problem = ""
@@ -72,11 +72,11 @@ class AdapterFolder:
                 raise InvalidArgument("an adapter has this name already; rename the directory")
             self._served.load(name, self._path / name)
         except LlmserveError as error:
-            stays = ", and the one before it stays" if name in self._loaded else ""
-            logger.error("adapter '%s' is not loaded%s, until its files change: %s", name, stays, error)
+            stays = "; the previous one stays loaded" if name in self._loaded else ""
+            logger.error("adapter '%s' cannot be loaded until its files change%s: %s", name, stays, error)
             return
         self._loaded.add(name)
-        logger.info("adapter '%s' is served", name)
+        logger.info("adapter '%s' is loaded", name)
 
 
 def _counts(entry: os.DirEntry[str]) -> bool:

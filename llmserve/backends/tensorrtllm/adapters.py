@@ -1,7 +1,7 @@
-"""The LoRA adapters of one model, by the names that requests have for them.
+"""The LoRA adapters of one model, by their names in requests.
 
-A name is a way to find a digest, and the engine knows digests only. A name that is loaded again is another adapter:
-requests that have begun keep the one that they have found.
+A name leads to a digest; the engine only knows digests. When a name is reloaded, it leads to another adapter, but
+requests that have started keep theirs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unsupporte
 from llmserve.serving.backend import GaugeSample
 from llmserve.serving.types import InferRequest
 
-NAME = re.compile(r"[A-Za-z0-9][\w.:@-]{0,127}")  # a part of a path, and a label of a metric
+NAME = re.compile(r"[A-Za-z0-9][\w.:@-]{0,127}")  # used in paths and as a label of metrics
 
 
 def adapter_name(request: InferRequest) -> str:
-    """That a request asks for. Empty: none. Raises NotFound for one that its API key may not use."""
+    """The name that a request selects; empty: none. Raises NotFound if its API key may not use the adapter."""
     name, allowed = request.asked_adapter, request.tenant.adapters
     if name and allowed is not None and name not in allowed:
         raise NotFound(f"there is no adapter '{name}' for this API key")
@@ -38,30 +38,30 @@ def adapter_name(request: InferRequest) -> str:
 class _Named:
     adapter: SealedAdapter
     gates: Sequence[GateRecord]
-    num_requests: int = 0  # under way
-    num_asked: int = 0  # since it has its name
-    is_served: bool = True  # under its name
+    num_requests: int = 0  # requests in progress
+    num_asked: int = 0  # requests since it has its name
+    is_served: bool = True  # requests under its name
 
 
 class _Candidate(NamedTuple):
-    """Of a rollout, for a name."""
+    """A rollout's candidate for a name."""
 
     tried: _Named
-    beside: _Named  # what has the name
+    beside: _Named  # the adapter with the name
 
 
 class ServedAdapters:
     def __init__(self, engine: Engine, gate: GateRule | None = None) -> None:
-        """`gate`: what each must have passed."""
+        """`gate`: what every adapter must have passed."""
         self._engine = engine
         self._gate = gate
         self._named: dict[str, _Named] = {}
         self._candidates: dict[str, _Candidate] = {}
         self._folder: AdapterFolder | None = None
-        self._lock = threading.Lock()  # names are loaded in other threads than the one of requests
+        self._lock = threading.Lock()  # names are loaded in other threads than the requests' thread
 
     def load_all(self, directories: Mapping[str, Path]) -> None:
-        """Raises one InvalidArgument for all that cannot be loaded."""
+        """Raises one InvalidArgument listing all that cannot be loaded."""
         problems = []
         for name, path in directories.items():
             try:
@@ -71,7 +71,7 @@ class ServedAdapters:
         raise_problems(InvalidArgument, "adapters cannot be loaded", problems)
 
     def load(self, name: str, path: Path) -> None:
-        """Under this name from here on, in place of what had it. Reads all of it, so not on the event loop."""
+        """Load under this name, and replace the previous adapter. Reads all files, so not for the event loop."""
         if not NAME.fullmatch(name):
             raise InvalidArgument(
                 f"{name!r} is not a valid adapter name: use up to 128 letters, digits and . _ - : @, without a slash"
@@ -84,7 +84,7 @@ class ServedAdapters:
                 self._retire(replaced)
 
     def load_candidate(self, name: str, path: Path) -> str:
-        """See `Adapters`. Nothing that a client can ask for leads to it."""
+        """See `Adapters`. Clients cannot request it."""
         added = self._added(path)
         with self._lock:
             try:
@@ -111,13 +111,13 @@ class ServedAdapters:
             self._retire(self._candidates.pop(name).tried)
 
     def serve_folder(self, path: Path) -> None:
-        """What is in it now, and at every `poll`. What cannot be loaded is logged."""
+        """Serve the folder's adapters, and update them at every `poll`. Adapters that cannot be loaded are logged."""
         self._taking()
         self._folder = AdapterFolder(path, self)
         self.poll()
 
     def poll(self, models: Container[str] = ()) -> None:
-        """Look at the folder again, if there is one. Blocking. `models`: names that an adapter may not have."""
+        """Check the folder again, if there is one. Blocking. `models`: names that an adapter may not have."""
         if self._folder is not None:
             self._folder.poll(models)
 
@@ -132,9 +132,9 @@ class ServedAdapters:
 
     @contextmanager
     def held(self, name: str, *, candidate: bool = False) -> Iterator[str]:
-        """The digest of the adapter that has this name now, which stays meanwhile; empty for no name.
+        """The digest of the adapter that has this name now, which stays loaded inside the block; empty for no name.
 
-        `candidate`: of what a rollout tries under the name, as long as it does.
+        `candidate`: use a rollout's candidate for the name, if there is one.
         """
         if not name:
             yield ""
@@ -151,7 +151,7 @@ class ServedAdapters:
                 self._drop(named)
 
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
-        """Of each, for clients."""
+        """Facts about each, for clients."""
         return {
             name: {"digest": named.adapter.digest, "base": named.adapter.manifest.base_digest,
                    "rank": named.adapter.manifest.rank, "gate": gate_facts(named.gates)}
@@ -159,7 +159,7 @@ class ServedAdapters:
         }  # fmt: skip
 
     def gauges(self) -> list[GaugeSample]:
-        """Of those that have a name, and of candidates for one: how often each was asked for under it."""
+        """Of named adapters and candidates: how often each was requested under its name."""
         with self._lock:
             tried = [(name, candidate.tried) for name, candidate in self._candidates.items()]
         return [
@@ -168,7 +168,7 @@ class ServedAdapters:
         ]
 
     def _added(self, path: Path) -> _Named:
-        """The adapter in a directory, known to the engine from here on."""
+        """Add the adapter in a directory to the engine."""
         engine = self._taking()
         adapter = SealedAdapter.open(path)
         if self._gate is not None:
@@ -200,6 +200,6 @@ class ServedAdapters:
         self._drop(named)
 
     def _drop(self, named: _Named) -> None:
-        """Out of the engine, when it has no name and no request."""
+        """Remove it from the engine if it has no name and no request."""
         if not named.is_served and not named.num_requests and isinstance(self._engine, AdapterEngine):
             self._engine.remove_adapter(named.adapter.digest)

@@ -1,6 +1,6 @@
-"""The events of one request on their way out: passed on one by one, or gathered into one event per sequence.
+"""The outgoing events of one request: passed on one by one, or gathered into one event per sequence.
 
-Beams are gathered too, and all of them are one response.
+Beams are gathered, too, into one response.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llmserve.stages.generate import GeneratedEvent
 
 
 class ResponseBuilder:
-    """Takes memory for every sequence of `request`, so it comes after the engine's validation."""
+    """Needs memory for every sequence of `request`, so it is created after the engine's validation."""
 
     def __init__(self, request: GenerateRequest, *, streaming: bool) -> None:
         self._request = request
@@ -37,7 +37,7 @@ class ResponseBuilder:
         return tuple(self._open)
 
     def add(self, event: GeneratedEvent) -> Sequence[GeneratedEvent]:
-        """What to send now, as one response; empty when the rest of a gathered answer is still to come."""
+        """What to send now, as one response; empty while a gathered answer is incomplete."""
         self.has_begun = True
         index = event.tokens.sequence_index
         self._num_tokens[index] += len(event.tokens.token_ids)
@@ -52,14 +52,14 @@ class ResponseBuilder:
         return (_joined(self._events[index]),) if is_last else ()
 
     def cancelled(self, index: int) -> Sequence[GeneratedEvent]:
-        """The last event of a sequence that was stopped from outside: what is gathered, or nothing more."""
+        """The last event of a sequence that was cancelled: the gathered tokens, or no more tokens."""
         usage = Usage(len(self._request.prompt_ids), 0, self._num_tokens[index], 0, 0, 0, 0)
         tokens = TokenEvent((), sequence_index=index, finish_reason=FinishReason.CANCELLED, usage=usage)
         return self.add(GeneratedEvent(tokens, window_ids=()))
 
 
 def _joined(events: Sequence[GeneratedEvent]) -> GeneratedEvent:
-    """One event for a whole sequence: no window, as its text starts at the beginning."""
+    """One event for a whole sequence. It has no window, because its text starts at the beginning."""
     cum_log_prob = next((e.tokens.cum_log_prob for e in reversed(events) if e.tokens.token_ids), 0.0)
     prompt = next((e.tokens.prompt for e in events if e.tokens.prompt is not None), None)
     tokens = events[-1].tokens.with_tokens([event.tokens for event in events])

@@ -1,4 +1,4 @@
-"""How long answers take and how long they are, as histograms of `/metrics`: of each answer when it ends."""
+"""Histograms of the times and lengths of answers for `/metrics`, recorded when each answer ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmserve.core import Usage
 from llmserve.serving.instruments.latencies import Histogram
 
 NS_PER_S = 1e9
-# up to what a laptop takes for a long prompt
+# up to the time of a long prompt on a laptop
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 SECONDS_OF_A_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
@@ -27,13 +27,13 @@ BOUNDS: Mapping[str, tuple[float, ...]] = {
 
 
 class AnswerHistograms:
-    """Of one model since it was loaded."""
+    """For one model since it was loaded."""
 
     def __init__(self) -> None:
         self.by_name: Mapping[str, Histogram] = {name: Histogram(bounds) for name, bounds in BOUNDS.items()}
 
     def record(self, usage: Usage) -> None:
-        """Of an answer that has just ended. Times that its engine does not know are zero, and left out."""
+        """Record an answer that has just ended. Times that its engine does not know are zero, and left out."""
         observe = self._observe
         observe(PROMPT, usage.prompt_tokens)
         observe(OUTPUT, usage.completion_tokens)
@@ -49,4 +49,4 @@ class AnswerHistograms:
                 observe(NEXT_TOKENS, (usage.last_token_ns - usage.first_token_ns) / NS_PER_S / steps)
 
     def _observe(self, name: str, value: float) -> None:
-        self.by_name[name].observe(max(0.0, value))  # clocks are set
+        self.by_name[name].observe(max(0.0, value))  # clocks may be changed

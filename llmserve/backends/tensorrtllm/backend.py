@@ -56,23 +56,23 @@ logger = logging.getLogger(__name__)
 
 
 def no_processes(engine_dir: Path, tokenizer_dir: Path, settings: EngineSettings) -> Engine:
-    """Of a host that starts none."""
+    """For hosts that start no processes."""
     raise Unsupported("separate_process: true is for llmserve serve; here the engine runs in the process that loads it")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorrtLlmBackend:
-    """`open_engine` makes an engine directory's engine; tests give one that opens a fake. `open_process` makes it in a
-    process of its own, which compiles guides with the tokenizer of a second directory."""
+    """`open_engine` opens an engine directory's engine; tests pass one that opens a fake. `open_process` opens it in
+    its own process, which compiles guides with the tokenizer of a second directory."""
 
     open_engine: Callable[[Path, EngineSettings], Engine]
     open_process: Callable[[Path, Path, EngineSettings], Engine] = no_processes
     name: str = "tensorrtllm"
-    verify_every_s: float = 0.0  # how often an engine's files are hashed again; 0: never
-    gate: GateRule | None = None  # what adapters must have passed; `open_engine` asks engines
+    verify_every_s: float = 0.0  # interval at which an engine's files are hashed again; 0: never
+    gate: GateRule | None = None  # required of adapters; `open_engine` checks engines
 
     def complete_config(self, config: ModelConfig, model_dir: Path) -> ModelConfig:
-        """Clients read there which engine it is."""
+        """Clients read the engine's identity there."""
         path = config.parameters[ENGINE_PATH].string_value.strip() if ENGINE_PATH in config.parameters else ""
         identity = _identity(resolve_path(path, model_dir)) if path else None  # else versions have engines of their own
         for name, value in identity.parameters().items() if identity is not None else ():
@@ -133,7 +133,7 @@ class TensorrtLlmBackend:
 
 
 def _identity(path: Path) -> EngineIdentity | None:
-    """None where there is no engine directory: `load` says what is wrong, and tests have fakes."""
+    """None without an engine directory: `load` reports the problem, and tests have fakes."""
     try:
         return EngineIdentity.of(read_manifest(path))
     except LlmserveError:
@@ -141,7 +141,7 @@ def _identity(path: Path) -> EngineIdentity | None:
 
 
 def _id_digests(path: Path, digest: str) -> Mapping[str, str]:
-    """Of an engine that is open; empty where its directory is not there any more, or is another's."""
+    """For an open engine; empty if its directory has been removed or replaced."""
     try:
         directory = EngineDirectory.open(path)
     except LlmserveError:
@@ -166,7 +166,7 @@ def _facts(
 
 
 def _tokenizer_for_stop_strings(path: Path) -> Tokenizer | None:
-    """Ids are enough to generate; a tokenizer adds stop strings, and exact windows for the detokeniser."""
+    """Ids are sufficient to generate; a tokenizer adds stop strings, and exact windows for the detokenizer."""
     try:
         return load_tokenizer(path)
     except (NotFound, CheckpointError) as error:
@@ -176,7 +176,7 @@ def _tokenizer_for_stop_strings(path: Path) -> Tokenizer | None:
 
 @dataclass(slots=True)
 class EngineInstance:
-    """The one instance of a model: the engine batches inside itself."""
+    """The only instance of a model, because the engine batches by itself."""
 
     name: str
     engine: Engine
@@ -228,7 +228,7 @@ class EngineInstance:
                 yield response
 
     async def _respond(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """The border: what is wrong becomes the stream's last response."""
+        """The border: errors become the stream's last response."""
         try:
             if is_stop(request.inputs):
                 self._stop(request)
@@ -236,8 +236,8 @@ class EngineInstance:
                 return
             with self.adapters.held(adapter_name(request), candidate=request.wants_candidate) as adapter:
                 job = await self._guided(self._read(request, adapter))
-                # First of all the engine refuses what it cannot answer; it starts with the first pull.
-                # Of beams, only ids stop: each has its text.
+                # The engine first refuses requests that it cannot answer; it starts at the first pull.
+                # Beams are only stopped by ids, because each has its own text.
                 stops = job.stop_strings if job.generate.beam is None else ()
                 stream = generate(self.engine, job.generate, tokenizer=self.tokenizer, stop_strings=stops)
                 answer = ResponseBuilder(job.generate, streaming=job.streaming)
@@ -267,7 +267,7 @@ class EngineInstance:
             yield self._response(request, error=error, final=True)
 
     async def _pool(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """What an engine that makes no tokens answers."""
+        """The response of an engine that does not generate tokens."""
         try:
             job = pooled_request(request.inputs, self.engine.info, self._id_of(request))
             with (
@@ -286,19 +286,19 @@ class EngineInstance:
             yield self._response(request, error=error, final=True)
 
     def _id_of(self, request: InferRequest) -> str:
-        """The client's id need not be unique; the engine's is."""
+        """The client's id need not be unique; the engine's must be."""
         return f"{request.request_id or 'request'}/{next(self._numbers)}"
 
     def _scheduled(self, job: GenerateRequest, request: InferRequest) -> GenerateRequest:
         return replace(job, priority=self._priority(request), deadline=request.deadline, tenant=request.tenant)
 
     async def _guided(self, job: TensorRequest) -> TensorRequest:
-        """With its guide compiled, where it has one."""
+        """The request with its guide compiled, if it has one."""
         if job.guide is None:
             return job
         if self._guides is None:
             if self.tokenizer is None:
-                raise InvalidArgument("guides need a tokenizer, and the engine directory has none; set tokenizer_dir")
+                raise InvalidArgument("guides need a tokenizer, but the engine directory has none; set tokenizer_dir")
             self._guides = GuideCompiler(self.tokenizer, self.engine.info.vocab_size)
         return replace(job, generate=replace(job.generate, guide=await self._guides.compiled(job.guide)))
 
@@ -329,18 +329,18 @@ class EngineInstance:
                 f"of '{self.config.name}'"
             )
         if job.generate.num_sequences > 1 and not self.config.model_transaction_policy.decoupled:
-            raise InvalidArgument("num_return_sequences > 1 answers with several responses and needs a decoupled model")
+            raise InvalidArgument("num_return_sequences > 1 returns several responses and requires a decoupled model")
         return replace(job, generate=replace(self._scheduled(job.generate, request), adapter=adapter))
 
     def _warning(self, job: TensorRequest, request: InferRequest) -> str:
-        """What the client should know: what was cut to fit, and which of its parameters nobody reads."""
+        """Warnings for the client: what was truncated, and which parameters are ignored."""
         limit = job.generate.length_warning(self.engine.info.max_seq_len)
         ignored = ", ".join(sorted(request.parameters.keys() - {ADAPTER_NAME}))
         ignored = f"no input has the name {ignored}, so it was ignored" if ignored else ""
         return "; ".join(filter(None, (*job.prompt_warnings, limit, ignored)))
 
     def _priority(self, request: InferRequest) -> int:
-        """Triton counts from 1, the highest, and 0 is the config's default level; ours is relative to that level."""
+        """Triton counts from 1, the highest, and 0 is the config's default level; llmserve's is relative to that."""
         policy = self.config.dynamic_batching
         if not policy.priority_levels or not request.priority:
             return 0
@@ -360,7 +360,7 @@ class EngineInstance:
 async def _sent(
     stream: AsyncGenerator[GeneratedEvent, None], answer: ResponseBuilder, active: ActiveRequest, trace: Trace | None
 ) -> AsyncGenerator[Sequence[GeneratedEvent], None]:
-    """The events to send, those of one response; when the request is stopped from outside, the last ones say so."""
+    """The events of one response; if the request was cancelled, the last ones say so."""
     async with aclosing(stream):
         while (event := await active.pull(stream)) is not None:
             if trace is not None:

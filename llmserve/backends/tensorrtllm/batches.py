@@ -1,7 +1,7 @@
-"""A request with a batch of prompts -> one request for each, and their responses as one stream.
+"""Splits a request with a batch of prompts into one request each, and merges their responses into one stream.
 
-As with TensorRT-LLM's backend, each row is a request of its own in the engine. A response is of one row, and
-`batch_index` says of which.
+As with TensorRT-LLM's backend, each row is a separate request in the engine. A response belongs to one row, given by
+`batch_index`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def num_rows(request: InferRequest) -> int:
 async def responses_by_row(
     request: InferRequest, respond: Callable[[InferRequest], AsyncGenerator[InferResponse, None]]
 ) -> AsyncGenerator[InferResponse, None]:
-    """In the order in which they come; only the last one is final. An error of one row ends them all."""
+    """In order of arrival; only the last one is final. An error in one row ends all of them."""
     rows = [_row(request, index) for index in range(num_rows(request))]
     async with AsyncExitStack() as open_streams:
         streams = [await open_streams.enter_async_context(aclosing(respond(row))) for row in rows]
@@ -39,7 +39,7 @@ async def responses_by_row(
                     yield replace(response, error=response.error.at(f"in row {index} of the batch"))
                     return
                 if response.final:
-                    await streams[index].aclose()  # what ends at a stop word would go on in the engine
+                    await streams[index].aclose()  # otherwise it would go on in the engine after a stop word
                 else:
                     pulls[_pull(streams[index])] = index
                 if response.outputs or not pulls:
@@ -63,7 +63,7 @@ def _pull(stream: AsyncGenerator[InferResponse, None]) -> asyncio.Task[InferResp
 
 
 async def _abandon(pulls: dict[asyncio.Task[InferResponse], int]) -> None:
-    """Before the streams are closed: one that runs cannot be."""
+    """Call it before the streams are closed, because a running stream cannot be closed."""
     for pull in pulls:
         pull.cancel()
     await asyncio.gather(*pulls, return_exceptions=True)

@@ -1,6 +1,6 @@
-"""When two engines have to give the same answer to a request, and what of it: the tokens, and why they ended.
+"""Which requests two engines must answer identically, and which parts: the tokens, and the finish reason.
 
-However the tokens were cut into responses. Counts of blocks and times of day are no part of an answer.
+How tokens are divided into responses does not matter. Block counts and times are not part of an answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TokensOfAnswer:
     def add(self, response: InferResponse) -> None:
         tensors = {tensor.name: tensor.data for tensor in response.outputs}
         if "output_ids" not in tensors:
-            self._is_comparable &= not tensors  # the last response may be an empty one
+            self._is_comparable &= not tensors  # the last response may be empty
             return
         index = tensors["sequence_index"].item(0) if "sequence_index" in tensors else 0
         self._sequences.setdefault(index, []).append(tensors["output_ids"].tobytes())
@@ -43,7 +43,7 @@ class TokensOfAnswer:
 
 
 def answer_reader(request: InferRequest) -> AnswerReader | None:
-    """None for a draw that nobody gave a seed, and where the answer's tokens cannot be told; for a batch, too."""
+    """None for draws without a seed, for answers whose tokens are unavailable, and for batches."""
     if num_rows(request) > 1:
         return None
     wanted = request.requested_outputs
@@ -62,6 +62,6 @@ def _is_greedy(request: InferRequest) -> bool:
 
 
 def _number(request: InferRequest, name: str, default: Any) -> Any:
-    """Of a tensor that holds one value; a request that is not as it should be is refused by the model."""
+    """The value of a tensor with one element; the model refuses malformed requests."""
     tensor = request.inputs.get(name)
     return default if tensor is None or not tensor.data.size else tensor.data.item(0)

@@ -1,4 +1,4 @@
-"""Engine statistics as the gauges that Triton exports for TensorRT-LLM models, and what Triton does not tell."""
+"""Engine statistics as the gauges that Triton exports for TensorRT-LLM models, and those that Triton does not have."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def engine_gauges(stats: EngineStats) -> Sequence[GaugeSample]:
 
 
 def engine_facts(info: EngineInfo, stats: EngineStats, gates: Sequence[GateRecord]) -> Sequence[GaugeSample]:
-    """Which engine it is, what was said of it, and what it has done, where it counts that."""
+    """The engine's identity, its gate records, and its counters if it has them."""
     labels = {
         "name": info.name,
         "architecture": info.architecture,

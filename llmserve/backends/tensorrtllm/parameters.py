@@ -1,6 +1,6 @@
 """The model config's `parameters` -> engine settings. Names and meaning are TensorRT-LLM's.
 
-A parameter that means nothing to this engine is reported once, at load, and never swallowed.
+A parameter without effect on this engine is reported once, at load, and never silently ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 ENGINE_PATH = "gpt_model_path"
 OWN_PROCESS = "separate_process"  # whether the engine has one; ours, and not with the prefix of what we tell
 ADAPTERS = "adapters"  # directories of LoRA adapters by name, as JSON
-ADAPTER_FOLDER = "adapter_folder"  # whose directories are adapters
+ADAPTER_FOLDER = "adapter_folder"  # a folder of adapter directories
 GPU = ModelInstanceGroup.KIND_GPU
 Value = TypeVar("Value")
 Default = TypeVar("Default")
@@ -43,26 +43,26 @@ AS_ASKED: Mapping[str, tuple[str, ...]] = {  # what the engine does anyway
 
 @dataclass(frozen=True, slots=True)
 class ModelParameters:
-    """What one `tensorrt_llm` model is to be."""
+    """The settings of one `tensorrt_llm` model."""
 
     engine_dir: Path
     tokenizer_dir: Path
     engine: EngineSettings
-    excludes_input: bool  # a request's `exclude_input_in_output` wins over it
+    excludes_input: bool  # a request's `exclude_input_in_output` has priority
     own_process: bool = False  # of the engine
     adapters: Mapping[str, Path] = field(default_factory=dict)  # directories by name
-    adapter_folder: Path | None = None  # of more of them, by the names of their directories
+    adapter_folder: Path | None = None  # folder of further adapters, named like their directories
 
     @classmethod
     def read(cls, config: ModelConfig, model_dir: Path, version_dir: Path | None = None) -> ModelParameters:
         """Raise `ModelConfigError` listing every unusable value; warn about every one without effect.
 
-        Where no `gpt_model_path` is given, the version's directory may be the engine directory.
+        Without `gpt_model_path`, the version's directory may be the engine directory.
         """
         given = {
             key: entry.string_value.strip()
             for key, entry in config.parameters.items()
-            if key != RULES and not key.startswith(PREFIX)  # what we tell of it
+            if key != RULES and not key.startswith(PREFIX)  # reported by llmserve
         }
         reader = _ParameterReader({key: value for key, value in given.items() if value and not value.startswith("${")})
         own = str(version_dir) if version_dir is not None and (version_dir / MANIFEST_FILE).is_file() else ""
@@ -108,7 +108,7 @@ class ModelParameters:
 
 
 def _gpu_settings(reader: _ParameterReader, config: ModelConfig, model_dir: Path) -> GpuSettings:
-    """Whether the engine honours them is known when it is opened; then it is reported."""
+    """Whether the engine supports them is known, and reported, when it is opened."""
     return GpuSettings(
         max_beam_width=reader.take("max_beam_width", None, int),
         enable_chunked_context=reader.take("enable_chunked_context", None, _bool),
@@ -133,7 +133,7 @@ def _gpu_settings(reader: _ParameterReader, config: ModelConfig, model_dir: Path
 
 
 class _ParameterReader:
-    """Takes parameters out one by one; what nobody took has no effect."""
+    """Removes parameters one by one; those that remain have no effect."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._left = dict(given)
@@ -150,7 +150,7 @@ class _ParameterReader:
             return default
 
     def made(self, make: Callable[[], Value], default: Value) -> Value:
-        """`make()`, or `default` and a problem when the values do not go together."""
+        """`make()`, or `default` and a problem if the values are not compatible."""
         try:
             return make()
         except InvalidArgument as error:
@@ -191,7 +191,7 @@ def _policy(text: str) -> Policy:
     return Policy(text)
 
 
-# Python's own parsers do not say it to people
+# Python's own messages do not help users
 EXPECTED: dict[object, str] = {
     int: "expected an integer",
     float: "expected a number",
@@ -201,6 +201,6 @@ EXPECTED: dict[object, str] = {
 
 
 def _placeholders(given: Mapping[str, str]) -> list[str]:
-    """Values that nobody filled in when the config was made from a template."""
+    """Values that were never filled in when the config was created from a template."""
     names = ", ".join(name for name, value in sorted(given.items()) if value.startswith("${"))
     return [f"unfilled placeholders, ignored: {names}"] if names else []

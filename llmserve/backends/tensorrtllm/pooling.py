@@ -1,4 +1,4 @@
-"""Requests to an engine that makes embeddings or scores: one text each, and one response."""
+"""Requests to an engine that produces embeddings or scores: one text and one response each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDTHS = ("matryoshka_dimensions", "is_matryoshka")  # of config.json
 
 
 def check_kind(info: EngineInfo, name: str, outputs: Collection[str]) -> None:
-    """Raise `ModelConfigError` unless the model's outputs are those that the engine makes."""
+    """Raises `ModelConfigError` unless the model's outputs are those of the engine."""
     is_pooling = EMBEDDING in outputs or SCORE in outputs
     if is_pooling == bool(info.pooling):
         return
@@ -33,7 +33,7 @@ def check_kind(info: EngineInfo, name: str, outputs: Collection[str]) -> None:
 
 
 def pooling_facts(info: EngineInfo, engine_dir: Path) -> Mapping[str, Any]:
-    """What clients are told; `dimensions`: lengths to which an embedding may be cut, true for any."""
+    """What clients are told; `dimensions`: lengths to which an embedding may be shortened, true for any."""
     if not info.pooling:
         return {}
     config = EngineDirectory.open(engine_dir).hf_config
@@ -50,7 +50,7 @@ def pooled_request(inputs: Mapping[str, Tensor], info: EngineInfo, request_id: s
     ids, second = inputs["input_ids"].data, inputs.get("second_segment")
     if ids.size != ids.shape[-1]:
         raise InvalidArgument(f"input_ids must have shape [1, N] (a batch of one), got {list(ids.shape)}")
-    if ids.size > info.max_seq_len:  # before that many are looked at
+    if ids.size > info.max_seq_len:  # before so many ids are checked
         problem = f"the text has {ids.size} tokens, but this engine takes at most {info.max_seq_len}; shorten it"
         raise PromptTooLong(problem, num_tokens=ids.size, limit=info.max_seq_len)
     return GenerateRequest(
@@ -66,7 +66,7 @@ def pooled_request(inputs: Mapping[str, Tensor], info: EngineInfo, request_id: s
 async def pooled_outputs(
     engine: Engine, job: GenerateRequest, requested: Collection[str], ended: Callable[[Usage], None]
 ) -> tuple[Tensor, ...]:
-    """`ended` is told what the engine counted."""
+    """`ended` receives the engine's counts."""
     info = engine.info
     if unknown := sorted(set(requested) - set(made_outputs(info))):
         raise InvalidArgument(f"engine {info.name} makes {info.pooling}: it has no output {', '.join(unknown)}")
@@ -75,7 +75,7 @@ async def pooled_outputs(
             if event.logits and event.usage is not None:
                 ended(event.usage)
                 return _tensors(info, event.logits[0], event.usage)
-    raise DeadlineExceeded("the deadline has passed before the text was computed")
+    raise DeadlineExceeded("the deadline passed before the text was computed")
 
 
 def _tensors(info: EngineInfo, row: Logits, usage: Usage) -> tuple[Tensor, ...]:

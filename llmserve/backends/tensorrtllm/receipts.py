@@ -1,4 +1,4 @@
-"""The receipts of one request's answers, in the making: ids are gathered as they are sent."""
+"""Collects receipts of one request's answers: ids are gathered as they are sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Receipts:
         self._ids: dict[int, list[int]] = {}  # by sequence
 
     def take(self, event: GeneratedEvent) -> str:
-        """The receipt of the sequence that ends with this event, as JSON; empty while it goes on."""
+        """The receipt of the sequence that ends with this event, as JSON; empty before its end."""
         tokens = event.tokens
         ids = self._ids.setdefault(tokens.sequence_index, [])
         ids += tokens.token_ids

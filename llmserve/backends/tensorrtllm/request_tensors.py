@@ -1,8 +1,8 @@
-"""The tensors of one request -> `GenerateRequest`. Both generations' names are accepted; all problems come at once.
+"""The tensors of one request -> `GenerateRequest`. Accepts names of both generations; reports all problems.
 
-Sampling follows TensorRT-LLM: with neither `runtime_top_k` nor `runtime_top_p` (or both 0) the most likely token wins,
-whatever the temperature; unless `min_p` is positive, which means nothing but to a draw. `len_penalty`, `early_stopping`
-and `beam_search_diversity_rate` steer beam search only: without effect where `beam_width` is 1.
+Sampling follows TensorRT-LLM: without `runtime_top_k` and `runtime_top_p` (or with both 0), the most likely token is
+chosen, whatever the temperature, unless `min_p` is positive, which only makes sense for a draw. `len_penalty`,
+`early_stopping` and `beam_search_diversity_rate` only affect beam search, so they have no effect if `beam_width` is 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llmserve.stages.word_lists import unpack_word_list
 
 Value = TypeVar("Value")
 
-UNSUPPORTED_INPUTS = (  # refused rather than swallowed
+UNSUPPORTED_INPUTS = (  # refused, not ignored
     "draft_logits", "draft_acceptance_threshold", "encoder_input_features", "encoder_output_lengths",
     "prompt_embedding_table", "prompt_table_extra_ids", "prompt_vocab_size", "cross_attention_mask",
     "skip_cross_attn_blocks", "mrope_rotary_cos_sin",
@@ -35,25 +35,25 @@ UNSUPPORTED_INPUTS = (  # refused rather than swallowed
     "retention_token_range_starts", "retention_token_range_ends", "retention_token_range_priorities",
     "retention_token_range_durations_ms", "retention_decode_priority", "retention_decode_duration_ms",
 )  # fmt: skip
-MAX_TEXTS = 16 * 1024  # of one input
+MAX_TEXTS = 16 * 1024  # maximum in one input
 DECODER_INPUTS = ("decoder_input_ids", "decoder_input_lengths")  # one id is what preprocessing makes of no text
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRequest:
-    """A request as the tensors say it."""
+    """A request, as described by its tensors."""
 
     generate: GenerateRequest
     streaming: bool
     excludes_input: bool
     stop_strings: tuple[str, ...]
-    prompt_warnings: tuple[str, ...] = ()  # of preprocessing, for the client
-    guide: GuideText | None = None  # what the answers have to look like; to be compiled
+    prompt_warnings: tuple[str, ...] = ()  # from preprocessing, for the client
+    guide: GuideText | None = None  # the required format of answers, to be compiled
     wants_receipt: bool = False
 
 
 def is_stop(inputs: Mapping[str, Tensor]) -> bool:
-    """Whether the request asks to end another one, the one with its own id."""
+    """Whether it asks to end the request with its own id."""
     return _RequestReader(inputs).flag("stop")
 
 
@@ -61,10 +61,10 @@ def read_request(
     inputs: Mapping[str, Tensor], *, request_id: str, max_seq_len: int, vocab_sizes: Set[int], excludes_input: bool,
     max_beam_width: int = 1,
 ) -> TensorRequest:  # fmt: skip
-    """`vocab_sizes`: the tokenizer's and the engine's, which may be padded; empty when there is no tokenizer.
+    """`vocab_sizes`: the tokenizer's, and the engine's, which may be padded; empty without a tokenizer.
 
-    Raise `Unsupported` when all that is wrong is what this engine cannot do, else `InvalidArgument`; of too long a
-    prompt, `PromptTooLong`.
+    Raises `Unsupported` if every problem is a missing feature of this engine, else `InvalidArgument`; `PromptTooLong`
+    for a prompt that is too long.
     """
     reader = _RequestReader(inputs)
     names = UNSUPPORTED_INPUTS + (DECODER_INPUTS if reader.size("decoder_input_ids") > 1 else ())
@@ -96,9 +96,9 @@ def read_request(
         wants_receipt=reader.flag("return_receipt"),
     )
     if request.generate.beam and request.streaming:
-        reader.problems.append("streaming needs a beam_width of 1: the best beam is known only at the end")
+        reader.problems.append("streaming requires a beam_width of 1, because the best beam is only known at the end")
     if request.generate.beam and request.wants_receipt:
-        reader.problems.append("return_receipt needs a beam_width of 1: engines that search do not repeat themselves")
+        reader.problems.append("return_receipt requires a beam_width of 1, because beam search is not repeatable")
     if request.generate.num_sequences < 1:
         reader.problems.append(f"num_return_sequences must be at least 1, got {request.generate.num_sequences}")
     problems = reader.problems + unsupported
@@ -137,13 +137,13 @@ def _guide(reader: _RequestReader) -> GuideText | None:
         reader.problems.append(f"guided_decoding_guide_type must be one of {', '.join(known)}, got {given}")
         return None
     if len(texts) not in ((0, 1) if kind is GuideKind.JSON else (1,)):
-        reader.problems.append(f"guided_decoding_guide must be one text for the type {kind.value}, got {len(texts)}")
+        reader.problems.append(f"guided_decoding_guide must be one string for the type {kind.value}, got {len(texts)}")
         return None
     return GuideText(kind, texts[0] if kind is not GuideKind.JSON else "")
 
 
 def top_k_meant(top_k: int, top_p: float, min_p: float) -> int:
-    """By `runtime_top_k`; 0 stands for what is not given."""
+    """The value of `runtime_top_k`; 0 if it is not given."""
     return 1 if top_k == 0 and top_p == 0 and min_p == 0 else top_k
 
 
@@ -170,7 +170,7 @@ def _sampling(reader: _RequestReader) -> SamplingParams:
 
 
 class _RequestReader:
-    """Typed access to the inputs of one request, collecting problems. An empty tensor counts as absent."""
+    """Typed access to the inputs of one request; collects problems. An empty tensor counts as absent."""
 
     def __init__(self, inputs: Mapping[str, Tensor]) -> None:
         self._inputs = inputs
@@ -199,7 +199,7 @@ class _RequestReader:
         return token if token >= 0 else None
 
     def prompt_ids(self, max_seq_len: int) -> tuple[int, ...]:
-        """`input_ids`, cut to `input_lengths`."""
+        """`input_ids`, truncated to `input_lengths`."""
         ids: NDArray[Any] = self._row("input_ids")
         length = self.integer(("input_lengths",), ids.size)
         if length > ids.size:
@@ -214,7 +214,7 @@ class _RequestReader:
         return tuple(ids[: max(0, min(length, max_seq_len))].tolist())  # of too long a prompt no more are looked at
 
     def draft_ids(self) -> tuple[int, ...]:
-        """`draft_input_ids`, cut to `num_draft_tokens`."""
+        """`draft_input_ids`, truncated to `num_draft_tokens`."""
         ids = self._row("draft_input_ids")
         count = self.integer(("num_draft_tokens",), ids.size)
         if not 0 <= count <= ids.size:
@@ -236,7 +236,7 @@ class _RequestReader:
         return self._tried(lambda: tuple(text for value in values if (text := text_from_bytes(value, name))), ())
 
     def bias(self, name: str, vocab_sizes: Set[int]) -> tuple[tuple[int, float], ...]:
-        """A dense vector, one value per token id -> the values that change something. A single 0 stands for none."""
+        """A dense vector with one value per token id -> the values that change something. A single 0 means none."""
         values = self._row(name).astype(np.float32)
         if vocab_sizes and values.size not in vocab_sizes and values.tolist() not in ([], [0]):
             known = " or ".join(map(str, sorted(vocab_sizes)))
@@ -248,7 +248,7 @@ class _RequestReader:
         return tuple((int(token), float(values[token])) for token in np.flatnonzero(values))
 
     def _row(self, name: str) -> NDArray[Any]:
-        """A vector, with or without the batch dimension of 1; empty when absent."""
+        """A vector, with or without the batch dimension of 1; empty if absent."""
         if not self.has(name):
             return np.zeros(0, np.int32)
         data = self._inputs[name].data

@@ -8,11 +8,11 @@
     prompt_log_probs [1, p - 1], prompt_top_ids, prompt_top_log_probs [1, p - 1, k]   of p tokens, after the first; ours
     context_logits [1, p, v], generation_logits [1, b, n, v]
 
-A request that names its outputs gets them in every response: log-probs are 0, and what else it has to ask for is empty,
-unless it asked for them; counts, blocks and times are 0 until the last event. One that names none gets what says
-something: what it asked for, of the prompt in the first response of sequence 0; counts, blocks and times in the last
-event, where they are real however the answer ended (only a request that was stopped from outside has no times), and a
-warning and a receipt there if there is one. What a later step of an ensemble reads is in every response even so.
+A request that names its outputs gets them in every response. Log-probs are 0, and other optional outputs are empty,
+unless the request enabled them; counts, blocks and times are 0 until the last event. A request that names none gets
+only outputs with information: what it enabled (for the prompt, in the first response of sequence 0); in the last event
+also counts, blocks and times, which are valid however the answer ended (only a cancelled request has no times), and a
+warning and a receipt if there are any. Outputs that a later step of an ensemble reads are in every response.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from llmserve.serving.types import Tensor
 from llmserve.stages.generate import GeneratedEvent
 
 NOTHING_YET = Usage(0, 0, 0, 0, 0, 0, 0)
-MAX_SHARED = 4096  # numbers and texts whose tensors are kept: lengths, indices and reasons come again and again
+MAX_SHARED = 4096  # numbers and texts whose tensors are cached: lengths, indices and reasons repeat often
 
 
 @dataclass(slots=True)
 class ResponseEvents:
-    """What one response is made of: one event, or one of each beam, the best first."""
+    """The content of one response: one event, or one of each beam, the best first."""
 
     beams: Sequence[GeneratedEvent]
-    echo: Sequence[int] = ()  # prompt ids that go before the output's
+    echo: Sequence[int] = ()  # prompt ids before the output's
     tokens_per_block: int = 0
-    asked: Collection[str] = ()  # outputs that the request asked for: see `asked_outputs`
-    warning: str = ""  # what the client should know about its request
-    receipt: str = ""  # of a sequence that ends, where asked for: see `stages.receipt`
+    asked: Collection[str] = ()  # outputs that the request enabled: see `asked_outputs`
+    warning: str = ""  # warnings for the client about its request
+    receipt: str = ""  # for a sequence that ends, if requested: see `stages.receipt`
 
     @property
     def prompt(self) -> PromptScores:
@@ -72,7 +72,7 @@ class ResponseEvents:
 
 
 def asked_outputs(request: GenerateRequest) -> tuple[str, ...]:
-    """Outputs that say something in this request's responses only because it asked for them."""
+    """Outputs that have information in this request's responses only because it enabled them."""
     has_top = request.num_top_log_probs > 0
     names = (
         (LOG_PROBS, request.return_log_probs),
@@ -88,7 +88,7 @@ def asked_outputs(request: GenerateRequest) -> tuple[str, ...]:
 def response_tensors(
     events: ResponseEvents, wanted: Collection[str] = (), needed: Collection[str] = ()
 ) -> tuple[Tensor, ...]:
-    """`wanted`: names of outputs; empty: none in particular, and the `needed` ones. In the order of MAKERS."""
+    """`wanted`: names of outputs; empty: the informative ones and the `needed` ones. In the order of MAKERS."""
     if wanted:
         return tuple([make(events) for name, make in MAKERS.items() if name in wanted])
     names = ALWAYS_TOLD if events.beams[0].tokens.usage is None else TOLD_AT_THE_END
@@ -124,7 +124,7 @@ def _output_log_probs(events: ResponseEvents) -> Tensor:
 
 
 def _top_ids(name: str, top: Sequence[TopTokens], num_rows: int) -> Tensor:
-    """[1, rows, k]; k is 0 when nobody asked."""
+    """[1, rows, k]; k is 0 if not requested."""
     data = np.array([each.ids for each in top], np.int32) if top else np.zeros((num_rows, 0), np.int32)
     return Tensor(name, "INT32", data[None])
 
@@ -163,7 +163,7 @@ def _finish_reason(events: ResponseEvents) -> Tensor:
 
 
 def _padded(rows: Sequence[Sequence[float]], kind: type[np.generic]) -> NDArray[Any]:
-    """[1, rows, longest], zeros at the end of shorter rows."""
+    """[1, rows, longest], with zeros at the end of shorter rows."""
     if len(rows) == 1:
         return np.array([[rows[0]]], kind)
     padded = np.zeros((1, len(rows), max(map(len, rows))), kind)
@@ -187,7 +187,7 @@ def _time(name: str, value: int) -> Tensor:
 
 
 def _shared(name: str, datatype: str, data: NDArray[Any]) -> Tensor:
-    """Of many responses: nobody may change it."""
+    """Shared by many responses, so it must not be changed."""
     data.setflags(write=False)
     return Tensor(name, datatype, data)
 

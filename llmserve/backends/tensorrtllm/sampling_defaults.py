@@ -1,4 +1,4 @@
-"""What a checkpoint's generation_config.json says of sampling. Text APIs use it where a request says nothing."""
+"""Sampling defaults of a checkpoint's generation_config.json. Text APIs use them for fields that a request omits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmserve.engine.directory.artifact import GENERATION_CONFIG_FILE
 from llmserve.stages.files import read_json
 
 NUMBERS = (int, float)
-RANGES: Mapping[str, Callable[[float], bool]] = {  # as OpenAI's API has them
+RANGES: Mapping[str, Callable[[float], bool]] = {  # with OpenAI's names
     "temperature": lambda value: 0 <= value <= 2,
     "top_p": lambda value: 0 < value <= 1,
     "top_k": lambda value: value >= 0 and float(value).is_integer(),
@@ -19,7 +19,7 @@ RANGES: Mapping[str, Callable[[float], bool]] = {  # as OpenAI's API has them
 
 
 def sampling_defaults(engine_dir: Path) -> dict[str, float]:
-    """What cannot be used is left out."""
+    """Unusable values are left out."""
     found = read_json(engine_dir / GENERATION_CONFIG_FILE)
     return {
         name: found[name] for name, fits in RANGES.items() if type(found.get(name)) in NUMBERS and fits(found[name])

@@ -1,4 +1,4 @@
-"""What the answers to one request come to, in the counters of whom it is for."""
+"""Adds the answers to one request to its tenant's counters."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from llmserve.backends.tensorrtllm.answer_histograms import NS_PER_S
 from llmserve.core import GenerateRequest, Usage
 from llmserve.errors import LlmserveError
 
-Ended: TypeAlias = Callable[[Usage], None]  # called with each answer that has ended
+Ended: TypeAlias = Callable[[Usage], None]  # called for each answer that has ended
 
 
 @contextmanager
 def counted(answer: ResponseBuilder, request: GenerateRequest, model: str) -> Iterator[Ended]:
-    """The tokens when the block ends, of what the client gave up too; nothing of a request that is refused."""
+    """Counts the tokens at the end of the block, even if the client gave up; nothing for a refused request."""
     if request.tenant.counters is None:
         yield lambda usage: None
         return
@@ -26,7 +26,7 @@ def counted(answer: ResponseBuilder, request: GenerateRequest, model: str) -> It
         counters.num_preemptions += usage.num_preemptions
         if usage.arrival_ns and usage.first_scheduled_ns:
             counters.num_queued += 1
-            counters.queue_s += max(0, usage.first_scheduled_ns - usage.arrival_ns) / NS_PER_S  # clocks are set
+            counters.queue_s += max(0, usage.first_scheduled_ns - usage.arrival_ns) / NS_PER_S  # clocks may be changed
 
     is_refused = False
     try:

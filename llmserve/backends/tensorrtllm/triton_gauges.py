@@ -1,4 +1,4 @@
-"""The engine's gauges in the metrics of a Triton server: the same families that it has with TensorRT-LLM's backend."""
+"""The engine's gauges in the metrics of a Triton server: the same families as with TensorRT-LLM's backend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class TritonGauges:
-    """Each gauge is made when it is first set, and set again when it has changed."""
+    """Each gauge is created when it is first set, and updated when its value changes."""
 
     def __init__(self, utils: Any, labels: Mapping[str, str]) -> None:
         self._utils = utils
@@ -36,8 +36,8 @@ class TritonGauges:
         try:
             for family, labels, value in samples:
                 self._set(family, labels, value)
-        except Exception as error:  # border: the server refuses when its metrics are switched off
-            logger.warning("the server takes no metrics of this model: %s", error)
+        except Exception as error:  # border: the server refuses if its metrics are disabled
+            logger.warning("the server does not accept metrics from this model: %s", error)
             self._is_on = False
 
     def _set(self, family: str, labels: Mapping[str, str], value: float) -> None:

@@ -1,8 +1,8 @@
 """The engine behind a `TritonPythonModel`: the `tensorrt_llm` step of an exported repository in a real Triton server.
 
-One engine for the process, on an event loop in a thread of its own. `execute` only hands requests over, so that every
-request joins the running batch; answers leave through the response senders. Triton does not say when a client has gone:
-it is asked, for all open requests, every CANCELLATION_PERIOD_S.
+The process has one engine, on an event loop in its own thread. `execute` only hands requests over, so that every
+request joins the running batch; answers are sent through the response senders. Triton does not report disconnected
+clients, so it is polled for all open requests every CANCELLATION_PERIOD_S.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class EngineModel:
-    """What `TritonPythonModel` does. `utils`: the module triton_python_backend_utils of the server."""
+    """The implementation of `TritonPythonModel`. `utils`: the server's module triton_python_backend_utils."""
 
     config: ModelConfig
     version: str
@@ -52,7 +52,7 @@ class EngineModel:
 
     @classmethod
     def open(cls, args: Mapping[str, str], utils: Any) -> EngineModel:
-        """`args`: what Triton gives to `initialize`."""
+        """`args`: what Triton passes to `initialize`."""
         config = json_format.ParseDict(json.loads(args["model_config"]), ModelConfig(), ignore_unknown_fields=True)
         if not config.model_transaction_policy.decoupled:
             raise Unsupported(f"model '{config.name}' must have model_transaction_policy {{ decoupled: true }}")
@@ -77,7 +77,7 @@ class EngineModel:
         return self.loaded.instances[0].healthy()
 
     def close(self) -> None:
-        """Open requests end with an error; then the engine's memory is free."""
+        """Open requests end with an error; then the engine's memory is freed."""
         self._spawn(self._finish()).result(CLOSE_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_TIMEOUT_S)
@@ -97,7 +97,7 @@ class EngineModel:
         await self._loop.shutdown_default_executor()
 
     def _read(self, request: Any) -> InferRequest:
-        """Copies: the server takes its memory back when the request has ended, whoever still looks at it."""
+        """Copies, because the server frees its memory when the request has ended."""
         inputs = {
             tensor.name(): Tensor(tensor.name(), self._datatypes[tensor.name()], np.array(tensor.as_numpy()))
             for tensor in request.inputs()
@@ -123,7 +123,7 @@ class EngineModel:
                     is_final = response.final
         except asyncio.CancelledError:
             logger.debug("request %s was cancelled by its client", request.request_id)
-        except Exception as error:  # border: whatever it is, the client must have an end
+        except Exception as error:  # border: whatever happens, the client must get a final response
             logger.exception("request %s failed", request.request_id)
             failure = InternalError(f"{type(error).__name__}: {error}")
             self._send(sender, InferResponse(self.config.name, self.version, error=failure, final=True))
@@ -149,7 +149,7 @@ class EngineModel:
         while True:
             await asyncio.sleep(CANCELLATION_PERIOD_S)
             waiting = dict(self._open)
-            if waiting:  # each question is a message to the server and back
+            if waiting:  # each check is a message to the server and back
                 for task in await asyncio.to_thread(_cancelled, waiting):
                     task.cancel()
 
@@ -161,7 +161,7 @@ class EngineModel:
 
 
 def _place(config: ModelConfig, args: Mapping[str, str]) -> None:
-    """An instance is a process with an engine of its own, on the one GPU of the config's that it was given."""
+    """An instance is a process with its own engine, on the GPU of the config that it was assigned."""
     del config.instance_group[:]
     if args["model_instance_kind"] == "GPU":
         device = int(args["model_instance_device_id"])
@@ -173,7 +173,7 @@ def _cancelled(senders: Mapping[asyncio.Task[None], Any]) -> list[asyncio.Task[N
 
 
 def _writeable(array: NDArray[Any]) -> NDArray[Any]:
-    """What responses share is read-only here, while a server may do with its tensors what it wants."""
+    """Shared response arrays are read-only here, but a server may do anything with its tensors."""
     return array if array.flags.writeable else array.copy()
 
 

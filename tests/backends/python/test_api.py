@@ -105,7 +105,7 @@ def test_strings_have_no_dlpack_form() -> None:
 def test_a_capsule_is_consumed_once() -> None:
     capsule = Tensor("X", np.zeros(1)).to_dlpack()
     assert Tensor.from_dlpack("Y", capsule).shape() == [1]
-    with pytest.raises(TritonModelException, match="consumed already"):
+    with pytest.raises(TritonModelException, match="already consumed"):
         Tensor.from_dlpack("Y", capsule)
 
 
@@ -150,7 +150,7 @@ def test_names_that_models_use() -> None:
     assert (inner.trace().get_context(), json.loads(inner.parameters())) == (None, {"a": 1})
     inner.set_flags(3)
     assert inner.flags() == 3
-    with pytest.raises(TypeError, match="needs inputs"):
+    with pytest.raises(TypeError, match="requires inputs"):
         utils.InferenceRequest(model_name="m")
     with pytest.raises(utils.TritonModelException, match="Correlation ID"):
         utils.InferenceRequest(model_name="m", inputs=[], requested_output_names=[], correlation_id=1.5)
@@ -212,19 +212,19 @@ async def test_custom_metrics(tmp_path: Path, mode: str) -> None:
     ("lines", "problem"),
     [
         ("pb_utils.MetricFamily('f', '', 'dial')", "kind must be COUNTER"),
-        ("pb_utils.MetricFamily('a b', '', 'gauge')", "'a b' cannot be the name of a metric family"),
-        ("pb_utils.MetricFamily('f', '', 'gauge').Metric({'a b': '1'})", "'a b' cannot be the name of a label"),
-        ("pb_utils.MetricFamily('f', '', 'gauge').Metric({}, [1])", "gauge 'f' takes no buckets"),
+        ("pb_utils.MetricFamily('a b', '', 'gauge')", "'a b' is not a valid name for a metric family"),
+        ("pb_utils.MetricFamily('f', '', 'gauge').Metric({'a b': '1'})", "'a b' is not a valid name for a label"),
+        ("pb_utils.MetricFamily('f', '', 'gauge').Metric({}, [1])", "gauge 'f' does not support buckets"),
         ("pb_utils.MetricFamily('f', '', 'histogram').Metric()", "needs buckets in ascending order"),
         ("pb_utils.MetricFamily('f', '', 'histogram').Metric({}, [2, 1])", "needs buckets in ascending order"),
-        ("pb_utils.MetricFamily('f', '', 'counter').Metric().increment(-1)", "it only grows"),
+        ("pb_utils.MetricFamily('f', '', 'counter').Metric().increment(-1)", "it can only grow"),
         ("pb_utils.MetricFamily('f', '', 'counter').Metric().set(1)", "counter 'f' has no operation set"),
         ("pb_utils.MetricFamily('f', '', 'histogram').Metric({}, [1]).value()", "has no single value"),
         (
             "m = pb_utils.MetricFamily('f', '', 'gauge').Metric(); pb_utils.MetricFamily('f', '', 'counter')",
-            "exists already, as a gauge",
+            "already exists as a gauge",
         ),
-        ("f = pb_utils.MetricFamily; f('f', '', f.GAUGE), f('f', '', f.COUNTER)", "exists already, as a gauge"),
+        ("f = pb_utils.MetricFamily; f('f', '', f.GAUGE), f('f', '', f.COUNTER)", "already exists as a gauge"),
     ],
 )
 async def test_wrong_metrics(tmp_path: Path, lines: str, problem: str) -> None:

@@ -90,7 +90,7 @@ async def test_an_environment_needs_a_process(tmp_path: Path) -> None:
     config = ECHO_CONFIG + parameter("EXECUTION_MODE", "thread") + parameter("EXECUTION_ENV_PATH", sys.prefix)
     write_model(tmp_path, "m", config, MODEL)
     async with serving(tmp_path) as core:
-        assert "EXECUTION_ENV_PATH needs EXECUTION_MODE process" in reason(core, "m")
+        assert "EXECUTION_ENV_PATH requires EXECUTION_MODE process" in reason(core, "m")
 
 
 @pytest.mark.parametrize("libraries", ["", "/lib"])

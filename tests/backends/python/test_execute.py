@@ -253,7 +253,7 @@ async def test_one_bad_response_spares_the_others_of_its_batch(tmp_path: Path) -
         )  # so the first is counted
         assert 2 in [batch.batch_size for batch in core.statistics("half")[0].batch_stats]
     assert bad[0].error is not None
-    assert "element 0 of tensor 'Y' has no text" in str(bad[0].error)
+    assert "element 0 of tensor 'Y' cannot be made text" in str(bad[0].error)
     assert values(good[0]) == [[1]]
 
 

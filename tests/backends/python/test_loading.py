@@ -481,7 +481,7 @@ async def test_other_models_cannot_be_called_from_initialize(tmp_path: Path) -> 
     initialize = '    def initialize(self, args):\n        pb_utils.InferenceRequest("", 0, [], [], "inner").exec()\n'
     write_model(tmp_path, "outer", ECHO_CONFIG, CALLER + initialize)
     async with serving(tmp_path) as core:
-        assert "other models can be called from execute on" in reason(core, "outer")
+        assert "other models can only be called from execute" in reason(core, "outer")
 
 
 async def test_a_models_log_lines_reach_the_servers_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -187,7 +187,7 @@ async def test_a_process_that_cannot_receive_does_not_keep_its_request(tmp_path:
     large = floats(*range(100_000))
     async with serving(tmp_path) as core, asyncio.timeout(60):
         assert values(await single(core, request("m", floats(-1)))) == [-1]
-        with pytest.raises(Unavailable, match="is being started again"):
+        with pytest.raises(Unavailable, match="is being restarted"):
             await single(core, request("m", large))
         assert values(await single(core, request("m", large))) == [0]
 
@@ -456,7 +456,7 @@ async def test_log_lines_reach_the_servers_log(tmp_path: Path, caplog: pytest.Lo
     ("extra", "expected"),
     [
         (parameter("EXECUTION_MODE", "cloud"), "EXECUTION_MODE must be one of thread, process, got 'cloud'"),
-        (parameter("EXECUTION_TIMEOUT_SECS", "3"), "EXECUTION_TIMEOUT_SECS needs EXECUTION_MODE process"),
+        (parameter("EXECUTION_TIMEOUT_SECS", "3"), "EXECUTION_TIMEOUT_SECS requires EXECUTION_MODE process"),
         (PROCESS + parameter("EXECUTION_TIMEOUT_SECS", "soon"), "must be a number above 0, got 'soon'"),
     ],
 )

@@ -85,9 +85,9 @@ def test_what_is_half_copied_is_logged_once_and_tried_again_when_it_changes(
     for _ in range(3):
         served.poll()
     late, style = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
-    assert "adapter 'late' is not loaded, until its files change: " in late
+    assert "adapter 'late' cannot be loaded until its files change: " in late
     assert "weights.bin was changed" in late
-    assert "adapter 'style' is not loaded, and the one before it stays, until its files change: " in style
+    assert "adapter 'style' cannot be loaded until its files change; the previous one stays loaded: " in style
     assert digests(served) == {"style": known[0].digest}
     (folder / "late/weights.bin").write_bytes(weights)
     shutil.copy(known[0].path / "adapter.json", folder / "style")
@@ -127,11 +127,11 @@ def test_a_models_name_is_not_taken(
     shutil.copytree(known[1].path, folder / "ensemble")
     served.poll({"ensemble", "preprocessing"})
     assert digests(served) == {"style": known[0].digest}
-    assert "adapter 'ensemble' is not loaded, until its files change: a model has this name" in caplog.text
+    assert "adapter 'ensemble' cannot be loaded until its files change: a model has this name" in caplog.text
 
 
 def test_what_can_never_work_keeps_the_model_from_loading(engine: InflightEngine, folder: Path) -> None:
-    with pytest.raises(NotFound, match="no folder of adapters"):
+    with pytest.raises(NotFound, match="folder of adapters"):
         load_model(fake_engine(), adapter_folder=str(folder / "none"))
 
     class Without:

@@ -59,7 +59,7 @@ def test_a_folder_for_the_kv_cache(tmp_path: Path) -> None:
     found = read(tmp_path, kv_cache_dir="/kv", kv_cache_disk_size="1000").engine.gpu
     assert (found.kv_cache_dir, found.kv_cache_disk_size) == ("/kv", 1000)
     assert read(tmp_path, draft_engine="/engines/small").engine.gpu.draft_engine == "/engines/small"
-    with pytest.raises(ModelConfigError, match="kv_cache_disk_size limits the files in kv_cache_dir, which is not"):
+    with pytest.raises(ModelConfigError, match="kv_cache_disk_size has no effect without kv_cache_dir"):
         read(tmp_path, kv_cache_disk_size="1000")
     with pytest.raises(ModelConfigError, match="kv_cache_disk_size must be at least 1, got 0"):
         read(tmp_path, kv_cache_dir="/kv", kv_cache_disk_size="0")

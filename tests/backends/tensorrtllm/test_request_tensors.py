@@ -200,7 +200,7 @@ def test_guides_by_tensorrt_llms_names() -> None:
         ({"guided_decoding_guide_type": "xml"}, "of json, json_schema, regex, ebnf_grammar, token_ids, got xml"),
         ({"guided_decoding_guide_type": "structural_tag", "guided_decoding_guide": "{}"}, "got structural_tag"),
         ({"guided_decoding_guide": "a+"}, "guided_decoding_guide_type must be .* got nothing"),
-        ({"guided_decoding_guide_type": "regex"}, "guided_decoding_guide must be one text for the type regex, got 0"),
+        ({"guided_decoding_guide_type": "regex"}, "guided_decoding_guide must be one string for the type regex, got 0"),
     ],
 )
 def test_guides_that_are_half_said_are_refused(values: dict[str, str], words: str) -> None:
@@ -222,5 +222,5 @@ def test_beams_where_the_engine_searches() -> None:
     assert read(max_beam_width=4, beam_width=1, len_penalty=2.0).generate.beam is None
     with pytest.raises(InvalidArgument, match="beam_width must be from 1 to 4, got 5"):
         read(max_beam_width=4, beam_width=5)
-    with pytest.raises(InvalidArgument, match="streaming needs a beam_width of 1"):
+    with pytest.raises(InvalidArgument, match="streaming requires a beam_width of 1"):
         read(max_beam_width=4, beam_width=2, streaming=True)

@@ -150,8 +150,8 @@ async def test_statistics_and_traces_do_not_show_where_it_ran(tmp_path: Path) ->
         ("return [None]", "found type"),
         ("requests[0].set_release_flags(2); return None", "must return one InferenceResponse"),
         ("requests[0].get_response_sender(); return [None]", "must return one InferenceResponse"),
-        ("pb_utils.InferenceRequest('', 0, [], ['Y'], 'm').exec()", "no other model can be called"),
-        ("pb_utils.is_model_ready('m')", "no other model can be called"),
+        ("pb_utils.InferenceRequest('', 0, [], ['Y'], 'm').exec()", "cannot call other models"),
+        ("pb_utils.is_model_ready('m')", "cannot call other models"),
     ],
 )
 async def test_what_goes_wrong_is_the_answer_of_this_request_alone(tmp_path: Path, body: str, words: str) -> None:

@@ -1,7 +1,7 @@
 """Messages between the server and a model's process: pickled, over a socket; large arrays in shared memory.
 
-The memory of a message is a file without a name whose descriptor travels with the message, so that nothing is left
-behind whichever side dies. The receiver's arrays are views of it, and it goes with the last of them.
+The memory of a message is an unnamed file, whose descriptor is sent with the message, so nothing is left behind if
+either side dies. The receiver's arrays are views of it; it is freed with the last view.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-SHARED_FROM_BYTES = 64 * 1024  # smaller arrays are cheaper within the message
+SHARED_FROM_BYTES = 64 * 1024  # smaller arrays are cheaper in the message
 _ALIGNMENT = 64
-_HEADER = struct.Struct("<QI")  # bytes of the message, number of arrays in shared memory
+_HEADER = struct.Struct("<QI")  # bytes of the message, and number of arrays in shared memory
 
 
 class Channel:
@@ -30,14 +30,14 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
-        """From any thread. Raises `OSError` when the other side has gone."""
+        """Send from any thread. Raises `OSError` if the other side has gone."""
         shared: list[memoryview] = []
         body = _pickled(message, shared)
         memory = None
         if shared:
             try:
                 memory = _write_shared(shared)
-            except OSError:  # too many open files, or no memory: it fits into the message as well
+            except OSError:  # too many open files, or no memory: send the arrays in the message
                 shared, body = [], _pickled(message, None)
         header = _HEADER.pack(len(body), len(shared))
         sizes = struct.pack(f"<{len(shared)}Q", *(view.nbytes for view in shared))
@@ -52,7 +52,7 @@ class Channel:
             self._socket.sendall(sizes + body)
 
     def receive(self) -> Any:
-        """The next message. One thread receives. Raises `EOFError` when the other side has gone."""
+        """The next message. Only one thread receives. Raises `EOFError` if the other side has gone."""
         try:
             header, files, _, _ = socket.recv_fds(self._socket, _HEADER.size, 1, socket.MSG_WAITALL)
             if len(header) < _HEADER.size:
@@ -67,7 +67,7 @@ class Channel:
             raise EOFError from error
 
     def shut_down(self) -> None:
-        """What has arrived can be received, and then the end."""
+        """Messages that have arrived can still be received, then the end."""
         with suppress(OSError):  # the other side was faster
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -87,7 +87,7 @@ class Channel:
 
 
 def _pickled(message: object, shared: list[memoryview] | None) -> bytes:
-    """`shared` gets the large arrays; None: they stay in the message."""
+    """`shared` receives the large arrays; None: they stay in the message."""
 
     def stays_in_message(buffer: pickle.PickleBuffer) -> bool:
         if shared is None or buffer.raw().nbytes < SHARED_FROM_BYTES:
@@ -102,7 +102,7 @@ def _pickled(message: object, shared: list[memoryview] | None) -> bytes:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        """A model's own kinds of text and numbers, such as an Enum's: the other process cannot import them."""
+        """For a model's own subclasses of text and numbers, such as an Enum's: the other process cannot import them."""
         kind: Any = next((plain for plain in (str, int, float) if isinstance(value, plain)), None)
         if kind is not None:
             return kind, kind.__getnewargs__(value)

@@ -1,4 +1,4 @@
-"""`auto_complete_config` in a process that is there for nothing else."""
+"""Runs `auto_complete_config` in a separate process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A model's own Python environment (`EXECUTION_ENV_PATH`): a folder, or an archive as conda-pack makes them.
 
-The model's process runs the environment's interpreter, which must be of the server's version. What the environment does
-not have, numpy above all, the process takes from the server's.
+The model's process runs the environment's interpreter, which must be of the server's version. The process uses packages
+that the environment lacks, such as numpy, from the server's environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmserve.owned_directory import new_temporary_directory
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 ASK_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
-# runs a module, with the paths after its first argument behind all others
+# runs a module; the paths after its first argument are appended to sys.path
 RUN = (
     "import runpy, sys; sys.path += sys.argv[3:]; del sys.argv[3:]; "
     "runpy.run_module(sys.argv.pop(1), alter_sys=True, run_name='__main__')"
@@ -39,13 +39,13 @@ class Environment:
         return self.folder / "bin/python"
 
     def command(self, module: str, argument: str) -> list[str]:
-        """Run `python -m module argument` there."""
+        """The command that runs `python -m module argument` there."""
         package = str(Path(llmserve.__file__).parents[1])
         paths = dict.fromkeys([package, *(path for path in sys.path if path)])
         return [str(self.python), "-P", "-u", "-c", RUN, module, argument, *paths]
 
     def variables(self, given: Mapping[str, str]) -> dict[str, str]:
-        """As in an environment that has been activated."""
+        """Environment variables as in an activated environment."""
         libraries = [str(self.folder / "lib"), given.get("LD_LIBRARY_PATH", "")]
         own = {
             "PATH": os.pathsep.join([str(self.folder / "bin"), given.get("PATH", os.defpath)]),
@@ -56,7 +56,7 @@ class Environment:
 
 
 class Environments:
-    """Those of one server's models. An archive is unpacked once, until the server ends."""
+    """The environments of one server's models. An archive is unpacked once, until the server ends."""
 
     def __init__(self) -> None:
         self._unpacked: dict[tuple[Path, int, int], Path] = {}
@@ -86,7 +86,7 @@ class Environments:
                         archive.extractall(folder, filter="tar")
                 except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
                     raise ModelConfigError(f"EXECUTION_ENV_PATH {path} cannot be unpacked: {error}") from error
-                if (folder / "bin/conda-unpack").exists():  # puts the new place into its files
+                if (folder / "bin/conda-unpack").exists():  # writes the new place into its files
                     _output(path, str(folder / "bin/python"), str(folder / "bin/conda-unpack"))
                 self._unpacked[key] = folder
             return self._unpacked[key]

@@ -1,4 +1,4 @@
-"""In a model's process: what takes the place of the server. Messages come on a thread that must not be blocked."""
+"""The server's substitute in a model's process. Messages arrive on a thread that must not be blocked."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from llmserve.serving.types import InferRequest, InferResponse
 
 logger = logging.getLogger(__name__)
 
-NOT_ANSWERED = frozenset({"change_metric"})  # questions that are orders
+NOT_ANSWERED = frozenset({"change_metric"})  # requests without an answer
 
 
 class RemoteLine:
-    """The way back of a request, through the channel."""
+    """The way back for a request, through the channel."""
 
     __slots__ = ("_guest", "_number", "cancelled")
     shares_memory = False
@@ -65,7 +65,7 @@ class Guest:
         self._questions: dict[int, Future[Any]] = {}
 
     def send(self, message: object) -> None:
-        """Without a server there is nobody to work for, and nobody to tell."""
+        """Without a server, there is nothing to do and nobody to notify."""
         try:
             self._channel.send(message)
         except OSError:
@@ -96,13 +96,13 @@ class Guest:
             self._lines.pop(number, None)
 
     def serve(self, host: ModelHost) -> None:
-        """Hand what comes to the model, until there is no server any more."""
+        """Pass messages to the model until the server has gone."""
         while True:
             try:
                 self._take(self._channel.receive(), host)
             except EOFError:
                 _end_everything()
-            except Exception:  # border: no message could be read any more, and who waits for one would wait for ever
+            except Exception:  # border: no further message could be read, and requests would wait forever
                 logger.exception("the process of a model cannot read what the server sends")
                 _end_everything()
 
@@ -139,12 +139,12 @@ class Guest:
 
 
 def _end_everything() -> None:
-    """This process, and those that the model has started."""
+    """End this process and those that the model started."""
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 class ForwardingHandler(logging.Handler):
-    """Log lines go to the server, which knows the level and the format."""
+    """Sends log lines to the server, which knows the level and the format."""
 
     def __init__(self, guest: Guest) -> None:
         super().__init__()

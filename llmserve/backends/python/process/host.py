@@ -1,7 +1,7 @@
-"""In the server: a model in a process of its own, which is started again when it has died.
+"""In the server: a model in its own process, which is restarted if it dies.
 
-Requests that it had are answered with an error; those that come meanwhile wait for the new one, unless that cannot be
-started either.
+Its requests are answered with an error; requests that arrive in the meantime wait for the new process, unless that
+cannot start either.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 class ProcessState(Enum):
     STARTING = auto()
     OPEN = auto()
-    FAILED = auto()  # the last attempt to start it again failed; there will be others
+    FAILED = auto()  # the last restart failed; others will follow
     ENDED = auto()
 
 
@@ -42,7 +42,7 @@ class ProcessHost:
 
     def __init__(self, spec: ModelSpec, server: LocalServer, environment: Environment | None = None) -> None:
         self.is_async = False
-        self.queues = False  # what it is given dies with the process
+        self.queues = False  # batches that it has, which die with the process
         self._spec = spec
         self._server = server
         self._opened: Future[None] = Future()
@@ -50,7 +50,7 @@ class ProcessHost:
         self._lock = threading.Lock()
         self._state = ProcessState.STARTING
         self._life: Life | None = None
-        self._waiting: list[Batch] = []  # for a process that can take them
+        self._waiting: list[Batch] = []  # for a process that can accept them
         self._unreleased: list[Done] = []  # of batches that died with a process
         self._problem = ""
         self._supervisor = Supervisor(spec, server, environment, self)
@@ -79,7 +79,7 @@ class ProcessHost:
         return self._state is ProcessState.OPEN
 
     def problem(self) -> str:
-        """A process that is being started takes requests already: they wait for it."""
+        """A process that is being started already accepts requests: they wait for it."""
         return "" if self._state in (ProcessState.OPEN, ProcessState.STARTING) else self._problem
 
     def abandon(self) -> None:
@@ -100,7 +100,7 @@ class ProcessHost:
         return False
 
     def _end_batch(self, batch: Batch, why: str) -> None:
-        """With its process, if that has it."""
+        """End the batch, with its process if that has it."""
         with self._lock:
             if self._life is not None and self._life.kill_with(batch, why):
                 return
@@ -114,7 +114,7 @@ class ProcessHost:
             if self._life is not None:
                 self._life.tell_cancelled(number)
 
-    # what the supervisor tells
+    # called by the supervisor
 
     def began(self, life: Life) -> None:
         with self._lock:
@@ -149,13 +149,13 @@ class ProcessHost:
         self._release()
 
     def died(self, life: Life, how: str) -> None:
-        """Answer what the process had. If it could take requests, later ones wait for the next process."""
+        """End the process's requests with an error. If it could accept requests, later ones wait for the next one."""
         with self._lock:
             self._life = None
             state = self._state
             if state is ProcessState.OPEN:
                 self._state = ProcessState.STARTING
-                self._problem = f"its process {how}, and is being started again"
+                self._problem = f"its process {how} and is being restarted"
             elif state is ProcessState.ENDED:
                 self._problem = f"its process {how}"
             lines, unreleased = life.left()
@@ -168,7 +168,7 @@ class ProcessHost:
             self.failed(f"its process {how} while the model was loaded")
 
     def goes_on(self) -> bool:
-        """Not after its end, nor when the model could not be opened even once."""
+        """Not after its end, nor if the model could never be opened."""
         return self._state is not ProcessState.ENDED and self._opened.exception() is None
 
     def ended(self) -> None:

@@ -1,4 +1,4 @@
-"""Starts a model's process, and says how it has ended."""
+"""Starts a model's process, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ EXIT_TIMEOUT_S = 5.0
 
 
 class ModelProcess:
-    """A running process, with those that the model starts, and the channel to it."""
+    """A running process, with its child processes, and the channel to it."""
 
     def __init__(self, environment: Environment | None = None) -> None:
-        """`environment`: the model's own; the server's without it."""
+        """`environment`: the model's own; without it, the server's."""
         mine, its = socket.socketpair()
         with its:
             if environment is None:
@@ -35,7 +35,7 @@ class ModelProcess:
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=variables,
-                start_new_session=True,  # a group, so that nothing of it is left behind
+                start_new_session=True,  # a process group, so that no child is left behind
             )
         self.channel = Channel(mine, writable=False)
         threading.Thread(target=self._notice_end, name=f"end-of-{self.pid}", daemon=True).start()
@@ -48,7 +48,7 @@ class ModelProcess:
         self._process.kill()
 
     def wait(self) -> str:
-        """How it has ended, in words. One that has closed the channel and goes on is killed."""
+        """How it ended, as text. A process that closed the channel but still runs is killed."""
         self.channel.close()
         try:
             code = self._process.wait(EXIT_TIMEOUT_S)
@@ -60,7 +60,7 @@ class ModelProcess:
         return _in_words(code)
 
     def _notice_end(self) -> None:
-        """The channel's end would not tell it as long as a process that the model has forked holds it open."""
+        """The channel does not end while a forked process of the model holds it open."""
         self._process.wait()
         self.channel.shut_down()
 

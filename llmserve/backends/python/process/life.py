@@ -1,4 +1,4 @@
-"""In the server: one process of a model from its start to its end, and what it has been given to do."""
+"""In the server: one process of a model from start to end, and its work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmserve.serving.types import InferResponse
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Requests to be executed together, and where their responses go."""
+    """Requests to be executed together, and the lines for their responses."""
 
     lines: dict[int, ServerLine]
     message: m.Execute
@@ -23,16 +23,16 @@ class Batch:
 
 
 class Life:
-    """What is sent goes out from a thread of its own: a process that does not read must not keep the loop waiting."""
+    """A separate thread sends messages, because a process that does not read must not block the loop."""
 
     def __init__(self, process: ModelProcess, instance_name: str) -> None:
-        self.has_answered = False  # whether the model could be opened
+        self.has_answered = False  # whether the model was opened
         self._process = process
         self._outgoing: queue.SimpleQueue[object | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_all, name=f"to-{instance_name}", daemon=True)
         self._lock = threading.Lock()
-        self._batches: dict[int, Batch] = {}  # not done
-        self._lines: dict[int, ServerLine] = {}  # without a final response
+        self._batches: dict[int, Batch] = {}  # batches that are not done
+        self._lines: dict[int, ServerLine] = {}  # requests without a final response
         self._killed_because = ""
 
     def start(self, first: object) -> None:
@@ -50,12 +50,12 @@ class Life:
         self._process.kill()
 
     def wait(self) -> str:
-        """How it has ended, in words."""
+        """How it ended, as text."""
         how = self._process.wait()
         self._outgoing.put(None)
         return self._killed_because or how
 
-    # what it has to do
+    # its work
 
     def execute(self, batch: Batch) -> None:
         with self._lock:
@@ -66,7 +66,7 @@ class Life:
     def respond(self, number: int, response: InferResponse) -> None:
         with self._lock:
             line = self._lines.pop(number, None) if response.final else self._lines.get(number)
-        if line is not None:  # else another thread of the model has ended it
+        if line is not None:  # otherwise another thread of the model ended it
             line.post(response)
 
     def finish(self, number: int) -> None:
@@ -80,7 +80,7 @@ class Life:
                 self.send(m.Cancelled(number))
 
     def kill_with(self, batch: Batch, why: str) -> bool:
-        """End the process if it has this batch, whatever else it does."""
+        """End the process if it has this batch."""
         with self._lock:
             if batch.message.batch not in self._batches:
                 return False
@@ -89,7 +89,7 @@ class Life:
         return True
 
     def left(self) -> tuple[list[ServerLine], list[Done]]:
-        """What was still to come when it ended: responses, and ends of batches."""
+        """The rest when it ended: responses, and ends of batches."""
         with self._lock:
             return list(self._lines.values()), [batch.on_done for batch in self._batches.values()]
 

@@ -1,4 +1,4 @@
-"""What the server and a model's process say to each other. Numbers are chosen by the side that begins."""
+"""Messages between the server and a model's process. The side that starts an exchange chooses its number."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from llmserve.serving.types import InferRequest, InferResponse
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The first message, or `Complete` is."""
+    """The first message, unless that is `Complete`."""
 
     spec: ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Run `auto_complete_config`; answered with `Completed`, and that is all."""
+    """Run `auto_complete_config`; answered with `Completed`, and nothing else follows."""
 
     file: Path
     config: bytes  # a serialized ModelConfig
@@ -35,7 +35,7 @@ class Execute:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Nobody waits for the responses of this line any more."""
+    """The responses of this line are no longer needed."""
 
     line: int
 
@@ -55,7 +55,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Finalize, after the batches that wait."""
+    """Finalize after the queued batches."""
 
 
 # from the model's process
@@ -98,7 +98,7 @@ class CancelCall:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    question: int  # 0: no answer wanted
+    question: int  # 0: no answer requested
     method: str
     arguments: tuple[Any, ...]
 
@@ -112,4 +112,4 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """The model has stopped working, and its process with it."""
+    """The model has stopped working; its process ends."""

@@ -1,4 +1,4 @@
-"""In the server: what a model in a process of its own asks the server for, and the answers to it."""
+"""In the server: requests of a model in its own process to the server, and the answers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SLOW_QUESTIONS = frozenset({"load_model", "unload_model", "is_model_ready"})
 
 
 class ServerCalls:
-    """Those of one process. What arrives from it is taken on one thread; answers come from any."""
+    """The requests of one process. They arrive on one thread; answers come from any thread."""
 
     def __init__(self, server: LocalServer, send: Callable[[object], None]) -> None:
         self._server = server
         self._send = send
-        self._calls: dict[int, Cancel] = {}  # of models, that are not answered to the end
+        self._calls: dict[int, Cancel] = {}  # calls of models that are not complete
 
     def begin(self, call: m.Call) -> None:
         receive = partial(self._forward, call.call)
@@ -54,7 +54,7 @@ class ServerCalls:
             value = self._server.ask(asked.method, *asked.arguments)
         except LlmserveError as problem:
             error = problem
-        except Exception as problem:  # border: whatever goes wrong is the answer
+        except Exception as problem:  # border: any error is the answer
             error = InternalError(f"{type(problem).__name__}: {problem}")
         if asked.question:
             self._send(m.Answered(asked.question, value, error))

@@ -1,6 +1,6 @@
 """Main of a model's process: `python -m llmserve.backends.python.process.stub DESCRIPTOR`.
 
-The model runs on the main thread, and messages come on another. The process ends with the channel.
+The model runs on the main thread; messages arrive on another. The process ends with the channel.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
     try:
         order = channel.receive()
     except EOFError:
-        sys.exit(1)  # there is no server any more
+        sys.exit(1)  # the server has gone
     match order:
         case Open(spec):
             _host(spec, guest)
@@ -46,7 +46,7 @@ def main() -> None:
             guest.send(_completed(file, config))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads that the model has left behind are not waited for
+    os._exit(0)  # do not wait for threads that the model left behind
 
 
 def _host(spec: ModelSpec, guest: Guest) -> None:
@@ -63,16 +63,16 @@ def _host(spec: ModelSpec, guest: Guest) -> None:
 
 
 def _completed(file: Path, config: bytes) -> Completed:
-    from llmserve.backends.python.complete import run_auto_complete  # this alone needs protobuf
+    from llmserve.backends.python.complete import run_auto_complete  # only this needs protobuf
 
     try:
         return Completed(run_auto_complete(file, config), None)
-    except Exception as error:  # border: the answer says what is wrong
+    except Exception as error:  # border: the answer describes the error
         return Completed(config, _sendable(error))
 
 
 def _sendable(error: Exception | None) -> Exception | None:
-    """The server has not the model's own exceptions."""
+    """The server does not have the model's own exception classes."""
     if error is None or type(error) in _known_errors():
         return error
     return InternalError(describe_failure(error))
@@ -89,12 +89,12 @@ def _known_errors() -> set[type[Exception]]:
 
 
 def _leave_signals_to_the_server() -> None:
-    """A service manager's SIGTERM reaches every process; the server drains first."""
+    """A service manager sends SIGTERM to every process, but the server drains first."""
     numbers = (signal.SIGINT, signal.SIGTERM)
-    usual = [signal.signal(number, lambda *_: None) for number in numbers]  # SIG_IGN would be inherited by any child
+    usual = [signal.signal(number, lambda *_: None) for number in numbers]  # child processes would inherit SIG_IGN
 
     def take_signals() -> None:
-        """In a process that the model forks: multiprocessing ends its own with SIGTERM, maybe at once."""
+        """In a process that the model forks: multiprocessing ends its own with SIGTERM, possibly at once."""
         for number, handler in zip(numbers, usual, strict=True):
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
@@ -107,7 +107,7 @@ def _leave_signals_to_the_server() -> None:
 
 
 def _be_killed_before_the_server() -> None:
-    """By the kernel, when memory runs out."""
+    """If memory runs out, the kernel kills this process before the server."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(WORST_OOM_SCORE)
 

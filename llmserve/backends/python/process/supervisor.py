@@ -1,4 +1,4 @@
-"""In the server: the thread that starts a model's process, takes its messages, and starts it again when it has died."""
+"""In the server: the thread that starts a model's process, receives its messages, and restarts it if it dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Supervised(Protocol):
-    """What has requests for the process. Called on the supervisor's thread."""
+    """The owner of the process's requests. Called on the supervisor's thread."""
 
     def began(self, life: Life) -> None:
         """A process runs; the model is not open yet."""
@@ -35,11 +35,11 @@ class Supervised(Protocol):
     def died(self, life: Life, how: str) -> None: ...
 
     def goes_on(self) -> bool:
-        """Whether another process is to be started."""
+        """Whether to start another process."""
         ...
 
     def ended(self) -> None:
-        """There will be no other process."""
+        """No other process will start."""
         ...
 
 
@@ -58,7 +58,7 @@ class Supervisor:
         self._thread.start()
 
     def end(self) -> None:
-        """Do not wait before it is asked again whether it goes on."""
+        """Check at once whether to go on."""
         self._ending.set()
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -77,7 +77,7 @@ class Supervisor:
             self._ending.wait(back_off.pause_after(time.monotonic() - started))
 
     def _live(self) -> None:
-        """One process, from its start to its end."""
+        """Run one process from start to end."""
         try:
             process = ModelProcess(self._environment)
         except OSError as error:
@@ -92,7 +92,7 @@ class Supervisor:
                 self._take(life.receive(), life, calls)
         except EOFError:
             pass
-        except Exception:  # border: what the model's process has sent cannot be used
+        except Exception:  # border: the messages of the model's process cannot be read
             logger.exception("model instance '%s': its process sent unreadable data", self._spec.instance_name)
             life.kill()
         how = life.wait()
