@@ -49,5 +49,5 @@ def command(
 def _verified(adapter: Path, engine: Path) -> int:
     """The exit code."""
     result = verify_adapter(SealedAdapter.open(adapter), EngineDirectory.open(engine))
-    typer.echo(f"{adapter}: every file is unchanged; {result or 'it carries no self-test: build it again to have one'}")
+    typer.echo(f"{adapter}: every file is unchanged; {result or 'it has no self-test; rebuild it to add one'}")
     return 0 if result is None or result.passed else 1

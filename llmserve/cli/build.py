@@ -87,7 +87,7 @@ def build(asked: BuildCommandOptions) -> None:
         options = replace(options, max_seq_len=min(longest, longest_sequence(source)))
     if asked.kernels_only:
         if asked.dry_run or asked.output_dir:
-            raise RecipeError("--kernels-only writes one file, and no engine: leave out --dry-run and --output-dir")
+            raise RecipeError("--kernels-only writes a file, not an engine; leave out --dry-run and --output-dir")
         _build_kernels(source, asked.kernels_only, options)
     elif asked.dry_run:
         _print_plan(source, options, show_program=asked.show_program)

@@ -72,7 +72,7 @@ def check_socket(path: Path) -> None:
             return
         except PermissionError as error:
             raise InvalidArgument(f"--socket {path} belongs to another user; give another path") from error
-    raise AlreadyExists(f"an engine answers at {path} already; give another --socket")
+    raise AlreadyExists(f"an engine already listens at {path}; give another --socket")
 
 
 async def _serve(path: Path, socket: Path, settings: EngineSettings, drain_s: float) -> int:

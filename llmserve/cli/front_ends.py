@@ -79,7 +79,7 @@ def _problems(options: ServeOptions) -> list[str]:
             text.startswith(("triton,", "file=")) for text in options.trace_config or ()
         ),
     }
-    return [f"{text}; leave it out, or serve by one server" for text, is_given in given.items() if is_given]
+    return [f"{text}; leave it out, or use one server" for text, is_given in given.items() if is_given]
 
 
 class _NotStarted(Exception):
@@ -117,7 +117,7 @@ def find_engine(settings: Any) -> ModelParameters:
             repository.close()
     if len(found) != 1:
         names = ", ".join(map(str, found)) or "none"
-        problems.append(f"the models must use one engine, and they use {len(found)}: {names}")
+        problems.append(f"the models must use one engine, but they use {len(found)}: {names}")
     raise_problems(InvalidArgument, "--frontends", problems)
     return next(iter(found.values()))
 

@@ -95,8 +95,8 @@ def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
                          f"{', which drafts' if directory.hidden_width else ''}"),
         ("target", f"{info.target}, {info.dtype}"),
         ("device", _plain(manifest.device)),
-        ("limits", f"{info.max_batch_size} sequences and {info.max_num_tokens:,} tokens a step, "
-                   f"{info.max_seq_len:,} tokens a sequence"),
+        ("limits", f"{info.max_batch_size} sequences and {info.max_num_tokens:,} tokens per step, "
+                   f"{info.max_seq_len:,} tokens per sequence"),
         ("vocabulary", f"{info.vocab_size:,}"),
         ("engine digest", manifest.engine_digest),
         *([("tokens' digest", "\n".join(tokens))] if (tokens := tokenizer_digests(directory).values()) else ()),

@@ -17,4 +17,4 @@ def check_ports(options: ServeOptions) -> None:
     users: dict[tuple[str, int], str] = {}
     for flag, is_allowed, host, port in listeners:
         if is_allowed and port and (other := users.setdefault((host, port), flag)) != flag:
-            raise InvalidArgument(f"{other} and {flag} are both {port}; give each a port of its own")
+            raise InvalidArgument(f"{other} and {flag} are both {port}; give each its own port")

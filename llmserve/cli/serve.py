@@ -293,7 +293,7 @@ def cluster_opener(cluster: str) -> OpenEngine:
 
     address = parse_address(cluster)
     if find_spec("dynamo") is None:
-        raise Unsupported("--cluster needs NVIDIA Dynamo, in its own environment: see docs/cluster.md")
+        raise Unsupported("--cluster requires NVIDIA Dynamo, in its own environment: see docs/cluster.md")
     os.environ.setdefault("DYN_LOG", "error")  # read when Dynamo is imported; it logs several lines a request otherwise
     from llmserve.cluster.client import open_cluster
 

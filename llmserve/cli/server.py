@@ -130,7 +130,7 @@ class ServerProcess:
         """Only health tells of it, so that balancers have looked elsewhere before a request is refused."""
         core.leave()
         if self.shutdown_delay_s:
-            _say(f"Not ready any more; requests are accepted for another {self.shutdown_delay_s:g} s")
+            _say(f"No longer ready; requests are accepted for another {self.shutdown_delay_s:g} s")
             await unless(signals.hurry, asyncio.sleep(self.shutdown_delay_s))
 
     async def _stop(self, core: InferenceCore, signals: StopSignals, front_ends: AsyncExitStack) -> None:

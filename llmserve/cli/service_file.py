@@ -26,7 +26,7 @@ def read_services(arguments: Sequence[str]) -> Translation:
             done.problems.append(f"{FLAG} {file} cannot be read as JSON: {error}")
             continue
         if not isinstance(content, dict):
-            done.problems.append(f"{FLAG} {file} must hold an object, with {PROCESSOR} and {PARAMS}")
+            done.problems.append(f"{FLAG} {file} must be a JSON object with {PROCESSOR} and {PARAMS}")
             continue
         done.problems += [f"{FLAG} {file}: {problem}" for problem in _problems(content)]
         params = content.get(PARAMS)

@@ -100,7 +100,7 @@ def _sampling(text: str, flag: str) -> dict[str, float]:
         from llmserve.frontends.text.requests.fields import sampling_problems
 
         problems = sampling_problems(found)
-    raise_problems(InvalidArgument, f"{flag} is wrong", problems)
+    raise_problems(InvalidArgument, f"{flag} is invalid", problems)
     return found
 
 

@@ -105,7 +105,7 @@ def make_tracer(options: Sequence[str]) -> Tracer:
         settings = with_values(settings, parse_update(given.values)[0], destination)
     except LlmserveError as error:
         given.problems.append(str(error))
-    raise_problems(InvalidArgument, "--trace-config is wrong", given.problems)
+    raise_problems(InvalidArgument, "--trace-config is invalid", given.problems)
     if not given.exports_spans:
         return Tracer(given.file, settings)
     return Tracer(start=settings, spans=SpanExport(ExportSettings(given.url, given.resource, **given.batches)))

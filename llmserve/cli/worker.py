@@ -62,7 +62,7 @@ def worker(options: WorkerOptions) -> None:
         ("event-plane", options.event_plane, EVENT_PLANES),
     ):
         if value not in known:
-            raise InvalidArgument(f"--{flag} {value} is not known; use {', '.join(known)}")
+            raise InvalidArgument(f"--{flag} {value} is unknown; use {', '.join(known)}")
     settings = options.settings()
     logging.getLogger("llmserve").setLevel(logging.INFO)
     try:

@@ -60,7 +60,7 @@ def test_kernels_are_compiled_from_a_config_and_make_the_same_engine(
     llmserve("build", checkpoint, *flags, "--kernels", kernels, "--output-dir", tmp_path / "e")
     assert (tmp_path / "e/rank0.engine").read_bytes() == (engine / "rank0.engine").read_bytes()
     both = ("--kernels-only", kernels, "--output-dir", tmp_path / "f")
-    assert "writes one file, and no engine" in llmserve("build", checkpoint, *flags, *both, code=2)
+    assert "writes a file, not an engine" in llmserve("build", checkpoint, *flags, *both, code=2)
     shown = llmserve("build", checkpoint, *flags, "--dtype", "bfloat16", "--kernels", kernels, "--dry-run", code=2)
     assert "lacks" in shown
 

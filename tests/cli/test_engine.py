@@ -49,6 +49,6 @@ def test_of_two_that_start_at_once_the_second_leaves_the_socket_alone(
 
         monkeypatch.setattr("llmserve.engine.open.open_engine", open_meanwhile)
         done = CliRunner().invoke(app, ["engine", str(tmp_path), "--socket", str(path)])
-        assert "an engine answers at" in str(done.exception)
+        assert "an engine already listens at" in str(done.exception)
         with sockets.socket(sockets.AF_UNIX) as client:
             client.connect(str(path))

@@ -80,7 +80,7 @@ def test_models_of_one_server_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument) as caught:
         find_engine(server_settings(options))
     assert "model 'sequences' batches sequences" in str(caught.value)
-    assert "the models must use one engine, and they use 2: " in str(caught.value)
+    assert "the models must use one engine, but they use 2: " in str(caught.value)
 
 
 @pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])

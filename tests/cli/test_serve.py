@@ -205,7 +205,7 @@ def test_balancers_are_told_before_a_request_is_refused(tmp_path: Path, servers:
     servers.append(server := start("--model-repository", str(repository), "--shutdown-delay-secs", delay))
     assert server.http("GET", "/v2/health/ready")[0] == 200
     server.process.send_signal(signal.SIGTERM)
-    server.wait_for("Not ready any more")
+    server.wait_for("No longer ready")
     assert server.http("GET", "/v2/health/ready")[0] == 400
     assert server.http("GET", "/v2/models/m/ready")[0] == 400
     assert server.http("GET", "/v2/health/live")[0] == 200
@@ -248,7 +248,7 @@ def test_a_port_in_use_is_one_clear_error(tmp_path: Path, flag: str) -> None:
 def test_two_flags_with_the_same_port(tmp_path: Path, more: tuple[str, ...]) -> None:
     done = run("--model-repository", str(identity_model(tmp_path, "first")), "--metrics-port", "8000", *more)
     assert (done.returncode, done.stderr) == (
-        2, "error: --http-port and --metrics-port are both 8000; give each a port of its own\n",
+        2, "error: --http-port and --metrics-port are both 8000; give each its own port\n",
     )  # fmt: skip
 
 
@@ -324,7 +324,7 @@ def test_the_others_can_be_served_all_the_same(tmp_path: Path, servers: list[Ser
         ),
         (
             ["--model-repository", "{repository}", "--default-sampling", '{{"top_p": 2}}'],
-            "--default-sampling is wrong: top_p: must be at most 1",
+            "--default-sampling is invalid: top_p: must be at most 1",
         ),
         (["--model-repository", "{repository}", "--cluster=demo"], "demo is not NAMESPACE.NAME"),
         (["--model-repository", "{repository}", "--cluster=a.b"], "NVIDIA Dynamo, in its own environment"),

@@ -66,7 +66,7 @@ def test_problems_are_told_all_at_once(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("{", "cannot be read as JSON"),
-        ("[]", "must hold an object"),
+        ("[]", "must be a JSON object"),
         ('{"processor": "triton"}', "processor_params must be a list of flags"),
         ('{"processor": "triton", "processor_params": [1]}', "got [1]"),
     ],

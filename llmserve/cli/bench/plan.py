@@ -78,7 +78,7 @@ def _contradictions(options: BenchOptions) -> list[str]:
     if options.rate and options.concurrency:
         found.append("--rate and --concurrency exclude each other; give one of them")
     if options.arrivals != "poisson" and not options.rate:
-        found.append("--arrivals needs --rate")
+        found.append("--arrivals requires --rate")
     if options.requests is not None and options.duration is not None:
         found.append("--requests and --duration: give one of them")
     if options.duration is not None and not options.duration > 0:
@@ -88,7 +88,7 @@ def _contradictions(options: BenchOptions) -> list[str]:
     if options.prompts and (options.prefix_tokens or options.tokenizer_dir):
         found.append("--prompts are sent unchanged: leave out --prefix-tokens and --tokenizer-dir")
     if options.plot and "," not in (options.rate or options.concurrency):
-        found.append("--plot needs a sweep: several numbers in --rate or --concurrency")
+        found.append("--plot requires a sweep: several numbers in --rate or --concurrency")
     return found
 
 
