@@ -54,7 +54,7 @@ class Format(Protocol):
 
     @property
     def main(self) -> str:
-        """The tensor that identifies a module of this format, such as `qweight`. Empty if there may be no such module."""
+        """The tensor that identifies a module of this format, such as `qweight`. Empty if there may be none."""
         ...
 
     @property

@@ -1,8 +1,8 @@
-"""Records deliberate changes of margins: `llmserve eval bless` writes what changed, who approved it and why, next to
+"""Records deliberate changes of a suite: `llmserve eval bless` writes what changed, who approved it and why, next to
 the suite.
 
-`SUITE.blessings.jsonl` is a `sealed_log`. A release gate accepts a suite only if its margins, prompt and data equal those
-in the last line, so an edit of the suite alone has no effect.
+`SUITE.blessings.jsonl` is a `sealed_log`. A release gate accepts a suite only if its margins, prompt and data equal
+those in the last line, so an edit of the suite alone has no effect.
 """
 
 from __future__ import annotations
