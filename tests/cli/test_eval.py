@@ -336,7 +336,7 @@ def test_refreshing_repairs_a_damaged_baseline_and_drops_nothing(
     stored.write_text(json.dumps(elsewhere))
     refused = run(*arguments, "--refresh-baseline", "--num-samples", "2").exception
     assert isinstance(refused, InvalidArgument)
-    assert "30 of its answers are not among the 2 samples" in str(refused)
+    assert "30 of its answers are not among the 2 requested samples" in str(refused)
     assert json.loads(stored.read_text()) == elsewhere
 
 
