@@ -6,17 +6,17 @@ import pytest
 
 from tools.cuda_times import H100, H200, MEASURED, Network, Step, measured
 
-ONE = Step(1, 32)
+ONE, SIXTEEN = Step(1, 32), Step(16, 32)
 
 
 @pytest.fixture(scope="module")
 def floats() -> Network:
-    return Network("float16", [ONE])
+    return Network("float16", [ONE, SIXTEEN])
 
 
 @pytest.fixture(scope="module")
 def integers() -> Network:
-    return Network("int8", [ONE])
+    return Network("int8", [ONE, SIXTEEN])
 
 
 def test_measurements_are_read_from_their_page() -> None:
@@ -31,6 +31,11 @@ def test_a_layer_takes_about_as_long_as_measured(floats: Network, integers: Netw
     for precision, network in (("float16", floats), ("int8", integers)):
         assert network.layer_us(ONE, H200) == pytest.approx(times[precision], rel=0.15)
         assert 0.4 < network.fraction(ONE, H200) < network.fraction(ONE, H100) < 0.9  # launches count less there
+
+
+def test_integers_are_faster_than_floats_for_one_row_and_for_sixteen(floats: Network, integers: Network) -> None:
+    for step in (ONE, SIXTEEN):
+        assert integers.layer_us(step, H200) < 0.85 * floats.layer_us(step, H200)
 
 
 def test_bytes_and_products_are_those_of_the_weights(floats: Network) -> None:

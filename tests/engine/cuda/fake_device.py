@@ -23,6 +23,7 @@ from unittest.mock import patch
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
+import triton.language as tl
 from numpy.typing import NDArray
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -33,6 +34,7 @@ from llmserve.engine.cuda.layout import Kernel
 from llmserve.errors import EngineFileError, ResourceExhausted
 from tests.engine.cuda.quick_types import remember_types
 
+HALVES = {"and.b32 $0, $1, 0x0F0F0F0F;": 0, "shr.b32 $0, $1, 4; and.b32 $0, $0, 0x0F0F0F0F;": 4}  # and their first bit
 COMPILERS_OWN = 2  # arguments that Triton adds
 ALIGNMENT = 256
 INTERPRETER = threading.Lock()  # there is one, whose state is global
@@ -264,10 +266,15 @@ def dot_in_order(builder: Any, a: Any, b: Any, sums: Any, *ignored: Any) -> Any:
 
 
 def assembly(builder: Any, text: str, constraints: str, operands: list[Any], *ignored: Any) -> Any:
-    """The one instruction that kernels have as text: sums of the products of four pairs of int8 in words."""
-    assert text == "dp4a.s32.s32 $0, $1, $2, $3;", text
-    left, right = (np.ascontiguousarray(each.data)[..., None].view(np.int8).astype(np.int32) for each in operands[:2])
-    handle = TensorHandle((left * right).sum(axis=-1, dtype=np.int32) + operands[2].data, operands[2].dtype.scalar)
+    """What kernels have as text: sums of the products of four pairs of int8 in words, and halves of four bytes."""
+    if (shift := HALVES.get(text)) is not None:
+        handle = TensorHandle((operands[0].data.view(np.uint8) >> shift & 15).view(np.int8), tl.int8)
+    else:
+        assert text == "dp4a.s32.s32 $0, $1, $2, $3;", text
+        left, right = (
+            np.ascontiguousarray(each.data)[..., None].view(np.int8).astype(np.int32) for each in operands[:2]
+        )
+        handle = TensorHandle((left * right).sum(axis=-1, dtype=np.int32) + operands[2].data, operands[2].dtype.scalar)
     handle.get_result = lambda place: handle
     return handle
 

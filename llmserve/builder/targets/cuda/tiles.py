@@ -17,6 +17,7 @@ MANY = 1 << 30
 SPLIT_ROWS = 128  # for at most so many rows, separate programs may process segments of a sum
 MOST_SEGMENTS = 16
 MOST_SUMS_TWICE = 64  # per thread: more do not fit next to as many others
+FEW_SUMS_TWICE = 32  # with more, the registers of a multiprocessor suffice for one program only
 LEAST_COLUMNS = 64  # of an instruction of four warps
 
 
@@ -49,9 +50,13 @@ class RowRange(NamedTuple):
         return self.in_words or (segments > 1 and most <= SPLIT_ROWS and others < programs)
 
     def fitting(self, segments: int) -> RowRange:
-        """Without tiles whose sums of one segment do not fit in registers next to the sums of all segments."""
+        """Without tiles whose sums of one segment do not fit in registers next to the sums of all segments; small tiles
+        first."""
+        if segments == 1:
+            return self
         tiles = (self.tile, *self.others)
-        first, *others = [tile for tile in tiles if segments == 1 or tile.sums <= MOST_SUMS_TWICE] or tiles
+        fitting = [tile for tile in tiles if tile.sums <= MOST_SUMS_TWICE] or tiles
+        first, *others = sorted(fitting, key=lambda tile: tile.sums > FEW_SUMS_TWICE)
         return self._replace(tile=first, others=tuple(others))
 
 
@@ -105,15 +110,14 @@ def by_rows(*ranges: tuple[int, tuple[ProductTile, ...]], in_words: bool = False
 
 
 def tiles_for(dtype: str) -> Tiles:
-    words = by_rows(
-        *((rows, (ProductTile(rows, 128, 4, 1), ProductTile(rows, 64, 2, 1))) for rows in (1, 4, 8)),
-        (32, (ProductTile(8, 128, 4, 1), ProductTile(4, 128, 4, 1))),
-        in_words=True,
-    )
+    words = ((rows, (ProductTile(rows, 128, 4, 1), ProductTile(rows, 64, 2, 1))) for rows in (1, 4))
     integers = (
-        *words,
-        RowRange((33, 64), ProductTile(64, 64, 4, 4), (ProductTile(64, 128, 4, 3),)),
-        RowRange((65, MANY), ProductTile(64, 64, 4, 4), (ProductTile(64, 128, 4, 3), ProductTile(128, 128, 8, 3))),
+        *by_rows(*words, in_words=True),
+        RowRange((5, 8), ProductTile(8, 128, 4, 4), (ProductTile(8, 256, 4, 3),)),
+        RowRange((9, 16), ProductTile(16, 128, 4, 3), (ProductTile(16, 256, 4, 3),)),
+        RowRange((17, 32), ProductTile(32, 128, 4, 3), (ProductTile(32, 64, 4, 4),)),
+        RowRange((33, 128), ProductTile(64, 64, 4, 4), (ProductTile(64, 128, 4, 3),)),
+        RowRange((129, MANY), ProductTile(64, 64, 4, 4), (ProductTile(64, 128, 4, 3), ProductTile(128, 64, 4, 3))),
     )
     if FLOATS[dtype].bits == 32:
         floats = by_rows((64, (ProductTile(64, 32, 4, 3),)), (MANY, (ProductTile(64, 64, 4, 3),)))
@@ -123,7 +127,7 @@ def tiles_for(dtype: str) -> Tiles:
         (16, (ProductTile(16, 64, 4, 6), ProductTile(16, 128, 4, 4))),
         (64, (ProductTile(64, 64, 4, 4), ProductTile(64, 128, 4, 4))),
         (128, (ProductTile(128, 64, 4, 4), ProductTile(128, 128, 8, 3))),
-        (MANY, (ProductTile(128, 128, 8, 3), ProductTile(128, 128, 4, 3))),
+        (MANY, (ProductTile(128, 128, 8, 3), ProductTile(128, 128, 4, 3), ProductTile(128, 64, 8, 4))),
     )
     return Tiles(tuple(floats), integers)
 

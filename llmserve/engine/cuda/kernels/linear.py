@@ -24,19 +24,19 @@ from llmserve.engine.cuda.kernels.words import words_of_bytes, words_of_nibbles
 
 @triton.jit
 def _product(
-    x, x_scales, w, w_scales, row_scales, rows, outputs, is_column,
+    x, x_scales, w, w_scales, row_scales, row, outputs, is_column,
     FORMAT: tl.constexpr, X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, IS_WHOLE: tl.constexpr,
     NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
     TILE_INPUTS: tl.constexpr,
 ):  # fmt: skip
     """The sums of all runs, added up in order."""
     sums = segment_of(
-        x, x_scales, w, w_scales, row_scales, rows, outputs, is_column, 0, FORMAT,
+        x, x_scales, w, w_scales, row_scales, row, outputs, is_column, 0, FORMAT,
         X_STRIDE, SCALES_STRIDE, IS_WHOLE, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
     )  # fmt: skip
     for segment in range(1, SEGMENTS):
         sums += segment_of(
-            x, x_scales, w, w_scales, row_scales, rows, outputs, is_column, segment, FORMAT,
+            x, x_scales, w, w_scales, row_scales, row, outputs, is_column, segment, FORMAT,
             X_STRIDE, SCALES_STRIDE, IS_WHOLE, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
         )  # fmt: skip
     return sums
@@ -73,10 +73,11 @@ def linear(
     TILE_INPUTS: tl.constexpr,
 ):  # fmt: skip
     """y = residual + soft_cap(scale * (x @ w.T + bias)). Grid: tiles of rows, of columns."""
-    rows = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    row = tl.program_id(0).to(tl.int64) * TILE_ROWS
+    rows = row + tl.arange(0, TILE_ROWS)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     sums = _product(
-        x, x_scales, w, w_scales, row_scales, rows, columns, columns < NUM_COLUMNS, FORMAT,
+        x, x_scales, w, w_scales, row_scales, row, columns, columns < NUM_COLUMNS, FORMAT,
         X_STRIDE, SCALES_STRIDE, NUM_COLUMNS % TILE_COLUMNS == 0, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS,
         TILE_INPUTS,
     )  # fmt: skip
@@ -99,17 +100,18 @@ def gated_linear(
     A tile has as many outputs of both. Grid: tiles of rows, of half as many columns.
     """
     HALF: tl.constexpr = TILE_COLUMNS // 2
-    rows = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    row = tl.program_id(0).to(tl.int64) * TILE_ROWS
+    rows = row + tl.arange(0, TILE_ROWS)
     both = tl.arange(0, TILE_COLUMNS)
     of_both = tl.program_id(1) * HALF + both % HALF
     sums = _product(
-        x, x_scales, w, w_scales, row_scales, rows, of_both + both // HALF * NUM_COLUMNS, of_both < NUM_COLUMNS,
+        x, x_scales, w, w_scales, row_scales, row, of_both + both // HALF * NUM_COLUMNS, of_both < NUM_COLUMNS,
         FORMAT, X_STRIDE, SCALES_STRIDE, NUM_COLUMNS % HALF == 0, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS,
         TILE_INPUTS,
     )  # fmt: skip
     gate, up = tl.split(tl.permute(tl.reshape(sums, (2, HALF, TILE_ROWS)), (1, 2, 0)))
     columns = tl.program_id(1) * HALF + tl.arange(0, HALF)
-    at = y + rows[None, :].to(tl.int64) * Y_STRIDE + columns[:, None]
+    at = y + rows[None, :] * Y_STRIDE + columns[:, None]
     tl.store(at, (activate(gate, ACTIVATION) * up).to(y.dtype.element_ty), mask=(columns < NUM_COLUMNS)[:, None])
 
 
@@ -124,15 +126,16 @@ def linear_segments(
 
     Grid: tiles of rows, of columns, segments.
     """
-    rows = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    row = tl.program_id(0).to(tl.int64) * TILE_ROWS
+    rows = row + tl.arange(0, TILE_ROWS)
     columns = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     segment = tl.program_id(2)
     sums = segment_of(
-        x, x_scales, w, w_scales, row_scales, rows, columns, columns < NUM_COLUMNS, segment, FORMAT,
+        x, x_scales, w, w_scales, row_scales, row, columns, columns < NUM_COLUMNS, segment, FORMAT,
         X_STRIDE, SCALES_STRIDE, NUM_COLUMNS % TILE_COLUMNS == 0, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS,
         TILE_INPUTS,
     )  # fmt: skip
-    at = parts + (segment * MAX_ROWS + rows)[None, :].to(tl.int64) * NUM_COLUMNS + columns[:, None]
+    at = parts + (segment * MAX_ROWS + rows)[None, :] * NUM_COLUMNS + columns[:, None]
     tl.store(at, sums, mask=(rows < MAX_ROWS)[None, :] & (columns < NUM_COLUMNS)[:, None])
 
 

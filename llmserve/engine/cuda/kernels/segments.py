@@ -13,27 +13,38 @@ PIECE: tl.constexpr = tl.constexpr(16)  # `layout.PIECE_BYTES`
 
 
 @triton.jit
+def _loaded(at, mask, IS_WHOLE: tl.constexpr):
+    """Numbers outside of the mask are zeros; IS_WHOLE: there are none."""
+    if IS_WHOLE:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=mask, other=0)
+
+
+@triton.jit
+def _pair(at, mask, IS_WHOLE: tl.constexpr):
+    """Two adjacent float32 with one load. `at`: the address of the first, a multiple of eight."""
+    both = _loaded(at.to(tl.pointer_type(tl.int64), bitcast=True), mask, IS_WHOLE)
+    return both.to(tl.int32).to(tl.float32, bitcast=True), (both >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _segment_of_floats(
-    x, w, rows, outputs, is_column, segment,
+    x, w, row, outputs, is_column, segment,
     X_STRIDE: tl.constexpr, IS_WHOLE: tl.constexpr, NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INPUTS: tl.constexpr,
 ):  # fmt: skip
     """`w`: row-major. IS_WHOLE: no output of the tile is too many."""
     STEPS: tl.constexpr = (NUM_INPUTS + TILE_INPUTS * SEGMENTS - 1) // (TILE_INPUTS * SEGMENTS)
+    HAS_ALL: tl.constexpr = NUM_INPUTS % (TILE_INPUTS * SEGMENTS) == 0
     inputs = segment * (STEPS * TILE_INPUTS) + tl.arange(0, TILE_INPUTS)
-    x_at = x + rows[None, :].to(tl.int64) * X_STRIDE + inputs[:, None]
+    x_at = x + row * X_STRIDE + (tl.arange(0, TILE_ROWS)[None, :] * X_STRIDE + inputs[:, None])
     w_at = w + outputs[:, None].to(tl.int64) * NUM_INPUTS + inputs[None, :]
     sums = tl.zeros((TILE_COLUMNS, TILE_ROWS), tl.float32)
     for step in range(STEPS):
         is_input = inputs + step * TILE_INPUTS < NUM_INPUTS
-        if NUM_INPUTS % (TILE_INPUTS * SEGMENTS) == 0:
-            right = tl.load(x_at)
-        else:
-            right = tl.load(x_at, mask=is_input[:, None], other=0.0)
-        if NUM_INPUTS % (TILE_INPUTS * SEGMENTS) == 0 and IS_WHOLE:
-            left = tl.load(w_at)
-        else:
-            left = tl.load(w_at, mask=is_column[:, None] & is_input[None, :], other=0.0)
+        right = _loaded(x_at, is_input[:, None], HAS_ALL)
+        left = _loaded(w_at, is_column[:, None] & is_input[None, :], HAS_ALL and IS_WHOLE)
         sums = tl.dot(left, right, sums, input_precision="ieee")
         x_at += TILE_INPUTS
         w_at += TILE_INPUTS
@@ -48,120 +59,91 @@ def _in_piece(inputs):
 
 
 @triton.jit
+def _low_halves(packed):
+    return tl.inline_asm_elementwise("and.b32 $0, $1, 0x0F0F0F0F;", "=r,r", [packed], tl.int8, is_pure=True, pack=4)
+
+
+@triton.jit
+def _upper_halves(packed):
+    return tl.inline_asm_elementwise(
+        "shr.b32 $0, $1, 4; and.b32 $0, $0, 0x0F0F0F0F;", "=r,r", [packed], tl.int8, is_pure=True, pack=4
+    )
+
+
+@triton.jit
 def _segment_of_integers(
-    x, x_scales, w, w_scales, row_scales, rows, outputs, is_column, segment,
-    X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, IS_WHOLE: tl.constexpr, NUM_INPUTS: tl.constexpr,
-    SEGMENTS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INPUTS: tl.constexpr,
+    x, x_scales, w, w_scales, row_scales, row, outputs, is_column, segment,
+    FORMAT: tl.constexpr, X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, IS_WHOLE: tl.constexpr,
+    NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+    TILE_INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """Groups of TILE_INPUTS inputs are summed as integers, which is exact, and groups as floats, in order.
+    """Groups of TILE_INPUTS inputs are summed as integers, which is exact, and groups as floats, in order. A step has
+    two groups; in int4 they share their bytes.
 
     `w`, `w_scales`: as `builder.targets.cuda.integers` packs them.
     """
-    GROUPS: tl.constexpr = (NUM_INPUTS + 2 * TILE_INPUTS - 1) // (2 * TILE_INPUTS) * 2
-    STEPS: tl.constexpr = (GROUPS + SEGMENTS - 1) // SEGMENTS
-    inputs = tl.arange(0, TILE_INPUTS)
-    first = segment * STEPS
-    wide_rows = rows.to(tl.int64)
-    panels, places = (outputs // PANEL).to(tl.int64) * GROUPS, outputs % PANEL
-    x_at = x + wide_rows[None, :] * X_STRIDE + (first * TILE_INPUTS + inputs)[:, None]
-    w_at = w + ((panels + first) * (PANEL * TILE_INPUTS) + places * PIECE)[:, None] + _in_piece(inputs)[None, :]
-    x_scales_at = x_scales + wide_rows * SCALES_STRIDE + first
-    w_scales_at = w_scales + (panels + first) * PANEL + places
-    sums = tl.zeros((TILE_COLUMNS, TILE_ROWS), tl.float32)
-    for step in range(STEPS):
-        is_group = first + step + tl.arange(0, 1) < GROUPS
-        if GROUPS % SEGMENTS == 0:
-            right, of_rows = tl.load(x_at), tl.load(x_scales_at)
-        else:
-            right = tl.load(x_at, mask=is_group[None, :], other=0)
-            of_rows = tl.load(x_scales_at, mask=is_group, other=0.0)
-        if GROUPS % SEGMENTS == 0 and IS_WHOLE:
-            left, of_columns = tl.load(w_at), tl.load(w_scales_at)
-        else:
-            left = tl.load(w_at, mask=is_column[:, None] & is_group[:, None], other=0)
-            of_columns = tl.load(w_scales_at, mask=is_column & is_group, other=0.0)
-        products = tl.dot(left, right, out_dtype=tl.int32)
-        sums += products.to(tl.float32) * (of_rows[None, :] * of_columns.to(tl.float32)[:, None])
-        x_at += TILE_INPUTS
-        w_at += PANEL * TILE_INPUTS
-        x_scales_at += 1
-        w_scales_at += PANEL
-    return sums * tl.load(row_scales + outputs, mask=is_column, other=0.0)[:, None]
-
-
-@triton.jit
-def _with_group(
-    sums, x_at, x_scales_at, w_scales_at, values, is_row, is_column,
-    GROUPS: tl.constexpr,
-):  # fmt: skip
-    """Sums and the products of one group: of (value - zero point) * step, where the step is a code's square."""
-    right = tl.load(x_at, mask=is_row[None, :], other=0)
-    of_rows = tl.load(x_scales_at, mask=is_row, other=0.0)
-    sums_of_rows = tl.load(x_scales_at + GROUPS, mask=is_row, other=0.0)
-    codes = tl.load(w_scales_at, mask=is_column, other=0).to(tl.float32)
-    zeros = tl.load(w_scales_at + PANEL, mask=is_column, other=0).to(tl.float32) * 0.0625
-    steps = codes * codes
-    products = tl.dot(values.to(tl.int8), right, out_dtype=tl.int32).to(tl.float32)
-    scaled = products * (of_rows[None, :] * steps[:, None])
-    return sums + (scaled - sums_of_rows[None, :] * (steps * zeros)[:, None])
-
-
-@triton.jit
-def _segment_of_nibbles(
-    x, x_scales, w, w_scales, row_scales, rows, outputs, is_column, segment,
-    X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr,
-    TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INPUTS: tl.constexpr,
-):  # fmt: skip
-    """As `_segment_of_integers`, over pairs of groups: the second has the upper halves of the bytes."""
     PAIRS: tl.constexpr = (NUM_INPUTS + 2 * TILE_INPUTS - 1) // (2 * TILE_INPUTS)
     STEPS: tl.constexpr = (PAIRS + SEGMENTS - 1) // SEGMENTS
-    inputs = tl.arange(0, TILE_INPUTS)
-    first = segment * STEPS
-    wide_rows = rows.to(tl.int64)
+    HAS_ALL: tl.constexpr = PAIRS % SEGMENTS == 0
+    HAS_BOTH: tl.constexpr = HAS_ALL and IS_WHOLE
+    IS_INT8: tl.constexpr = FORMAT == "int8"
+    GROUP: tl.constexpr = PANEL * TILE_INPUTS  # bytes of a panel
+    PAIR: tl.constexpr = 2 * GROUP if IS_INT8 else GROUP
+    SCALES: tl.constexpr = PANEL if IS_INT8 else 2 * PANEL  # of a group, with zero points
+    inputs, rows, first = tl.arange(0, TILE_INPUTS), tl.arange(0, TILE_ROWS), segment * STEPS
     pairs, places = (outputs // PANEL).to(tl.int64) * PAIRS + first, outputs % PANEL
-    x_at = x + wide_rows[None, :] * X_STRIDE + (first * 2 * TILE_INPUTS + inputs)[:, None]
-    w_at = w + (pairs * (PANEL * TILE_INPUTS) + places * PIECE)[:, None] + _in_piece(inputs)[None, :]
-    x_scales_at = x_scales + wide_rows * SCALES_STRIDE + 2 * first
-    w_scales_at = w_scales + pairs * (4 * PANEL) + places
+    # distances between rows are constants, so that a thread needs one address for all of its rows
+    x_at = x + (row * X_STRIDE + first * 2 * TILE_INPUTS) + (rows[None, :] * X_STRIDE + inputs[:, None])
+    x_scales_at = x_scales + (row * SCALES_STRIDE + first * 2) + rows * SCALES_STRIDE
+    w_at = w + (pairs * PAIR + places * PIECE)[:, None] + _in_piece(inputs)[None, :]
+    w_scales_at = w_scales + pairs * (2 * SCALES) + places
     sums = tl.zeros((TILE_COLUMNS, TILE_ROWS), tl.float32)
     for step in range(STEPS):
         is_pair = first + step + tl.arange(0, 1) < PAIRS
-        is_row, is_output = (rows >= 0) & is_pair, is_column & is_pair
-        packed = tl.load(w_at, mask=is_output[:, None], other=0)
-        sums = _with_group(
-            sums, x_at, x_scales_at, w_scales_at, packed & 15, is_row, is_output, 2 * PAIRS,
-        )  # fmt: skip
-        sums = _with_group(
-            sums, x_at + TILE_INPUTS, x_scales_at + 1, w_scales_at + 2 * PANEL, packed >> 4, is_row, is_output,
-            2 * PAIRS,
-        )  # fmt: skip
+        is_output = is_column & is_pair
+        if IS_INT8:
+            of_rows = _pair(x_scales_at, is_pair, HAS_ALL)
+        else:
+            packed = _loaded(w_at, is_output[:, None], HAS_BOTH)
+        for half in tl.static_range(2):
+            right = _loaded(x_at + half * TILE_INPUTS, is_pair[None, :], HAS_ALL)
+            if IS_INT8:
+                left = _loaded(w_at + half * GROUP, is_output[:, None], HAS_BOTH)
+            else:
+                left = _upper_halves(packed) if half else _low_halves(packed)
+            products = tl.dot(left, right, out_dtype=tl.int32).to(tl.float32)
+            codes = _loaded(w_scales_at + half * SCALES, is_output, HAS_BOTH).to(tl.float32)[:, None]
+            if IS_INT8:
+                sums = tl.fma(products, of_rows[half][None, :] * codes, sums)
+            else:  # (value - zero point) * scale, which is a code's square; pairs of scales would spill on sm_100
+                zeros = _loaded(w_scales_at + (half * SCALES + PANEL), is_output, HAS_BOTH).to(tl.float32)[:, None]
+                of_rows = _loaded(x_scales_at + half, is_pair, HAS_ALL)[None, :]
+                sums_of_rows = _loaded(x_scales_at + (2 * PAIRS + half), is_pair, HAS_ALL)[None, :]
+                scaled = tl.fma(zeros * -0.0625, sums_of_rows, products * of_rows)
+                sums = tl.fma(scaled, codes * codes, sums)
         x_at += 2 * TILE_INPUTS
-        w_at += PANEL * TILE_INPUTS
+        w_at += PAIR
         x_scales_at += 2
-        w_scales_at += 4 * PANEL
+        w_scales_at += 2 * SCALES
     return sums * tl.load(row_scales + outputs, mask=is_column, other=0.0)[:, None]
 
 
 @triton.jit
 def segment_of(
-    x, x_scales, w, w_scales, row_scales, rows, outputs, is_column, segment,
+    x, x_scales, w, w_scales, row_scales, row, outputs, is_column, segment,
     FORMAT: tl.constexpr, X_STRIDE: tl.constexpr, SCALES_STRIDE: tl.constexpr, IS_WHOLE: tl.constexpr,
     NUM_INPUTS: tl.constexpr, SEGMENTS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
     TILE_INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """The sums of one run of inputs, [TILE_COLUMNS, TILE_ROWS], of these outputs of the weight."""
-    if FORMAT == "int8":
-        return _segment_of_integers(
-            x, x_scales, w, w_scales, row_scales, rows, outputs, is_column, segment,
-            X_STRIDE, SCALES_STRIDE, IS_WHOLE, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
-        )  # fmt: skip
-    elif FORMAT == "int4":
-        return _segment_of_nibbles(
-            x, x_scales, w, w_scales, row_scales, rows, outputs, is_column, segment,
-            X_STRIDE, SCALES_STRIDE, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+    """The sums of one run of inputs, [TILE_COLUMNS, TILE_ROWS], of these outputs of the weight and the rows from `row`
+    on."""
+    if FORMAT == "float":
+        return _segment_of_floats(
+            x, w, row, outputs, is_column, segment,
+            X_STRIDE, IS_WHOLE, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
         )  # fmt: skip
     else:
-        return _segment_of_floats(
-            x, w, rows, outputs, is_column, segment,
-            X_STRIDE, IS_WHOLE, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
+        return _segment_of_integers(
+            x, x_scales, w, w_scales, row_scales, row, outputs, is_column, segment,
+            FORMAT, X_STRIDE, SCALES_STRIDE, IS_WHOLE, NUM_INPUTS, SEGMENTS, TILE_ROWS, TILE_COLUMNS, TILE_INPUTS,
         )  # fmt: skip

@@ -63,11 +63,11 @@ def words_of_bytes(
 ):  # fmt: skip
     """For each row its sums, [TILE_COLUMNS]. As `segments.segment_of` of "int8" sums, in the same order."""
     GROUPS: tl.constexpr = (NUM_INPUTS + 2 * TILE_INPUTS - 1) // (2 * TILE_INPUTS) * 2
-    STEPS: tl.constexpr = (GROUPS + SEGMENTS - 1) // SEGMENTS
+    STEPS: tl.constexpr = (GROUPS // 2 + SEGMENTS - 1) // SEGMENTS * 2  # whole pairs
     WORDS: tl.constexpr = PANEL * TILE_INPUTS // 4
     first = segment * STEPS
     count = STEPS
-    if GROUPS % SEGMENTS != 0:
+    if GROUPS // 2 % SEGMENTS != 0:
         count = tl.minimum(STEPS, GROUPS - first)
     x_at, w_at, blocks = _places(x, w, row, columns, first, X_STRIDE, NUM_COLUMNS, GROUPS, WORDS, TILE_INPUTS // 4)
     x_scales_at = x_scales + row * SCALES_STRIDE + first
@@ -79,7 +79,7 @@ def words_of_bytes(
         added = ()
         for r in tl.static_range(TILE_ROWS):
             products = _group(low, high, x_at + r * (X_STRIDE // 4), TILE_COLUMNS)
-            added = added + (sums[r] + products * (tl.load(x_scales_at + r * SCALES_STRIDE) * steps),)
+            added = added + (tl.fma(products, tl.load(x_scales_at + r * SCALES_STRIDE) * steps, sums[r]),)
         sums = added
         w_at += WORDS
         w_scales_at += PANEL
@@ -110,15 +110,15 @@ def words_of_nibbles(
         low, high = tl.load(w_at), tl.load(w_at + WORDS // 2)
         for half in tl.static_range(2):
             codes = tl.load(w_scales_at + half * (2 * PANEL)).to(tl.float32)
-            zeros = tl.load(w_scales_at + half * (2 * PANEL) + PANEL).to(tl.float32) * 0.0625
-            steps = codes * codes
+            zeros = tl.load(w_scales_at + half * (2 * PANEL) + PANEL).to(tl.float32) * -0.0625
             first_words, second_words = (low >> (4 * half)) & 0x0F0F0F0F, (high >> (4 * half)) & 0x0F0F0F0F
             added = ()
             for r in tl.static_range(TILE_ROWS):
                 at = x_at + r * (X_STRIDE // 4) + half * (TILE_INPUTS // 4)
                 scales = x_scales_at + r * SCALES_STRIDE + half
-                scaled = _group(first_words, second_words, at, TILE_COLUMNS) * (tl.load(scales) * steps)
-                added = added + (sums[r] + (scaled - tl.load(scales + 2 * PAIRS) * (steps * zeros)),)
+                scaled = _group(first_words, second_words, at, TILE_COLUMNS) * tl.load(scales)
+                scaled = tl.fma(zeros, tl.load(scales + 2 * PAIRS), scaled)
+                added = added + (tl.fma(scaled, codes * codes, sums[r]),)
             sums = added
         w_at += WORDS
         w_scales_at += 4 * PANEL
