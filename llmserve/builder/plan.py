@@ -11,6 +11,7 @@ from llmserve.builder.quantization import stored_names
 from llmserve.builder.resolve import ResolvedBuild, resolve
 from llmserve.builder.targets.base import Target
 from llmserve.checkpoint.adapters.adapted import open_checkpoint
+from llmserve.checkpoint.name import checkpoint_name
 from llmserve.models.graph import OpKind, Program
 from llmserve.models.number_formats import WeightFormat
 
@@ -115,7 +116,7 @@ def plan_build(
     with open_checkpoint(checkpoint_dir, options.adapter) as checkpoint:
         build = resolve(checkpoint, options, target=target)
         return BuildPlan(
-            checkpoint=checkpoint_dir.resolve().name,
+            checkpoint=checkpoint_name(checkpoint_dir),
             architecture=build.spec.architecture,
             options=build.options,
             program=build.program,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
@@ -42,10 +43,10 @@ def convert(asked: ConvertOptions) -> None:
 
 
 def _recipe(source: Path, options: Mapping[str, Any]) -> str:
-    """Paths in it are absolute."""
+    """Paths in it are absolute. Links are not followed, as the names of files say what is in them."""
     paths = {name for name, option in declared_options().items() if option.flag.is_path}
-    kept = {name: str(Path(value).resolve()) if value and name in paths else value for name, value in options.items()}
-    lines = yaml.safe_dump({"checkpoint": str(source.resolve()), **kept}, sort_keys=False)
+    kept = {name: os.path.abspath(value) if value and name in paths else value for name, value in options.items()}
+    lines = yaml.safe_dump({"checkpoint": os.path.abspath(source), **kept}, sort_keys=False)
     return f"# Written by llmserve convert-checkpoint; llmserve build reads it.\n{lines}"
 
 

@@ -356,6 +356,15 @@ def test_the_default_place_says_what_is_in_it() -> None:
     assert default_output_dir(Path("/models/x"), options) == Path("engines/x-fp16-tensorrt_llm-tp2")
 
 
+def test_a_checkpoint_in_the_cache_of_hugging_face_has_its_own_name(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--Qwen--Qwen3-0.6B-GGUF" / "snapshots" / "23749fefcc72"
+    snapshot.mkdir(parents=True)
+    (snapshot / "Qwen3-0.6B-Q8_0.gguf").symlink_to(tmp_path / "9465e63a22ad")
+    file = default_output_dir(snapshot / "Qwen3-0.6B-Q8_0.gguf", BuildOptions())
+    assert file == Path("engines/Qwen3-0.6B-Q8_0-fp16")
+    assert default_output_dir(snapshot, BuildOptions()) == Path("engines/Qwen3-0.6B-GGUF-fp16")
+
+
 FILES = {"quantized": "Q4_0", "in floats": "F16"}
 ASKED = {
     "": {"quantized": "float16+gguf", "in floats": "float16,"},

@@ -168,6 +168,16 @@ def test_convert_then_build(
     assert "float16+int8" in capsys.readouterr().out
 
 
+def test_a_converted_folder_names_the_checkpoint_as_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the cache of Hugging Face, a link has a name and what it leads to has a digest."""
+    link, folder = tmp_path / "model", tmp_path / "converted"
+    link.symlink_to(make_checkpoint(tmp_path / "9465e63a22ad", "baichuan2-7b"))
+    assert llmserve(monkeypatch, "convert_checkpoint", "--model_dir", link, "--output_dir", folder) == 0
+    assert f"checkpoint: {link}\n" in (folder / "recipe.yaml").read_text()
+
+
 def test_convert_refuses_what_a_build_would_refuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

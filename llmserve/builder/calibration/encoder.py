@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, TypeAlias
 
+from llmserve.checkpoint.name import checkpoint_name
 from llmserve.checkpoint.reader import CONFIG_NAME, GENERATION_CONFIG_NAME, TOKENIZER_NAMES, Checkpoint
 from llmserve.core import TOKENIZER_FILES
 from llmserve.errors import CheckpointError, InvalidArgument
@@ -82,7 +83,7 @@ def _open_preprocessor(checkpoint: Checkpoint) -> Preprocessor:
     if all(checkpoint.text_file(name) is None for name in TOKENIZER_NAMES):
         raise CheckpointError(f"{checkpoint.path} has no tokenizer ({' or '.join(TOKENIZER_NAMES)}); give prompt_ids")
     with temporary_directory(TEMPORARY_PREFIX) as parent:
-        folder = parent / checkpoint.path.resolve().name
+        folder = parent / checkpoint_name(checkpoint.path)
         folder.mkdir()
         for name in (*TOKENIZER_FILES, GENERATION_CONFIG_NAME, CONFIG_NAME):
             checkpoint.copy_text_file(name, folder / name)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llmserve.checkpoint.expanded import expanded_bytes, write_expanded, write_text_files
+from llmserve.checkpoint.name import checkpoint_name
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.errors import ResourceExhausted
 from llmserve.owned_directory import temporary_directory
@@ -25,7 +26,7 @@ def text_folder(checkpoint: Checkpoint) -> Iterator[Path]:
         yield checkpoint.path
         return
     with temporary_directory(PREFIX) as parent:
-        folder = parent / checkpoint.path.resolve().name  # named in errors
+        folder = parent / checkpoint_name(checkpoint.path)  # named in errors
         write_text_files(checkpoint, folder)
         yield folder
 
