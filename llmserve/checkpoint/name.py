@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from llmserve.checkpoint.gguf.parts import model_name
-
 
 def checkpoint_name(path: Path) -> str:
     """For directories that are named after it, and for messages.
@@ -18,4 +16,4 @@ def checkpoint_name(path: Path) -> str:
     repository = absolute.parent.parent.name
     if absolute.parent.name == "snapshots" and repository.startswith("models--"):
         return repository.rpartition("--")[2]
-    return model_name(absolute.name)
+    return absolute.name

@@ -16,6 +16,7 @@ from llmserve.builder.plan import plan_build
 from llmserve.builder.prefix import Prefix, check_prefixes
 from llmserve.builder.recipe import CONVERTED_FILE, Recipe, load_recipe
 from llmserve.builder.resolve import longest_sequence
+from llmserve.checkpoint.gguf.parts import model_name
 from llmserve.checkpoint.name import checkpoint_name
 from llmserve.checkpoint.reader import Checkpoint
 from llmserve.cli.build_progress import shown_progress
@@ -142,7 +143,7 @@ def default_output_dir(checkpoint: Path, options: BuildOptions) -> Path:
     """engines/<checkpoint>-<dtype>[-<quantization>][-drafting][-calibrated][-kvint8][-<what the target adds>]"""
     short = options.floats.short if options.dtype in FLOATS else options.dtype
     parts = (
-        checkpoint_name(checkpoint),
+        model_name(checkpoint_name(checkpoint)),
         short,
         options.quantization,
         "drafting" if options.drafting_layer else "",
