@@ -29,7 +29,7 @@ from llmserve.errors import CheckpointError, Unsupported, raise_problems
 
 MAX_FACTORS = 1 << 16
 MAX_EXPERTS = 10_000
-SCORE, YES_AND_NO = "score.weight", (0, 1)  # names of the two answers
+SCORE, YES_AND_NO = "score.weight", (0, 1)  # of a reranker: its tensor, and the rows that are subtracted
 ROW = "moe_statics.e_score_correction_bias"
 ID_KEYS = {f"{name}_id": SPECIAL_KEYS[name] for name in ("bos_token", "eos_token", "pad_token")}
 
