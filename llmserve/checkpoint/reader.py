@@ -301,7 +301,7 @@ def _only_gguf(folder: Path) -> Path | None:
     if any((folder / name).exists() for name in (*SINGLE_NAMES, *INDEX_NAMES)):
         return None
     found = sorted(path for path in folder.glob(f"*{SUFFIX}") if path.is_file())
-    if len({part_paths(path) for path in found}) > 1:
+    if found and not set(found) <= set(part_paths(found[0])):
         names = ", ".join(path.name for path in found)
         raise CheckpointError(f"checkpoint {folder} has several {SUFFIX} files ({names}); give the one to build from")
     return found[0] if found else None

@@ -108,6 +108,8 @@ class PieceTokenizer:
         hidden = self._special_ids if skip_special_tokens else frozenset()
         added = self._added_texts
         known = [i for i in ids if (0 <= i < self._num_pieces or i in added) and i not in hidden]
+        if not added:
+            return str(self._model.decode(known))
         parts: list[str] = []
         for text, run in groupby(known, added.get):
             if text is not None:
