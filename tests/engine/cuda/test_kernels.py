@@ -159,6 +159,14 @@ def test_arguments_in_another_order_are_an_error_of_ours() -> None:
         list(TritonCompiler().compile([replace(kernel, types=kernel.types[::-1])], "sm_90", 1))
 
 
+def test_a_kernel_that_spills_is_compiled_again_with_more_registers(triton: CompiledBefore) -> None:
+    """Left to itself, ptxas gives this one 48 and spills."""
+    tile = {("TILE_ROWS", 16), ("NUM_COLUMNS", 12288)}
+    kernels = [kernel for kernel in kernels_of("Baichuan2-7B") if tile <= {*kernel.constants}]
+    (compiled,) = triton.compile(kernels, "sm_120", 1)
+    assert (compiled.registers, compiled.spilled_bytes) == (54, 0)
+
+
 def test_wide_heads_over_integers_have_room_in_tensor_memory(triton: CompiledBefore) -> None:
     """With as many keys at a time as others have, the compiler makes a trap of them, and says nothing."""
     kernels = kernels_of("Qwen3-0.6B", "float16+kv-int8", head_dim=256)

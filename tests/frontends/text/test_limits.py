@@ -18,7 +18,9 @@ from llmserve.frontends.text.answers.limits import _openais
 from tests.frontends.server import RunningServer
 from tests.frontends.text.conftest import serving
 
-FREE, METERED, FEW, POOR = (f"{name}-0123456789abcdef" for name in ("free", "metered", "few", "poor"))
+FREE, FRESH, METERED, FEW, POOR = (
+    f"{name}-0123456789abcdef" for name in ("free", "fresh", "metered", "few", "poor")
+)  # only one test asks with the fresh one
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
@@ -27,6 +29,7 @@ def locked(text_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     file = tmp_path_factory.mktemp("keys") / "keys.yaml"
     file.write_text(
         f"keys:\n- {{name: free, key: {FREE}}}\n- {{name: few, key: {FEW}, max_answers: 2}}\n"
+        f"- {{name: fresh, key: {FRESH}, max_answers: 5, tokens_per_minute: 600}}\n"
         f"- {{name: metered, key: {METERED}, max_answers: 5, tokens_per_minute: 600}}\n"
         f"- {{name: poor, key: {POOR}, max_answers: 2, tokens_per_minute: 1}}\n"
     )
@@ -45,7 +48,7 @@ def ask(server: RunningServer, key: str) -> openai.OpenAI:
 
 
 def test_openais_names(locked: RunningServer) -> None:
-    with ask(locked, METERED) as client:
+    with ask(locked, FRESH) as client:
         raw = client.completions.with_raw_response.create(model="ensemble", prompt="hello", max_tokens=3)
         usage = raw.parse().usage
         assert usage is not None

@@ -13,13 +13,14 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, Protocol
 
 from llmserve.engine.cuda.layout import Kernel
+from llmserve.engine.cuda.layout_checks import MOST_REGISTERS
 from llmserve.errors import InternalError, Unsupported
 
 PACKAGE = "llmserve.engine.cuda.kernels"
@@ -31,6 +32,7 @@ ENVIRONMENT = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_INTERPRET": "0"}
 KEPT = ("TRITON_CACHE_DIR", "TRITON_HOME")  # where it keeps files
 # A product and a sum are never one operation: two kernels that do the same then have the same bits.
 OPTIONS = {"enable_fp_fusion": False}
+REGISTER_STEP, MAX_TRIES = 8, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,16 @@ def _enter() -> None:
 
 def compile_kernel(kernel: Kernel, architecture: str) -> Compiled:
     """In a process whose environment is ENVIRONMENT."""
+    usual = _compiled(kernel, architecture)
+    if kernel.most_registers or not usual.spilled_bytes:
+        return usual
+    # ptxas sometimes spills where the same number of registers, or a few more, set as a limit, would do
+    limits = range(usual.registers, MOST_REGISTERS, REGISTER_STEP)[:MAX_TRIES]
+    others = (_compiled(replace(kernel, most_registers=limit), architecture) for limit in limits)
+    return next((other for other in others if not other.spilled_bytes), usual)
+
+
+def _compiled(kernel: Kernel, architecture: str) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
