@@ -670,6 +670,27 @@ KINDS |= {
         "final_logit_softcapping": None,
     },
 }
+KINDS |= {
+    "arcee": DENSE
+    | {
+        "architectures": ["ArceeForCausalLM"],
+        "model_type": "arcee",
+        "num_attention_heads": 8,
+        "hidden_act": "relu2",
+    },
+    "afmoe": CHOOSERS
+    | {
+        "architectures": ["AfmoeForCausalLM"],
+        "model_type": "afmoe",
+        "num_hidden_layers": 3,
+        "num_experts": 7,
+        "num_shared_experts": 2,
+        "num_dense_layers": 1,
+        "route_scale": 2.5,
+        "global_attn_every_n_layers": 3,
+        "mup_enabled": True,
+    },
+}
 KINDS["granite4-h"] = KINDS["granite4-h-moe"] | {"num_local_experts": 0, "mamba_n_groups": 4}
 KINDS["granite4"] = KINDS["granite4-moe"] | {"num_local_experts": 0, "position_embedding_type": "nope"}
 MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2", "gpt-oss")))
@@ -783,7 +804,7 @@ def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> di
             parts, rows = [down], shape[1]
         else:
             rest = rest.removeprefix("gate.") if "moe_statics" in rest else rest
-            rest = rest.replace("router.", "gate.")
+            rest = rest if model_type == "afmoe" else rest.replace("router.", "gate.")
             found[f"{layer}.{module}.{rest}" if rest else name] = shape
             continue
         for expert in range(shape[0]):

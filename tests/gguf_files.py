@@ -51,6 +51,8 @@ ARCHITECTURES = {
     "gemma": gguf.MODEL_ARCH.GEMMA,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
     "dots1": gguf.MODEL_ARCH.DOTS1,
+    "arcee": gguf.MODEL_ARCH.ARCEE,
+    "afmoe": gguf.MODEL_ARCH.AFMOE,
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
     "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
@@ -67,6 +69,7 @@ PERMUTED = (
     "mixtral",
     "granite",
     "smollm3",
+    "arcee",
     "ministral3",
     "granitemoe",
     "granitemoehybrid",
@@ -351,6 +354,16 @@ def own_metadata(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
         if kind == "glm4_moe":
             own |= {"expert_gating_func": 2, "rope.dimension_count": int(head_dim * config["partial_rotary_factor"])}
         return own
+    if kind == "afmoe":
+        return {
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+            "expert_shared_count": config["num_shared_experts"],
+            "leading_dense_block_count": config["num_dense_layers"],
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": config["route_scale"],
+            "attention.sliding_window": config["sliding_window"],
+        }
     if kind == "gpt_oss":
         rope = config["rope_scaling"]
         return {

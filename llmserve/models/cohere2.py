@@ -7,7 +7,7 @@ from dataclasses import replace
 from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, Norms, family, read_family
 from llmserve.models.spec import HfConfig
-from llmserve.models.windows import DEFAULT_WINDOW, FULL, SLIDING, has_window, windows_by_type
+from llmserve.models.windows import DEFAULT_WINDOW, has_window, types_by_pattern, windows_by_type
 
 DEFAULTS = {"layer_norm_eps": 1e-5, "tie_word_embeddings": True}  # transformers'
 DEFAULT_PATTERN = 4  # each such layer sees everything
@@ -19,7 +19,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
     spec = read_family(reader, "Cohere2ForCausalLM", eps_key="layer_norm_eps")
     pattern = reader.integer("sliding_window_pattern", DEFAULT_PATTERN)
     window = reader.integer("sliding_window", DEFAULT_WINDOW) if has_window(reader) else 0
-    usual = [SLIDING if (layer + 1) % pattern else FULL for layer in range(spec.num_layers)]
+    usual = types_by_pattern(spec.num_layers, pattern)
     windows = windows_by_type(reader, reader.get("layer_types", usual), spec.num_layers, window)
     bias = reader.flag("attention_bias")
     logit_scale = reader.positive("logit_scale", DEFAULT_LOGIT_SCALE)

@@ -8,7 +8,7 @@ from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, HeadNorm, family, read_family
 from llmserve.models.olmo2 import NORMS
 from llmserve.models.spec import HfConfig
-from llmserve.models.windows import DEFAULT_WINDOW, FULL, SLIDING, has_window, windows_by_type
+from llmserve.models.windows import DEFAULT_WINDOW, FULL, SLIDING, has_window, types_by_pattern, windows_by_type
 
 DEFAULT_PATTERN = 4  # every fourth layer sees everything
 
@@ -32,7 +32,7 @@ def _layer_types(reader: ConfigReader, num_layers: int, window: int) -> object:
         kinds = [pattern[layer % len(pattern)] for layer in range(num_layers - 1)] + ["G"]
         return [SLIDING if kind == "L" else FULL for kind in kinds]
     every = reader.integer("sliding_window_pattern", DEFAULT_PATTERN)
-    return [SLIDING if (layer + 1) % every else FULL for layer in range(num_layers)]
+    return types_by_pattern(num_layers, every)
 
 
 ARCHITECTURE = family("Exaone4ForCausalLM", "exaone4", from_hf)

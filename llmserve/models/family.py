@@ -86,6 +86,7 @@ class FamilySpec(DecoderSpec):
     bidirectional: bool = False  # tokens read those behind them, too; only where a text is pooled
     sinks: bool = False  # each head has a score for a position without a value
     gated_heads: bool = False  # what a head gives is multiplied with a sigmoid, of numbers beside its query
+    gate_module: str = ""  # that has these numbers; empty: they are in q_proj
     mixer: Mixer | None = None  # of the layers with a state
     has_both: bool = False  # every layer has the mixer beside its attention
     lone_mlps: Collection[int] | None = None  # layers that are an MLP; the others have none. None: all have one
@@ -207,7 +208,7 @@ def _attention_params(spec: FamilySpec, layer: int) -> list[Param]:
     return [
         *weights.qkv(
             spec, layer, fused=spec.fused_qkv, bias=spec.qkv_bias, rotary_dim=_rotary_dim(spec, layer),
-            gated=spec.gated_heads,
+            gated=spec.gated_heads, gate=spec.gate_module,
         ),
         *_head_norm_params(spec, layer),
         *([weights.copied(f"layers.{layer}.attn.sinks", sinks, (spec.num_heads,))] if spec.sinks else ()),

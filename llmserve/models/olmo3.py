@@ -9,7 +9,7 @@ from llmserve.models.family import FamilySpec, HeadNorm, family
 from llmserve.models.olmo2 import NORMS
 from llmserve.models.rope import read_ropes
 from llmserve.models.spec import HfConfig
-from llmserve.models.windows import DEFAULT_WINDOW, FULL, SLIDING, has_window, windows_by_type
+from llmserve.models.windows import DEFAULT_WINDOW, FULL, SLIDING, has_window, types_by_pattern, windows_by_type
 
 THETA = 500_000.0  # where the config names none
 PATTERN = 4  # every fourth layer sees everything
@@ -21,7 +21,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
     reader.expect("hidden_act", "silu")
     rope, local_rope = read_ropes(reader, sizes.head_dim, {FULL: ("rope_theta", THETA), SLIDING: ("rope_theta", THETA)})
     window = reader.integer("sliding_window", DEFAULT_WINDOW) if has_window(reader) else 0
-    usual = [SLIDING if (layer + 1) % PATTERN else FULL for layer in range(sizes.num_layers)]
+    usual = types_by_pattern(sizes.num_layers, PATTERN)
     windows = windows_by_type(reader, reader.get("layer_types", usual), sizes.num_layers, window)
     bias = reader.flag("attention_bias")
     reader.finish()

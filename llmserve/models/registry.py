@@ -13,6 +13,8 @@ from llmserve.models.spec import Architecture, HfConfig
 AnyArchitecture: TypeAlias = Architecture[Any]
 
 FILES = (  # of this folder, each with an ARCHITECTURE
+    "afmoe",
+    "arcee",
     "baichuan",
     "bamba",
     "bert",

@@ -52,20 +52,29 @@ def norm(spec: DecoderSpec, name: str, module: str, *, bias: bool = False) -> li
 
 
 def qkv(
-    spec: DecoderSpec, layer: int, *, fused: str = "", bias: bool = False, rotary_dim: int = 0, gated: bool = False
+    spec: DecoderSpec,
+    layer: int,
+    *,
+    fused: str = "",
+    bias: bool = False,
+    rotary_dim: int = 0,
+    gated: bool = False,
+    gate: str = "",
 ) -> list[Param]:
     """`fused`: the module that has q, k and v as its rows, in this order; empty: there is one module for each.
 
     `rotary_dim`: so many elements of each head are stored as pairs that turn together.
-    `gated`: the rows of each query's gate are stored behind those of the query.
+    `gated`: the rows of each query's gate are stored behind those of the query, or those of all in the module `gate`.
     """
-    widths = {"q_proj": spec.q_width * (1 + gated), "k_proj": spec.kv_width, "v_proj": spec.kv_width}
+    has_both = gated and not gate
+    widths = {"q_proj": spec.q_width * (1 + has_both)} | ({gate: spec.q_width} if gate else {})
+    widths |= {"k_proj": spec.kv_width, "v_proj": spec.kv_width}
     if fused:
         widths = {fused: sum(widths.values())}
     rows = {f"{layer_source(layer)}.self_attn.{module}": width for module, width in widths.items()}
     pairs = Pairs(spec.head_dim, rotary_dim) if rotary_dim else None
     found = linear(f"layers.{layer}.attn.qkv", rows, spec.hidden_size, Shard.QKV, bias=bias)
-    if gated:
+    if has_both:
         return [replace(param, orders=(Shares((spec.head_dim,) * 2), None, None)) for param in found]
     return [replace(param, orders=(pairs, pairs, None)) for param in found] if pairs else found
 

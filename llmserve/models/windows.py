@@ -27,6 +27,11 @@ def windows_by_type(reader: ConfigReader, types: object, num_layers: int, window
     return windows if any(windows) else ()
 
 
+def types_by_pattern(num_layers: int, every: int) -> list[str]:
+    """Each `every`th layer sees everything, the others slide."""
+    return [SLIDING if (layer + 1) % every else FULL for layer in range(num_layers)]
+
+
 def has_window(reader: ConfigReader) -> bool:
     """False where the config says `"sliding_window": null`; a missing key means the default window."""
     return "sliding_window" not in reader.config or reader.config["sliding_window"] is not None

@@ -36,6 +36,7 @@ LEFT_OUT = {  # linear layers of a network that its adapter does not have
         "dots1-moe ernie4.5-moe glm4-moe hunyuan-moe qwen3-moe qwen3-next-moe solar-open-moe": (
             "gate_proj", "up_proj", "down_proj",
         ),
+        "afmoe": ("gate_proj", "up_proj", "down_proj", "gate"),
         "llama4-moe phimoe": ("router",),  # it returns a tuple, which PEFT cannot adapt
         "falcon-h1 nemotron-h nemotron-h-moe": ("out_proj",),  # PEFT refuses it by name
     }.items()

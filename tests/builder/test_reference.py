@@ -302,6 +302,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron-h-moe of narrow experts": ("nemotron-h-moe", {"moe_latent_size": 32, "hybrid_override_pattern": "E*E"}),
     "nemotron-h of one group": ("nemotron-h", {"mamba_n_groups": 1, "mamba_d_conv": 2, "mamba_head_dim": 70}),
     "nemotron-h without MLPs": ("nemotron-h", {"hybrid_override_pattern": "MM*", "n_groups": 6, "head_dim": 7}),
+    "arcee with yarn": ("arcee", {"rope_scaling": YARN, "tie_word_embeddings": True}),
+    "afmoe by layer type": (
+        "afmoe",
+        {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "mup_enabled": False},
+    ),
+    "afmoe without dense layers": (
+        "afmoe",
+        {"num_dense_layers": 0, "num_shared_experts": 1, "tie_word_embeddings": True, "num_key_value_heads": 1},
+    ),
     "one key/value head": ("llama", {"num_key_value_heads": 1}),
     "baichuan1 13B": ("baichuan2-13b", {"norm_head": False}),
 }
@@ -325,6 +334,7 @@ def test_variants(variant: str, tmp_path: Path) -> None:
         ("olmo3", ("attention_bias",)),
         ("granite", ("attention_bias", "mlp_bias")),
         ("granite-moe", ("attention_bias",)),
+        ("arcee", ("attention_bias", "mlp_bias")),
         ("seed-oss", ("attention_bias", "attention_out_bias", "mlp_bias")),
         ("ernie4.5", ("use_bias",)),
         ("cohere2", ("attention_bias",)),

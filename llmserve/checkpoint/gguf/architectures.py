@@ -12,6 +12,8 @@ from dataclasses import replace
 
 from llmserve.checkpoint.gguf.architecture import GgufArchitecture, Joined, joined
 from llmserve.checkpoint.gguf.tensor_names import (
+    AFMOE,
+    AFMOE_ROUTER,
     ATTENTION,
     BERT,
     BERT_LAYERS,
@@ -92,6 +94,8 @@ ALL = (
                      own_keys=MULTIPLIERS),
     GgufArchitecture("smollm3", "SmolLM3ForCausalLM", "smollm3", NORMS | ATTENTION | MLP, interleaved=True,
                      factors=(ROPE_FREQS,)),
+    GgufArchitecture("arcee", "ArceeForCausalLM", "arcee", NORMS | ATTENTION | PLAIN_MLP, interleaved=True,
+                     factors=(ROPE_FREQS,)),
     GgufArchitecture("seed_oss", "SeedOssForCausalLM", "seed_oss", SEED_NORMS | ATTENTION | MLP),
     GgufArchitecture("glm4", "Glm4ForCausalLM", "glm4", GLM_NORMS | ATTENTION | FUSED_MLP),
     GgufArchitecture("ernie4_5", "Ernie4_5ForCausalLM", "ernie4_5", NORMS | ATTENTION | MLP),
@@ -113,6 +117,9 @@ ALL = (
     GgufArchitecture("glm4moe", "Glm4MoeForCausalLM", "glm4_moe",
                      SEED_NORMS | ATTENTION | HEAD_NORMS | MLP | EXPERTS | SHARED_EXPERTS | DRAFTING,
                      {CORRECTION: f"mlp.gate.{CORRECTED}"}, own_keys=ROUTER_KEYS),
+    GgufArchitecture("afmoe", "AfmoeForCausalLM", "afmoe",
+                     AFMOE | ATTENTION | HEAD_NORMS | MLP | EXPERTS | SHARED_EXPERTS | AFMOE_ROUTER,
+                     {CORRECTION: "mlp.expert_bias"}, own_keys=ROUTER_KEYS),
     GgufArchitecture("dots1", "Dots1ForCausalLM", "dots1",
                      NORMS | ATTENTION | HEAD_NORMS | MLP | EXPERTS | SHARED_EXPERTS,
                      {CORRECTION: f"mlp.gate.{CORRECTED}"}, own_keys=ROUTER_KEYS),

@@ -266,6 +266,10 @@ def lfm2(file: Described, config: Config) -> Config:
     }
 
 
+def _arcee(file: Described, config: Config) -> Config:
+    return biased(file, config) | {"hidden_act": "relu2"}
+
+
 OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "llama": _llama,
     "qwen2": qwen2,
@@ -277,6 +281,7 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "exaone4": _exaone4,
     "granite": granite,
     "smollm3": biased,
+    "arcee": _arcee,
     "seed_oss": biased,
     "glm4": _glm4,
     "ernie4_5": biased,

@@ -85,6 +85,25 @@ def _dots1(file: Described, config: Config) -> Config:
     return _routed(file) | {"layer_types": layers, "sliding_window": None}
 
 
+def _afmoe(file: Described, config: Config) -> Config:
+    """llama.cpp's constants, as in the published models: which layers have a window, and the scale of inputs."""
+    reader = file.reader
+    require_whole_heads(reader, config)
+    own = routed(file)
+    return {
+        **file.experts("num_experts"),
+        "moe_intermediate_size": own["moe_intermediate_size"],
+        "num_expert_groups": own["n_group"],
+        "route_norm": own["norm_topk_prob"],
+        "route_scale": own["routed_scaling_factor"],
+        "num_shared_experts": reader.integer("{}.expert_shared_count"),
+        "num_dense_layers": reader.integer("{}.leading_dense_block_count", 0, minimum=0),
+        "sliding_window": reader.integer("{}.attention.sliding_window"),
+        "global_attn_every_n_layers": reader.integer(WINDOWS, 4),
+        "mup_enabled": True,
+    }
+
+
 def _minimax_m2(file: Described, config: Config) -> Config:
     reader = file.reader
     return {
@@ -190,6 +209,7 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "qwen3moe": _qwen3_moe,
     "olmoe": _experts,
     "glm4moe": _glm4_moe,
+    "afmoe": _afmoe,
     "dots1": _dots1,
     "minimax-m2": _minimax_m2,
     "ernie4_5-moe": _ernie4_5_moe,

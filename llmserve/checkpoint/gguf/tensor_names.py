@@ -21,6 +21,14 @@ FOUR_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+AFMOE = {
+    "attn_norm": "input_layernorm",
+    "attn_gate": "self_attn.gate_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_mlp_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+AFMOE_ROUTER = {"ffn_gate_inp": "mlp.router.gate"}
 POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 GLM_NORMS = {
     "attn_norm": "input_layernorm",

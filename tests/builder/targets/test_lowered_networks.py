@@ -27,6 +27,8 @@ OPTIONS = BuildOptions(dtype="float16", max_batch_size=4, max_num_tokens=32, max
 QUANTIZATIONS = ("", "int8", "int4")
 REFUSED_BY_CUDA = MIXTURES
 DIGESTS = {  # kind: program, cpu, cuda
+    "afmoe": ("dd1e7498d06db428", "509ab1ea0203e08a", "4f53cda18c2baa0c"),
+    "arcee": ("c6bbcd35b47aff3b", "c91341a479b9380f", "63152d1936d08f61"),
     "baichuan1-7b": ("6e7b3a1923862566", "820f22f95f632681", "3044f68a112eca94"),
     "baichuan2-13b": ("0b6ff4295a627d2b", "aebc0930f8a7f6fe", "9c28df861475fcff"),
     "baichuan2-7b": ("6e7b3a1923862566", "820f22f95f632681", "3044f68a112eca94"),

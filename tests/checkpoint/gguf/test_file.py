@@ -33,6 +33,8 @@ GEMMA = {"query_pre_attn_scalar": 24}  # the head size, which a GGUF file cannot
 def overrides(kind: str) -> dict[str, Any]:
     if kind == "cohere2":
         return {"sliding_window_pattern": 4, "num_hidden_layers": 4}  # which llama.cpp takes for granted
+    if kind == "afmoe":
+        return {"moe_intermediate_size": 64, "global_attn_every_n_layers": 4}
     if kind == "starcoder2":
         return {"sliding_window": None}  # which llama.cpp leaves out
     if kind == "dots1-moe":
@@ -267,7 +269,7 @@ def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
         (
             {"general.architecture": 7},
             Unsupported,
-            "supported: bert, cohere2, dots1, ernie4_5, ernie4_5-moe, exaone4, falcon-h1, gemma, gemma2, gemma3, ",
+            "supported: afmoe, arcee, bert, cohere2, dots1, ernie4_5, ernie4_5-moe, exaone4, falcon-h1, ",
         ),
         ({"llama.expert_count": 8}, CheckpointError, "llama.expert_used_count must be an integer from 1"),
         ({"llama.expert_count": [8, 8]}, Unsupported, "llama.expert_count"),
