@@ -690,6 +690,26 @@ KINDS |= {
         "global_attn_every_n_layers": 3,
         "mup_enabled": True,
     },
+    "exaone-moe": CHOOSERS
+    | {
+        "architectures": ["ExaoneMoeForCausalLM"],
+        "model_type": "exaone_moe",
+        "num_hidden_layers": 3,
+        "num_experts": 7,
+        "num_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "sliding_window_pattern": 3,
+    },
+    "cohere": QWEN
+    | {
+        "architectures": ["CohereForCausalLM"],
+        "model_type": "cohere",
+        "logit_scale": 0.25,
+        "layer_norm_eps": 1e-3,  # so that it is seen
+        "tie_word_embeddings": True,
+        "use_qk_norm": True,
+    },
 }
 KINDS["granite4-h"] = KINDS["granite4-h-moe"] | {"num_local_experts": 0, "mamba_n_groups": 4}
 KINDS["granite4"] = KINDS["granite4-moe"] | {"num_local_experts": 0, "position_embedding_type": "nope"}
@@ -804,6 +824,7 @@ def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> di
             parts, rows = [down], shape[1]
         else:
             rest = rest.removeprefix("gate.") if "moe_statics" in rest else rest
+            rest = rest.removeprefix("gate.") if model_type == "exaone_moe" and "correction" in rest else rest
             rest = rest if model_type == "afmoe" else rest.replace("router.", "gate.")
             found[f"{layer}.{module}.{rest}" if rest else name] = shape
             continue

@@ -52,6 +52,8 @@ ARCHITECTURES = {
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
     "dots1": gguf.MODEL_ARCH.DOTS1,
     "arcee": gguf.MODEL_ARCH.ARCEE,
+    "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE,
+    "cohere": gguf.MODEL_ARCH.COMMAND_R,
     "afmoe": gguf.MODEL_ARCH.AFMOE,
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
@@ -76,7 +78,8 @@ PERMUTED = (
     "nemotron_h",
 )  # whose converter is Llama's
 LAYER_NORMS = {  # what config.json calls their epsilon
-    "cohere2": "layer_norm_eps", "starcoder2": "norm_epsilon", "stablelm": "layer_norm_eps", "nemotron": "norm_eps"
+    "cohere": "layer_norm_eps", "cohere2": "layer_norm_eps",
+    "starcoder2": "norm_epsilon", "stablelm": "layer_norm_eps", "nemotron": "norm_eps"
 }  # fmt: skip
 RENAMED = {  # by converters, before they look names up
     "e_score_correction_bias": "e_score_correction.bias", "expert_bias": "expert_bias.bias",
@@ -299,7 +302,7 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
         }
     if config["model_type"] == "glm4":
         entries["rope.dimension_count"] = int(head_dim * config.get("partial_rotary_factor", 0.5))
-    if config["model_type"] in ("olmo3", "exaone4"):
+    if config["model_type"] in ("olmo3", "exaone4", "exaone_moe"):
         entries["attention.sliding_window"] = config["sliding_window"]
         every, count = config.get("sliding_window_pattern", 4), config["num_hidden_layers"]
         entries["attention.sliding_window_pattern"] = [(layer + 1) % every != 0 for layer in range(count)]
@@ -327,6 +330,18 @@ def own_metadata(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
     if kind == "cohere2":
         window = {"attention.sliding_window": config["sliding_window"]}
         return window | {"logit_scale": config["logit_scale"], "rope.dimension_count": head_dim}
+    if kind == "cohere":
+        own = {"logit_scale": config["logit_scale"], "rope.dimension_count": head_dim}
+        return own | {"rope.scaling.type": "none"}
+    if kind == "exaone_moe":
+        return {
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+            "expert_shared_count": config["num_shared_experts"],
+            "leading_dense_block_count": config["first_k_dense_replace"],
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": config["routed_scaling_factor"],
+        }
     if kind in ("stablelm", "nemotron"):
         part = config.get("partial_rotary_factor", 0.5 if kind == "nemotron" else 0.25)
         own = {"rope.dimension_count": int(part * head_dim)}

@@ -16,20 +16,27 @@ DEFAULT_LOGIT_SCALE = 0.0625
 
 def from_hf(config: HfConfig) -> FamilySpec:
     reader = ConfigReader(DEFAULTS | dict(config))
-    spec = read_family(reader, "Cohere2ForCausalLM", eps_key="layer_norm_eps")
+    spec = read_cohere(reader, "Cohere2ForCausalLM")
     pattern = reader.integer("sliding_window_pattern", DEFAULT_PATTERN)
     window = reader.integer("sliding_window", DEFAULT_WINDOW) if has_window(reader) else 0
     usual = types_by_pattern(spec.num_layers, pattern)
     windows = windows_by_type(reader, reader.get("layer_types", usual), spec.num_layers, window)
-    bias = reader.flag("attention_bias")
-    logit_scale = reader.positive("logit_scale", DEFAULT_LOGIT_SCALE)
-    for key, neutral in (("use_qk_norm", False), ("use_parallel_block", True), ("use_gated_activation", True)):
-        reader.expect(key, neutral)  # which published configs have and transformers does not read
+    reader.expect("use_qk_norm", False)
     reader.finish()
     unturned = [layer for layer in range(spec.num_layers) if not windows or not windows[layer]]
+    return replace(spec, windows=windows, unturned=unturned)
+
+
+def read_cohere(reader: ConfigReader, architecture: str) -> FamilySpec:
+    """What all of Cohere's have in common."""
+    spec = read_family(reader, architecture, eps_key="layer_norm_eps")
+    bias = reader.flag("attention_bias")
+    logit_scale = reader.positive("logit_scale", DEFAULT_LOGIT_SCALE)
+    for key in ("use_parallel_block", "use_gated_activation"):
+        reader.expect(key, True)  # which published configs have and transformers does not read
     return replace(
-        spec, windows=windows, unturned=unturned, layer_norm=True, is_parallel=True, interleaved=True,
-        qkv_bias=bias, output_bias=bias, logit_scale=logit_scale, norms=Norms(mlp=""),
+        spec, layer_norm=True, is_parallel=True, interleaved=True, qkv_bias=bias, output_bias=bias,
+        logit_scale=logit_scale, norms=Norms(mlp=""),
     )  # fmt: skip
 
 

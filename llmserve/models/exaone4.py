@@ -15,12 +15,18 @@ DEFAULT_PATTERN = 4  # every fourth layer sees everything
 
 def from_hf(config: HfConfig) -> FamilySpec:
     reader = ConfigReader(config)
-    spec = read_family(reader, "Exaone4ForCausalLM")
+    spec = read_exaone(reader, "Exaone4ForCausalLM")
+    reader.finish()
+    return replace(spec, norms=NORMS)
+
+
+def read_exaone(reader: ConfigReader, architecture: str) -> FamilySpec:
+    """What the mixture of experts has, too."""
+    spec = read_family(reader, architecture)
     window = reader.integer("sliding_window", DEFAULT_WINDOW) if has_window(reader) else 0
     windows = windows_by_type(reader, _layer_types(reader, spec.num_layers, window), spec.num_layers, window)
-    reader.finish()
     unturned = [layer for layer in range(spec.num_layers) if window and not (windows and windows[layer])]
-    return replace(spec, windows=windows, unturned=tuple(unturned), norms=NORMS, head_norm=HeadNorm.HEADS)
+    return replace(spec, windows=windows, unturned=tuple(unturned), head_norm=HeadNorm.HEADS)
 
 
 def _layer_types(reader: ConfigReader, num_layers: int, window: int) -> object:

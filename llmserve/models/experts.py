@@ -16,6 +16,7 @@ COUNT_KEYS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_e
 # Of other families, whose routers choose in another way, and the value that changes nothing.
 OTHER_ROUTERS = {"scoring_func": "softmax", "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
 MAX_GROUPS = 64
+MLP_TYPES = ("dense", "sparse")
 LATENT = ("latent_in", "latent_out")  # parameters
 
 
@@ -102,6 +103,16 @@ def read_dense_layers(reader: ConfigReader, num_layers: int) -> Collection[int]:
         reader.problems.append(f"mlp_only_layers must be a list of integers, got {listed!r}")
         listed = []
     return tuple(layer for layer in range(num_layers) if layer in listed or (layer + 1) % step)
+
+
+def read_dense_types(reader: ConfigReader, num_layers: int, num_dense: int = 0) -> Collection[int]:
+    """By `mlp_layer_types`; else the first `num_dense`."""
+    listed = reader.get("mlp_layer_types", ["dense"] * num_dense + ["sparse"] * (num_layers - num_dense))
+    if not isinstance(listed, list) or len(listed) < num_layers or not all(kind in MLP_TYPES for kind in listed):
+        names = " or ".join(map(repr, MLP_TYPES))
+        reader.problems.append(f"mlp_layer_types must be a list of {num_layers} times {names}, got {listed!r}")
+        return ()
+    return tuple(layer for layer in range(num_layers) if listed[layer] == MLP_TYPES[0])
 
 
 def params(spec: DecoderSpec, mixture: Mixture, layer: int) -> list[Param]:

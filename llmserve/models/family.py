@@ -47,6 +47,7 @@ class HeadNorm(Enum):
     WHOLE = "whole"  # all heads of a token together
     TURNED_HEADS = "turned heads"  # each head, after the rotary embedding
     OWN = "own"  # each head by a layer norm of its own
+    OWN_ROWS = "own rows"  # the same, of which a tensor has those of all heads
     LENGTH = "length"  # each head that was turned, without a weight
 
 
@@ -222,6 +223,8 @@ def _head_norm_params(spec: FamilySpec, layer: int) -> list[Param]:
         return []
     if spec.head_norm is HeadNorm.OWN:
         return weights.norms_of_heads(spec, layer, spec.head_norm_modules)
+    if spec.head_norm is HeadNorm.OWN_ROWS:
+        return weights.norm_rows_of_heads(spec, layer, spec.head_norm_modules, rotary_dim=_rotary_dim(spec, layer))
     is_whole = spec.head_norm is HeadNorm.WHOLE
     widths = (spec.q_width, spec.kv_width) if is_whole else (spec.head_dim, spec.head_dim)
     return weights.head_norms(layer, spec.head_norm_modules, widths)
@@ -249,7 +252,7 @@ def _attention(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
     if spec.head_norm is HeadNorm.TURNED_HEADS:
         q, k = blocks.head_norms(g, spec, blocks.turned(g, spec, rope, q, k), layer)
     else:
-        if spec.head_norm is HeadNorm.OWN:
+        if spec.head_norm in (HeadNorm.OWN, HeadNorm.OWN_ROWS):
             q, k = blocks.norms_of_heads(g, spec, (q, k), layer)
         elif spec.head_norm not in (HeadNorm.NONE, HeadNorm.LENGTH):
             is_whole = spec.head_norm is HeadNorm.WHOLE

@@ -79,6 +79,21 @@ def qkv(
     return [replace(param, orders=(pairs, pairs, None)) for param in found] if pairs else found
 
 
+def norm_rows_of_heads(spec: DecoderSpec, layer: int, modules: Sequence[str], *, rotary_dim: int = 0) -> list[Param]:
+    """Of q and of k, where each head has a norm of its own: a row of a matrix. `rotary_dim`: as in `qkv`."""
+    orders = (Pairs(spec.head_dim, rotary_dim),) if rotary_dim else ()
+    return [
+        Param(
+            f"layers.{layer}.attn.{n}_norm",
+            (count * spec.head_dim,),
+            (f"{layer_source(layer)}.self_attn.{module}.weight",),
+            ((count, spec.head_dim),),
+            orders=orders,
+        )
+        for n, module, count in zip("qk", modules, (spec.num_heads, spec.num_kv_heads), strict=True)
+    ]
+
+
 def norms_of_heads(spec: DecoderSpec, layer: int, modules: Sequence[str]) -> list[Param]:
     """Of q and of k, where each head has a norm of its own: a module of that number."""
     source, shape = f"{layer_source(layer)}.self_attn", (spec.head_dim,)

@@ -33,7 +33,7 @@ LEFT_OUT = {  # linear layers of a network that its adapter does not have
     kind: modules
     for kinds, modules in {
         # PEFT takes these names for those of the experts, whose tensors we refuse (`target_parameters`)
-        "dots1-moe ernie4.5-moe glm4-moe hunyuan-moe qwen3-moe qwen3-next-moe solar-open-moe": (
+        "dots1-moe ernie4.5-moe exaone-moe glm4-moe hunyuan-moe qwen3-moe qwen3-next-moe solar-open-moe": (
             "gate_proj", "up_proj", "down_proj",
         ),
         "afmoe": ("gate_proj", "up_proj", "down_proj", "gate"),

@@ -311,6 +311,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "afmoe",
         {"num_dense_layers": 0, "num_shared_experts": 1, "tie_word_embeddings": True, "num_key_value_heads": 1},
     ),
+    "exaone-moe without windows": (
+        "exaone-moe",
+        {"layer_types": ["full_attention"] * 3, "tie_word_embeddings": True},
+    ),
+    "exaone-moe by type, in groups": (
+        "exaone-moe",
+        {
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "num_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+        },
+    ),
+    "cohere with plain heads": ("cohere", {"use_qk_norm": False, "tie_word_embeddings": False}),
+    "cohere of one key/value head": ("cohere", {"num_key_value_heads": 1, "rope_scaling": YARN}),
     "one key/value head": ("llama", {"num_key_value_heads": 1}),
     "baichuan1 13B": ("baichuan2-13b", {"norm_head": False}),
 }
@@ -337,6 +353,7 @@ def test_variants(variant: str, tmp_path: Path) -> None:
         ("arcee", ("attention_bias", "mlp_bias")),
         ("seed-oss", ("attention_bias", "attention_out_bias", "mlp_bias")),
         ("ernie4.5", ("use_bias",)),
+        ("cohere", ("attention_bias",)),
         ("cohere2", ("attention_bias",)),
         ("llama4-moe", ("attention_bias",)),
         ("nemotron", ("attention_bias", "mlp_bias")),

@@ -13,7 +13,7 @@ from llmserve.builder.quantization import MATRICES
 from llmserve.checkpoint.gguf import architectures as gguf
 from llmserve.errors import CheckpointError, Unsupported
 from llmserve.models.graph import OpKind
-from llmserve.models.registry import ARCHITECTURES, MODEL_TYPES, architecture_for
+from llmserve.models.registry import ARCHITECTURES, MODEL_TYPES, architecture_for, position_limit
 from llmserve.models.spec import Combine, DecoderSpec, Pooling
 from tests.checkpoints import KINDS, LONGROPE, tensor_shapes
 
@@ -220,6 +220,9 @@ def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
         ("qwen2", {"layer_types": ["sliding_attention"] * 3}, "but use_sliding_window is off"),
         ("afmoe", {"score_func": "softmax"}, "score_func 'softmax' is not supported; supported: 'sigmoid'"),
         ("afmoe", {"attention_bias": True}, "attention_bias True is not supported; supported: False"),
+        ("exaone-moe", {"mlp_layer_types": ["moe"]}, "mlp_layer_types must be a list of 3 times 'dense' or 'sparse'"),
+        ("exaone-moe", {"num_experts": None}, "num_experts must be an integer from 1"),
+        ("cohere", {"use_parallel_block": False}, "use_parallel_block False is not supported"),
         ("baichuan2-7b", {"rope_theta": 5e5}, "rope_theta 500000.0 is not supported"),
         ("baichuan2-7b", {"tie_word_embeddings": True}, "tie_word_embeddings True is not supported"),
         ("baichuan2-7b", {"num_key_value_heads": 2}, "num_key_value_heads 2 is not supported"),
@@ -309,6 +312,23 @@ FACTORS = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64, "short_mscale"
             },
             "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "use_qk_norm": True,
         },
+        {  # of Command R+
+            "architectures": ["CohereForCausalLM"], "model_type": "cohere", "attention_bias": False,
+            "hidden_act": "silu", "layer_norm_eps": 1e-05, "logit_scale": 0.8333333333333334,
+            "max_position_embeddings": 8192, "model_max_length": 131072, "pretraining_tp": 1,
+            "rope_theta": 75000000.0, "use_qk_norm": True,
+        },
+        {  # of K-EXAONE
+            "architectures": ["ExaoneMoEForCausalLM"], "model_type": "exaone_moe", "first_k_dense_replace": 1,
+            "head_dim": 128, "hidden_act": "silu", "is_moe_layer": [False, True, True, True],
+            "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+            "mlp_layer_types": ["dense", *["sparse"] * 3],
+            "moe_intermediate_size": 2048, "n_group": 1, "norm_topk_prob": True, "num_experts": 128,
+            "num_experts_per_tok": 8, "num_nextn_predict_layers": 1, "num_shared_experts": 1, "rms_norm_eps": 1e-05,
+            "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}, "routed_scaling_factor": 2.5,
+            "scoring_func": "sigmoid", "sliding_window": 128, "sliding_window_pattern": "LLLG",
+            "tf_legacy_loss": False, "topk_group": 1, "topk_method": "noaux_tc",
+        },
         {  # of AFM-4.5B
             "architectures": ["ArceeForCausalLM"], "model_type": "arcee", "attention_bias": False, "head_dim": 128,
             "hidden_act": "relu2", "mlp_bias": False, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
@@ -334,6 +354,12 @@ def test_configs_as_published_are_read(config: dict[str, Any]) -> None:
     spec = architecture.from_hf(SIZES | config)
     assert architecture.params(spec)
     assert len(architecture.program(spec).ops) > 4 * 8
+
+
+def test_command_r_reads_more_than_its_positions_say() -> None:
+    """As the config of 2024 says it; that of August of the same year has the limit in both keys."""
+    config = KINDS["cohere"] | {"max_position_embeddings": 64, "model_max_length": 512}
+    assert spec_of("cohere", **config).max_position_embeddings == position_limit(config) == 512
 
 
 def test_gemma_3_leaves_out_most_of_its_sizes() -> None:

@@ -185,7 +185,7 @@ def _olmo2(file: Described, config: Config) -> Config:
     return olmo3 | own if own["sliding_window"] else {}
 
 
-def _exaone4(file: Described, config: Config) -> Config:
+def exaone4(file: Described, config: Config) -> Config:
     require_whole_heads(file.reader, config)
     return _frequency_factors(file, config) | _windows_by_layer(file, config)
 
@@ -203,6 +203,15 @@ def _cohere2(file: Described, config: Config) -> Config:
         "sliding_window": file.reader.integer("{}.attention.sliding_window"),
         "sliding_window_pattern": 4,
         "attention_bias": file.has_bias("attn_q"),
+    }
+
+
+def _command_r(file: Described, config: Config) -> Config:
+    require_whole_heads(file.reader, config)
+    return {
+        "logit_scale": file.reader.positive("{}.logit_scale"),
+        "attention_bias": file.has_bias("attn_q"),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.shapes,
     }
 
 
@@ -278,13 +287,14 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "gemma3": _gemma3,
     "phi3": phi3,
     "olmo2": _olmo2,
-    "exaone4": _exaone4,
+    "exaone4": exaone4,
     "granite": granite,
     "smollm3": biased,
     "arcee": _arcee,
     "seed_oss": biased,
     "glm4": _glm4,
     "ernie4_5": biased,
+    "command-r": _command_r,
     "cohere2": _cohere2,
     "starcoder2": _starcoder2,
     "stablelm": _stablelm,

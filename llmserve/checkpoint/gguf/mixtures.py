@@ -8,6 +8,7 @@ from llmserve.checkpoint.gguf.described import Config, Described
 from llmserve.checkpoint.gguf.families import (
     WINDOWS,
     biased,
+    exaone4,
     granite,
     lfm2,
     part_of_heads,
@@ -102,6 +103,19 @@ def _afmoe(file: Described, config: Config) -> Config:
         "global_attn_every_n_layers": reader.integer(WINDOWS, 4),
         "mup_enabled": True,
     }
+
+
+def _exaone_moe(file: Described, config: Config) -> Config:
+    """The last blocks draft tokens."""
+    reader = file.reader
+    num_layers = max(1, config["num_hidden_layers"] - reader.integer("{}.nextn_predict_layers", 0, minimum=0))
+    windows = exaone4(file, config)
+    return windows | _routed(file) | {
+        **file.experts("num_experts"),
+        "num_hidden_layers": num_layers,
+        "layer_types": windows["layer_types"][:num_layers],
+        "num_shared_experts": reader.integer("{}.expert_shared_count"),
+    }  # fmt: skip
 
 
 def _minimax_m2(file: Described, config: Config) -> Config:
@@ -210,6 +224,7 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "olmoe": _experts,
     "glm4moe": _glm4_moe,
     "afmoe": _afmoe,
+    "exaone-moe": _exaone_moe,
     "dots1": _dots1,
     "minimax-m2": _minimax_m2,
     "ernie4_5-moe": _ernie4_5_moe,

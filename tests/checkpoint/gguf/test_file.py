@@ -35,6 +35,8 @@ def overrides(kind: str) -> dict[str, Any]:
         return {"sliding_window_pattern": 4, "num_hidden_layers": 4}  # which llama.cpp takes for granted
     if kind == "afmoe":
         return {"moe_intermediate_size": 64, "global_attn_every_n_layers": 4}
+    if kind == "exaone-moe":
+        return {"moe_intermediate_size": 64}
     if kind == "starcoder2":
         return {"sliding_window": None}  # which llama.cpp leaves out
     if kind == "dots1-moe":
@@ -224,6 +226,12 @@ def test_layers_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
         assert spec.num_layers == 2
         params = architecture_for(checkpoint.config).params(spec)
         assert len(plan_weights(checkpoint, params, spec.ignored).params) == len(params)
+    exaone: dict[str, Any] = {"num_hidden_layers": 4, "metadata": {"exaone-moe.nextn_predict_layers": 1}}
+    with Checkpoint.open(make_gguf(tmp_path / "e.gguf", "exaone-moe", **exaone)) as checkpoint:
+        spec = spec_of(checkpoint.config)
+        assert spec.num_layers == len(spec.windows) == 3
+        params = architecture_for(checkpoint.config).params(spec)
+        assert len(plan_weights(checkpoint, params, ()).params) == len(params)
     glm = ARCHITECTURES["glm4moe"]
     for own, name in (("eh_proj", "eh_proj"), ("shared_head_norm", "shared_head.norm")):
         assert glm.to_hf(f"blk.2.nextn.{own}.weight") == f"model.layers.2.{name}.weight"
@@ -269,7 +277,7 @@ def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
         (
             {"general.architecture": 7},
             Unsupported,
-            "supported: afmoe, arcee, bert, cohere2, dots1, ernie4_5, ernie4_5-moe, exaone4, falcon-h1, ",
+            "supported: afmoe, arcee, bert, cohere2, command-r, dots1, ernie4_5, ernie4_5-moe, exaone-moe, exaone4, ",
         ),
         ({"llama.expert_count": 8}, CheckpointError, "llama.expert_used_count must be an integer from 1"),
         ({"llama.expert_count": [8, 8]}, Unsupported, "llama.expert_count"),
