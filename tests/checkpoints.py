@@ -710,6 +710,35 @@ KINDS |= {
         "tie_word_embeddings": True,
         "use_qk_norm": True,
     },
+    "cohere2-moe": CHOOSERS
+    | {
+        "architectures": ["Cohere2MoeForCausalLM"],
+        "model_type": "cohere2_moe",
+        "num_hidden_layers": 3,
+        "intermediate_size": 48,
+        "prefix_dense_intermediate_size": 80,
+        "num_experts": 7,
+        "num_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "sliding_window_pattern": 2,
+        "logit_scale": 0.25,
+        "layer_norm_eps": 1e-3,  # so that it is seen
+        "tie_word_embeddings": True,
+    },
+    "mellum-moe": {key: value for key, value in CHOOSERS.items() if key != "rope_theta"}
+    | {
+        "architectures": ["MellumForCausalLM"],
+        "model_type": "mellum",
+        "num_hidden_layers": 3,
+        "num_experts": 7,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "norm_topk_prob": True,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
 }
 KINDS["granite4-h"] = KINDS["granite4-h-moe"] | {"num_local_experts": 0, "mamba_n_groups": 4}
 KINDS["granite4"] = KINDS["granite4-moe"] | {"num_local_experts": 0, "position_embedding_type": "nope"}

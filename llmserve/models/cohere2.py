@@ -27,9 +27,9 @@ def from_hf(config: HfConfig) -> FamilySpec:
     return replace(spec, windows=windows, unturned=unturned)
 
 
-def read_cohere(reader: ConfigReader, architecture: str) -> FamilySpec:
+def read_cohere(reader: ConfigReader, architecture: str, *, eps_key: str = "layer_norm_eps") -> FamilySpec:
     """What all of Cohere's have in common."""
-    spec = read_family(reader, architecture, eps_key="layer_norm_eps")
+    spec = read_family(reader, architecture, eps_key=eps_key)
     bias = reader.flag("attention_bias")
     logit_scale = reader.positive("logit_scale", DEFAULT_LOGIT_SCALE)
     for key in ("use_parallel_block", "use_gated_activation"):

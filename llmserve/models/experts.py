@@ -49,6 +49,7 @@ class Mixture:
     shared_fused: str = ""  # as `FamilySpec.fused_mlp`
     shared_down: str = "down_proj"
     shared_size: int = 0  # its inner width
+    shared_factor: float = 1.0  # of its output
     shared_gate: str = ""  # gives the number whose sigmoid its output is multiplied with
 
 
@@ -139,6 +140,8 @@ def params(spec: DecoderSpec, mixture: Mixture, layer: int) -> list[Param]:
             found += weights.plain_mlp(inner, layer, module=module, up=mixture.names[0], down=down)
         else:
             found += weights.gated_mlp(inner, layer, module=module, fused=mixture.shared_fused, down=down)
+        if mixture.shared_factor != 1.0:
+            found.append(replace(found.pop(), factors=((spec.hidden_size, mixture.shared_factor),)))
     if mixture.shared_gate:
         gate = f"{source}.{mixture.shared_gate}.weight"
         found.append(weights.copied(f"{name}.gate", gate, (1, spec.hidden_size)))

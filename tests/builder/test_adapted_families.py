@@ -29,14 +29,14 @@ from tests.oracle import load_oracle, oracle_logits, relative_error
 
 IDS = [1, 70, 35, 190, 17, 101, 44, 17, 260, 9]
 OPTIONS = BuildOptions(dtype="float32", max_seq_len=64, max_num_tokens=64, max_batch_size=4)
+MLP = ("gate_proj", "up_proj", "down_proj")
 LEFT_OUT = {  # linear layers of a network that its adapter does not have
     kind: modules
     for kinds, modules in {
         # PEFT takes these names for those of the experts, whose tensors we refuse (`target_parameters`)
-        "dots1-moe ernie4.5-moe exaone-moe glm4-moe hunyuan-moe qwen3-moe qwen3-next-moe solar-open-moe": (
-            "gate_proj", "up_proj", "down_proj",
-        ),
-        "afmoe": ("gate_proj", "up_proj", "down_proj", "gate"),
+        "cohere2-moe dots1-moe ernie4.5-moe exaone-moe glm4-moe hunyuan-moe mellum-moe": MLP,
+        "qwen3-moe qwen3-next-moe solar-open-moe": MLP,
+        "afmoe": (*MLP, "gate"),
         "llama4-moe phimoe": ("router",),  # it returns a tuple, which PEFT cannot adapt
         "falcon-h1 nemotron-h nemotron-h-moe": ("out_proj",),  # PEFT refuses it by name
     }.items()

@@ -61,6 +61,7 @@ PHIMOE_ROPE = {
     "long_mscale": 1.3,
     "original_max_position_embeddings": 128,
 }
+YARN_OF_MELLUM = {"factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.2}
 YARN_OPTIONS = {"beta_fast": 16, "beta_slow": 2, "mscale": 1.2, "mscale_all_dim": 0.7, "truncate": False}
 GEMMA4_ROPES = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 1.0, "rope_theta": 500.0, "factor": 2.0},
@@ -327,6 +328,38 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "cohere with plain heads": ("cohere", {"use_qk_norm": False, "tie_word_embeddings": False}),
     "cohere of one key/value head": ("cohere", {"num_key_value_heads": 1, "rope_scaling": YARN}),
+    "cohere2-moe by sigmoids": (
+        "cohere2-moe",
+        {
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": False,
+            "shared_expert_combination_strategy": "sum",
+            "prefix_dense_sliding_window_pattern": 2,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
+    "cohere2-moe by type": (
+        "cohere2-moe",
+        {
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": ["sparse", "sparse", "dense"],
+            "num_shared_experts": 0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "mellum without windows": (
+        "mellum-moe",
+        {"layer_types": None, "mlp_layer_types": None, "norm_topk_prob": False, "tie_word_embeddings": True},
+    ),
+    "mellum with yarn": (
+        "mellum-moe",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "rope_theta": 500000.0} | YARN_OF_MELLUM,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
     "one key/value head": ("llama", {"num_key_value_heads": 1}),
     "baichuan1 13B": ("baichuan2-13b", {"norm_head": False}),
 }
@@ -351,6 +384,7 @@ def test_variants(variant: str, tmp_path: Path) -> None:
         ("granite", ("attention_bias", "mlp_bias")),
         ("granite-moe", ("attention_bias",)),
         ("arcee", ("attention_bias", "mlp_bias")),
+        ("mellum-moe", ("attention_bias",)),
         ("seed-oss", ("attention_bias", "attention_out_bias", "mlp_bias")),
         ("ernie4.5", ("use_bias",)),
         ("cohere", ("attention_bias",)),
@@ -393,7 +427,7 @@ def test_configs_as_transformers_5_writes_them(kind: str, tmp_path: Path) -> Non
     """New style: `rope_parameters` instead of `rope_theta` and `rope_scaling`, `dtype` instead of `torch_dtype`."""
     load_oracle(make_checkpoint(tmp_path / "old", kind, with_tokenizer=False)).save_pretrained(tmp_path / "new")
     config = json.loads((tmp_path / "new" / "config.json").read_text())
-    assert "rope_theta" not in config
+    assert "rope_theta" not in config or kind == "cohere2-moe"  # whose class keeps it
     assert "dtype" in config
     assert np.array_equal(reference_logits(tmp_path / "new")(PROMPT), reference_logits(tmp_path / "old")(PROMPT))
     assert_parity(tmp_path / "new")

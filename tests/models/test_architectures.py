@@ -223,6 +223,13 @@ def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
         ("exaone-moe", {"mlp_layer_types": ["moe"]}, "mlp_layer_types must be a list of 3 times 'dense' or 'sparse'"),
         ("exaone-moe", {"num_experts": None}, "num_experts must be an integer from 1"),
         ("cohere", {"use_parallel_block": False}, "use_parallel_block False is not supported"),
+        ("cohere2-moe", {"expert_selection_fn": "tanh"}, "expert_selection_fn 'tanh' is not supported"),
+        (
+            "cohere2-moe",
+            {"shared_expert_combination_strategy": "max"},
+            "shared_expert_combination_strategy 'max' is not supported; supported: 'average', 'sum'",
+        ),
+        ("mellum-moe", {"rope_parameters": {"rope_theta": 5e5}}, "an object with full_attention and sliding_attention"),
         ("baichuan2-7b", {"rope_theta": 5e5}, "rope_theta 500000.0 is not supported"),
         ("baichuan2-7b", {"tie_word_embeddings": True}, "tie_word_embeddings True is not supported"),
         ("baichuan2-7b", {"num_key_value_heads": 2}, "num_key_value_heads 2 is not supported"),
