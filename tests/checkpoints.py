@@ -361,6 +361,47 @@ KINDS |= {
         "n_shared_experts": 1,
     },
 }
+# attention over a latent: heads whose keys, values and latent are of different sizes
+LATENT: dict[str, Any] = {
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
+    "head_dim": 8,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 40,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 20,
+    "v_head_dim": 12,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 0,
+}
+YARN_OF_LATENT = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0}
+KINDS |= {
+    "deepseek-v3-moe": CHOOSERS
+    | LATENT
+    | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "n_routed_experts": 12,
+        "n_group": 4,
+        "topk_group": 2,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+        "rope_scaling": YARN_OF_LATENT | {"mscale_all_dim": 0.8, "beta_fast": 32, "beta_slow": 1},
+    },
+    "glm4-lite-moe": CHOOSERS
+    | LATENT
+    | {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "model_type": "glm4_moe_lite",
+        "n_routed_experts": 7,
+        "qk_nope_head_dim": 12,
+        "v_head_dim": 20,
+    },
+}
 KINDS |= {
     # windows in two of three layers, which are those that turn
     "cohere2": QWEN

@@ -58,6 +58,7 @@ class Place(NamedTuple):
     order: RowOrder | None
     multipliers: NDArray[np.float32] | None  # of its rows in the parameter
     kinds: frozenset[OpKind]  # kinds of the ops that read the parameter
+    is_factor: bool  # the parameter is its product with another matrix
 
 
 def build_adapter(folder: Path, engine: Path, output: Path) -> AdapterManifest:
@@ -133,15 +134,21 @@ def _places(directory: EngineDirectory) -> Mapping[str, Place]:
     kinds = _kinds(architecture.program(spec))
     return {
         source: Place(
-            param.name, begin, shape, order, _multipliers(param, begin, shape), frozenset(kinds.get(param.name, ()))
+            param.name, begin, shape, order, _multipliers(param, begin, shape, order),
+            frozenset(kinds.get(param.name, ())), param.product is not None,
         )
         for param in architecture.params(spec)
         for source, begin, shape, order in _sources(param)
-    }
+    }  # fmt: skip
 
 
-def _multipliers(param: Param, begin: int, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
-    return row_factors(param)[begin : begin + shape[0]] if param.factors else None
+def _multipliers(
+    param: Param, begin: int, shape: tuple[int, ...], order: RowOrder | None
+) -> NDArray[np.float32] | None:
+    if not param.factors:
+        return None
+    height = shape[0] if order is None else len(row_order(shape[0], order))
+    return row_factors(param)[begin : begin + height]
 
 
 def _kinds(program: Program) -> Mapping[str, set[OpKind]]:
@@ -170,6 +177,8 @@ def _problems(adapter: Adapter, places: Mapping[str, Place]) -> Iterator[str]:
             yield f"it changes {name}, but the engine has no such matrix"
         elif others := [word for kind, word in IS_NOT_ADAPTED.items() if kind in place.kinds]:
             yield f"it changes {name}, {others[0]}, which engines do not support at run time; {MERGE}"
+        elif place.is_factor:
+            yield f"it changes {name}, which is part of a product in the engine; {MERGE}"
         elif place.shape != change.shape:
             yield f"{name} has the shape {list(place.shape)} in the engine, but {list(change.shape)} in the adapter"
         elif change.magnitude is not None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from llmserve.checkpoint.blocks import BlockRows, blocks
 from llmserve.checkpoint.floats import is_finite
 from llmserve.checkpoint.integers import Integers, integers
+from llmserve.checkpoint.products import LatentProduct
 from llmserve.checkpoint.reader import MAX_LISTED, Checkpoint
 from llmserve.checkpoint.rearranged import ReorderedRows, RowDifference, ScaledRows, StackedRows, row_order
 from llmserve.checkpoint.stored_tensor import DTYPES, FLOAT_DTYPES, Rows, Tensor
@@ -134,6 +135,11 @@ class WeightPlan:
         param = self._params[name]
         dtype = "float32" if param.is_exact else dtype
         self._check_duplicates(param)
+        if param.product:
+            made = LatentProduct(param.product, [self._checkpoint.rows(source) for source in param.sources])
+            stored_name = self._checkpoint.stored_name(param.sources[0])
+            part = _Part(made, DTYPES["float32"], stored_name, 0, param.shape[0])
+            return ParamRows(param.shape, DTYPES[dtype], param.combine, (part,))
         parts, begin = [], 0
         orders = param.orders or (None,) * len(param.sources)
         for source, shape, order in zip(param.sources, param.source_shapes, orders, strict=True):
@@ -145,6 +151,7 @@ class WeightPlan:
                 rows, height, dtype_stored = RowDifference(rows, param.difference), 1, "float32"
             if order is not None:
                 rows = ReorderedRows(rows, row_order(height, order))
+                height = len(rows.order)
             if param.factors:
                 dtype_stored = "float32"
                 rows = ScaledRows(rows, row_factors(param)[begin : begin + height])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from llmserve.checkpoint.blocks import BlockRows, blocks
 from llmserve.checkpoint.integers import Integers, integers
 from llmserve.checkpoint.stored_tensor import Rows, Tensor
-from llmserve.models.spec import Pairs, RowOrder, Shares
+from llmserve.models.spec import LatentRows, Pairs, RowOrder, Shares
 
 MOST_UNWANTED = 4  # times as many rows as requested are read at once
 
@@ -112,6 +112,9 @@ def row_order(num_rows: int, stored: RowOrder) -> NDArray[np.intp]:
     """The places of a parameter's rows in a tensor with another order."""
     if isinstance(stored, Pairs):
         return pair_order(num_rows, stored.head_dim, stored.rotary_dim)
+    if isinstance(stored, LatentRows):
+        latent, turned = np.arange(stored.size), pair_order(stored.rotary_dim, stored.rotary_dim, stored.num_paired)
+        return np.concatenate([stored.size + turned, latent, latent])
     if isinstance(stored, Shares):
         groups = np.arange(num_rows).reshape(-1, sum(stored.sizes))
         return np.concatenate([part.reshape(-1) for part in np.split(groups, np.cumsum(stored.sizes)[:-1], axis=1)])

@@ -14,6 +14,7 @@ from llmserve.models import blocks, experts, weights
 from llmserve.models.config import ConfigReader, read_decoder
 from llmserve.models.experts import Mixture
 from llmserve.models.graph import Graph, Value
+from llmserve.models.latent import LatentAttention
 from llmserve.models.rope import STORED_FREQUENCIES, read_rope, scaled_positions
 from llmserve.models.spec import Architecture, DecoderSpec, HfConfig, Mixer, Param, PositionScale, Rope
 
@@ -92,6 +93,7 @@ class FamilySpec(DecoderSpec):
     has_both: bool = False  # every layer has the mixer beside its attention
     lone_mlps: Collection[int] | None = None  # layers that are an MLP; the others have none. None: all have one
     mixture: Mixture | None = None
+    latent: LatentAttention | None = None  # of every layer
 
     @property
     def uncached_layers(self) -> Collection[int]:
@@ -205,6 +207,8 @@ def _rotary_dim(spec: FamilySpec, layer: int) -> int:
 def _attention_params(spec: FamilySpec, layer: int) -> list[Param]:
     if spec.mixer is not None and layer in spec.stateful_layers:
         return spec.mixer.params(spec, layer)
+    if spec.latent is not None:
+        return spec.latent.params(spec, layer)
     sinks = f"{weights.layer_source(layer)}.self_attn.sinks"
     return [
         *weights.qkv(
@@ -245,6 +249,8 @@ def _mlp_params(spec: FamilySpec, layer: int) -> list[Param]:
 def _attention(g: Graph, spec: FamilySpec, x: Value, layer: int) -> Value:
     if spec.mixer is not None and layer in spec.stateful_layers:
         return spec.mixer.mix(g, spec, x, layer)
+    if spec.latent is not None:
+        return spec.latent.attend(g, spec, x, layer)
     q, k, v, *gates = blocks.qkv(g, spec, x, layer, bias=spec.qkv_bias, gated=spec.gated_heads)
     rope, grown = spec.rope_of(layer), spec.position_scale
     if grown is not None and (grown.layers is None or layer in grown.layers):

@@ -18,11 +18,15 @@ def from_hf(config: HfConfig) -> FamilySpec:
     bias = reader.flag("attention_bias")
     head_norm = HeadNorm.HEADS if reader.flag("use_qk_norm") else HeadNorm.NONE
     mixture = read_glm_mixture(reader, reader.integer("first_k_dense_replace", 1, minimum=0, maximum=spec.num_layers))
-    num_drafting = reader.integer("num_nextn_predict_layers", 0, minimum=0, maximum=MAX_COUNT)
+    ignored = drafting_layers(reader, spec.num_layers)
     reader.finish()
-    # layers behind the last one predict a token more
-    ignored = tuple(rf"model\.layers\.{spec.num_layers + i}\..*" for i in range(num_drafting))
     return replace(spec, qkv_bias=bias, head_norm=head_norm, mixture=mixture, ignored=ignored)
+
+
+def drafting_layers(reader: ConfigReader, num_layers: int) -> tuple[str, ...]:
+    """The tensors of layers behind the last one, which predict a token more."""
+    num_drafting = reader.integer("num_nextn_predict_layers", 0, minimum=0, maximum=MAX_COUNT)
+    return tuple(rf"model\.layers\.{num_layers + i}\..*" for i in range(num_drafting))
 
 
 def read_glm_mixture(reader: ConfigReader, num_dense: int) -> Mixture:

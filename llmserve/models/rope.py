@@ -238,14 +238,15 @@ def _yarn(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
 
 
 def _yarn_attention_factor(factor: float, values: Mapping[str, Any]) -> float:
-    def magnitude(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
     if "attention_factor" in values:
         return float(values["attention_factor"])
     if "mscale" in values and "mscale_all_dim" in values:
-        return magnitude(values["mscale"]) / magnitude(values["mscale_all_dim"])
-    return magnitude(1.0)
+        return yarn_magnitude(factor, values["mscale"]) / yarn_magnitude(factor, values["mscale_all_dim"])
+    return yarn_magnitude(factor, 1.0)
+
+
+def yarn_magnitude(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _as_configured(positions: int, values: Mapping[str, Any]) -> float:

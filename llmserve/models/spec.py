@@ -67,7 +67,35 @@ class Shares:
     sizes: tuple[int, ...]
 
 
-RowOrder: TypeAlias = Pairs | HeadGroups | Shares
+@dataclass(frozen=True, slots=True)
+class LatentRows:
+    """Rows of a latent, then of the elements of keys that are turned, the first `num_paired` stored as in `Pairs`.
+
+    A parameter has those that are turned, then the latent twice.
+    """
+
+    size: int
+    rotary_dim: int
+    num_paired: int  # all that are turned, or none
+
+
+RowOrder: TypeAlias = Pairs | HeadGroups | Shares | LatentRows
+
+
+@dataclass(frozen=True, slots=True)
+class LatentHeads:
+    """Heads whose keys and values a checkpoint makes of a latent that all of them share.
+
+    The sources are a matrix that makes queries, or reads values (`reads`), then the one that makes keys and values of
+    the latent, and the weight of the latent's norm. A parameter is their product: it makes queries of the latent
+    itself, behind the elements that are turned, or reads the latents that attention gives, of rows as long.
+    """
+
+    latent: LatentRows
+    num_heads: int
+    key_dim: int  # without what is turned
+    value_dim: int
+    reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +113,7 @@ class Param:
     difference: tuple[int, ...] = ()  # two rows of the source: the parameter is the first minus the second
     is_transposed: bool = False  # the source has the columns of each expert's matrix as rows
     orders: tuple[RowOrder | None, ...] = ()  # of each source's rows, where it is another one; empty: of none
+    product: LatentHeads | None = None  # it is a product of its sources
     factors: tuple[tuple[int, float], ...] = ()  # of rows: so many are multiplied with this; empty: none are
     duplicates: tuple[str, ...] = ()  # names under which a checkpoint may repeat the source; must then be equal to it
     otherwise: Param | None = None  # the same parameter, of tensors that other checkpoints have instead

@@ -20,6 +20,7 @@ from llmserve.engine.adapters.sealed import AdapterPart, SealedAdapter
 from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.selftest import SelfTest
+from llmserve.errors import CheckpointError
 from llmserve.models.registry import architecture_for
 from llmserve.scheduler.plan import StepPlan
 from tests.adapters import adapted, linear_modules, save_adapter
@@ -42,6 +43,8 @@ LEFT_OUT = {  # linear layers of a network that its adapter does not have
     }.items()
     for kind in kinds.split()
 }  # fmt: skip
+FACTORS = ("q_b_proj", "kv_b_proj", "o_proj")  # whose products an engine has
+LEFT_OUT |= dict.fromkeys(("deepseek-v3-moe", "glm4-lite-moe"), ("gate_proj", "up_proj", "down_proj", *FACTORS))
 SAME_MODULES = ("baichuan1-7b", "llama3-rope", "phi4-mini", "granite4-h")  # as another kind of the architecture
 
 
@@ -81,3 +84,15 @@ def test_families_compute_what_peft_computes(kind: str, tmp_path: Path) -> None:
     selftest = SelfTest.load(tmp_path / "s/selftest.npz")
     *_, longest = selftest.prompts()
     assert relative_error(selftest.logits[-4:], oracle_logits(model, longest)[-4:]) < bound
+
+
+def test_adapters_of_products_can_be_merged_only(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "c", "deepseek-v3-moe", with_tokenizer=False)
+    model = adapted(load_oracle(folder), target_modules=list(FACTORS))
+    save_adapter(model, tmp_path / "a")
+    wanted = oracle_logits(model, IDS)
+    assert relative_error(reference_logits(folder), wanted) > 1e-2, "the adapter should be visible"
+    assert relative_error(reference_logits(folder, merged=tmp_path / "a"), wanted) < 1e-5
+    build_engine(folder, tmp_path / "e", OPTIONS)
+    with pytest.raises(CheckpointError, match=r"o_proj.weight, which is part of a product in the engine; merge"):
+        build_adapter(tmp_path / "a", tmp_path / "e", tmp_path / "s")

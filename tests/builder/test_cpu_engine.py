@@ -158,13 +158,13 @@ def test_outliers_that_weights_undo_are_equalized_before_they_are_rounded(tmp_pa
     assert planted_error < 1.2 * plain_error
 
 
-@pytest.mark.parametrize("kind", ["baichuan2-7b", "baichuan2-13b", "mistral", "qwen3"])
+@pytest.mark.parametrize("kind", ["baichuan2-7b", "baichuan2-13b", "mistral", "qwen3", "deepseek-v3-moe"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_engines_with_an_int8_cache_stay_within_their_own_tolerance(tmp_path: Path, kind: str, dtype: str) -> None:
     directory = build(tmp_path, kind, replace(OPTIONS, dtype=dtype, kv_cache_dtype="int8"))
     result = verified(directory)
     assert result.passed
-    assert result.tolerance < 0.1
+    assert result.tolerance < (0.3 if kind in MIXTURES else 0.1)
     config = json.loads((directory.path / "config.json").read_text())
     assert config["pretrained_config"]["quantization"]["kv_cache_quant_algo"] == "INT8"
     assert directory.manifest.dtype == f"{dtype}+kv-int8"
@@ -321,3 +321,14 @@ def test_memory_stays_near_a_few_experts(kind: str, tmp_path: Path) -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         (peak,) = pool.submit(most_memory, checkpoint, tmp_path / "engine", small, ("int4",)).result().values()
     assert peak < of_layer / 3
+
+
+def test_memory_does_not_hold_products_of_matrices(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 512, "kv_lora_rank": 128}
+    sizes |= {"num_attention_heads": 64, "num_key_value_heads": 64}
+    checkpoint = make_checkpoint(tmp_path / "c", "deepseek-v3-moe", dtype="bfloat16", with_tokenizer=False, **sizes)
+    small = make_checkpoint(tmp_path / "small", "deepseek-v3-moe", with_tokenizer=False)
+    product = 512 * 64 * (128 + 8) * np.dtype(np.float32).itemsize
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        (peak,) = pool.submit(most_memory, checkpoint, tmp_path / "engine", small, ("int4",)).result().values()
+    assert peak < product

@@ -129,6 +129,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "glm4-moe",
         {"use_qk_norm": False, "norm_topk_prob": False},
     ),
+    "deepseek-v3-moe with plain queries, without groups": (
+        "deepseek-v3-moe",
+        {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "rope_scaling": None, "rope_interleave": False},
+    ),
+    "deepseek-v3-moe with dense layers only": (
+        "deepseek-v3-moe",
+        {"first_k_dense_replace": 2, "tie_word_embeddings": True, "rope_scaling": YARN | {"mscale_all_dim": 0.8}},
+    ),
+    "glm4-lite-moe by layer type": (
+        "glm4-lite-moe",
+        {"mlp_layer_types": ["sparse", "dense"], "kv_lora_rank": 8, "rms_norm_eps": 1e-2},
+    ),
     "minimax-m2 that turns whole heads": ("minimax-m2", {"rotary_dim": 16, "num_experts_per_tok": 1}),
     "gpt-oss by layer type": ("gpt-oss", {"layer_types": ["full_attention", "sliding_attention"]}),
     "gpt-oss without attention biases": ("gpt-oss", {"attention_bias": False, "num_experts_per_tok": 7}),

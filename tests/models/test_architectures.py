@@ -183,6 +183,14 @@ def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
         ("phimoe", {"num_experts_per_tok": 4}, "num_experts_per_tok 4 is not supported; supported: 2"),
         ("phimoe", {"rope_scaling": {"type": "longrope"}}, "short_mscale must be a positive number, got None"),
         ("glm4-moe", {"n_group": 2, "topk_group": 1}, "n_group (2) and topk_group (1) must make groups of two experts"),
+        ("deepseek-v3-moe", {"num_key_value_heads": 1}, "num_key_value_heads must be num_attention_heads (5), got 1"),
+        ("deepseek-v3-moe", {"attention_bias": True}, "attention_bias True is not supported; supported: False"),
+        ("deepseek-v3-moe", {"topk_method": "greedy"}, "topk_method 'greedy' is not supported; supported: 'noaux_tc'"),
+        ("deepseek-v3-moe", {"kv_lora_rank": 4}, "kv_lora_rank (4) must be at least qk_rope_head_dim (8)"),
+        ("deepseek-v3-moe", {"qk_rope_head_dim": 7}, "an even head size, got 7"),
+        ("deepseek-v3-moe", {"v_head_dim": 0}, "v_head_dim must be an integer from 1"),
+        ("glm4-lite-moe", {"mlp_layer_types": ["dense"]}, "mlp_layer_types must be a list of num_hidden_layers (2)"),
+        ("glm4-lite-moe", {"first_k_dense_replace": 2}, "first_k_dense_replace 2 is not supported; supported: 1"),
         ("glm4-moe", {"n_group": 7, "topk_group": 3}, "n_group (7) and topk_group (3) must make groups"),
         ("mixtral", {"n_group": 5}, "n_group 5 is not supported"),
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation 'relu' is not supported"),
@@ -282,6 +290,20 @@ SIZES = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 
 SIZES |= {"intermediate_size": 6400, "vocab_size": 32064, "max_position_embeddings": 131072}
 FACTORS = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64, "short_mscale": 1.243, "long_mscale": 1.243}
 
+DEEPSEEK_V3: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "attention_bias": False, "ep_size": 1,
+    "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168, "kv_lora_rank": 512, "moe_layer_freq": 1,
+    "moe_intermediate_size": 2048, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06, "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+    "rope_scaling": {
+        "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096, "type": "yarn",
+    },
+    "topk_group": 4, "topk_method": "noaux_tc", "v_head_dim": 128,
+}  # fmt: skip
+
 
 @pytest.mark.parametrize(
     "config",
@@ -307,6 +329,22 @@ FACTORS = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64, "short_mscale"
             "hidden_act": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-05, "mlp_type": "default",
             "norm_epsilon": 1e-05, "norm_type": "layer_norm", "rope_theta": 999999.4420358813, "sliding_window": 4096,
             "use_bias": True,
+        },
+        DEEPSEEK_V3,
+        DEEPSEEK_V3 | {  # of Kimi K2
+            "model_type": "kimi_k2", "first_k_dense_replace": 1, "n_group": 1, "n_routed_experts": 384, "topk_group": 1,
+            "num_attention_heads": 64, "num_key_value_heads": 64, "num_nextn_predict_layers": 0,
+            "rope_scaling": DEEPSEEK_V3["rope_scaling"] | {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0},
+            "rope_theta": 50000.0, "routed_scaling_factor": 2.827,
+        },
+        {  # of GLM-4.7-Flash
+            "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "attention_bias": False,
+            "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 2048, "kv_lora_rank": 512, "n_group": 1,
+            "moe_intermediate_size": 1536, "n_routed_experts": 64, "n_shared_experts": 1, "norm_topk_prob": True,
+            "num_attention_heads": 20, "num_experts_per_tok": 4, "num_key_value_heads": 20, "q_lora_rank": 768,
+            "num_nextn_predict_layers": 1, "partial_rotary_factor": 1.0, "qk_nope_head_dim": 192,
+            "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000,
+            "routed_scaling_factor": 1.8, "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 256,
         },
         {  # of Llama 4 Scout's language model
             "architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "attention_chunk_size": 8192,

@@ -67,7 +67,7 @@ def test_every_architecture_can_be_calibrated(tmp_path: Path, kind: str) -> None
     assert result.tolerance < (0.6 if kind in (*WITH_STATES, "gemma4") else 0.3)
 
 
-@pytest.mark.parametrize("kind", ["olmoe", "qwen2-moe", "gpt-oss", "llama4-moe"])
+@pytest.mark.parametrize("kind", ["olmoe", "qwen2-moe", "gpt-oss", "llama4-moe", "deepseek-v3-moe"])
 def test_mixtures_of_experts_can_be_calibrated(tmp_path: Path, kind: str) -> None:
     folder = make_checkpoint(tmp_path / "c", kind)
     options = replace(OPTIONS, calibration_data=str(write(tmp_path / "a.jsonl")), max_seq_len=64)

@@ -20,6 +20,7 @@ from tests.checkpoints import make_checkpoint, write_tensors
 from tests.oracle import load_oracle, oracle_logits, reference_logits, relative_error
 from tests.quantized_files import METHODS, gptq, make_packed_experts, make_quantized, mxfp4
 
+IDS = [int(i) for i in np.random.default_rng(1).integers(3, 320, 40)]
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 
 
@@ -48,9 +49,8 @@ def test_logits_are_those_of_transformers_on_the_expanded_values(method: str, tm
     make_quantized(tmp_path / "q", METHODS[method])
     with Checkpoint.open(tmp_path / "q") as checkpoint:
         write_expanded(checkpoint, tmp_path / "expanded")
-    ids = [int(i) for i in np.random.default_rng(1).integers(3, 320, 40)]
-    wanted = oracle_logits(load_oracle(tmp_path / "expanded"), ids)
-    assert relative_error(reference_logits(tmp_path / "q")(ids), wanted) < 2e-5
+    wanted = oracle_logits(load_oracle(tmp_path / "expanded"), IDS)
+    assert relative_error(reference_logits(tmp_path / "q")(IDS), wanted) < 2e-5
 
 
 @pytest.mark.parametrize("kind", ["baichuan2-7b", "phi3", "qwen2", "qwen3", "gemma3"])
@@ -61,6 +61,14 @@ def test_every_family(kind: str, tmp_path: Path) -> None:
     with Checkpoint.open(tmp_path) as found:
         plan_of(found)
         assert all(np.array_equal(found.read(name).astype(np.float32), tensor) for name, tensor in wanted.items())
+
+
+def test_products_of_two_matrices(tmp_path: Path) -> None:
+    make_quantized(tmp_path / "q", METHODS["fp8-block"], "deepseek-v3-moe")
+    with Checkpoint.open(tmp_path / "q") as checkpoint:
+        write_expanded(checkpoint, tmp_path / "expanded")
+    wanted = oracle_logits(load_oracle(tmp_path / "expanded"), IDS)
+    assert relative_error(reference_logits(tmp_path / "q")(IDS), wanted) < 2e-5
 
 
 @pytest.mark.parametrize("format", ["sharded", "bin", "bin-sharded"])

@@ -1,0 +1,44 @@
+"""GLM-4.7-Flash: GLM-4.5's mixture under DeepSeek-V3's attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmserve.models.family import FamilySpec, family, read_family
+from llmserve.models.glm4_moe import drafting_layers, read_glm_mixture
+from llmserve.models.latent import latent_reader, read_latent
+from llmserve.models.spec import HfConfig
+
+DEFAULTS = {  # transformers', where the key is missing
+    "kv_lora_rank": 512,
+    "q_lora_rank": 768,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.8,
+}
+DENSE, SPARSE = "dense", "sparse"
+
+
+def from_hf(config: HfConfig) -> FamilySpec:
+    reader = latent_reader(config, DEFAULTS)
+    spec = read_family(reader, "Glm4MoeLiteForCausalLM")
+    latent = read_latent(reader, spec, interleaved=reader.flag("rope_interleave", True))
+    usual = [DENSE, *[SPARSE] * (spec.num_layers - 1)]
+    types = reader.get("mlp_layer_types", usual)
+    if not isinstance(types, list) or len(types) != spec.num_layers or not {*types} <= {DENSE, SPARSE}:
+        reader.problems.append(
+            f"mlp_layer_types must be a list of num_hidden_layers ({spec.num_layers}) names, {DENSE} or {SPARSE}"
+        )
+        types = usual
+    if types is usual:
+        reader.expect("first_k_dense_replace", 1)
+    dense = tuple(layer for layer, kind in enumerate(types) if kind == DENSE)
+    mixture = replace(read_glm_mixture(reader, 0), dense_layers=dense)
+    ignored = drafting_layers(reader, spec.num_layers)
+    reader.finish()
+    return replace(spec, num_kv_heads=1, head_dim=latent.width, latent=latent, mixture=mixture, ignored=ignored)
+
+
+ARCHITECTURE = family("Glm4MoeLiteForCausalLM", "glm4_moe_lite", from_hf)
