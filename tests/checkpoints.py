@@ -376,8 +376,24 @@ LATENT: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "num_nextn_predict_layers": 0,
 }
-YARN_OF_LATENT = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0}
+YARN_OF_LATENT: dict[str, Any] = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0}
 KINDS |= {
+    # transformers wants the width to be a multiple of the heads here
+    "deepseek-v2-moe": CHOOSERS
+    | LATENT
+    | {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "q_lora_rank": None,
+        "n_routed_experts": 12,
+        "n_group": 4,
+        "topk_group": 2,
+        "topk_method": "group_limited_greedy",
+        "scoring_func": "softmax",
+        "norm_topk_prob": False,
+    },
     "deepseek-v3-moe": CHOOSERS
     | LATENT
     | {

@@ -40,7 +40,7 @@ def _chosen(op: Op, logits: Matrix, bias: Matrix | None) -> Matrix:
 def _of_best_groups(op: Op, choice: Matrix, num_groups: int) -> Matrix:
     """`choice`, with minus infinity for experts outside the chosen groups."""
     groups = choice.reshape(len(choice), num_groups, -1)
-    sums = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)
+    sums = np.sort(groups, axis=2)[:, :, -1 if op.number("by_best") else -2 :].sum(axis=2)
     best = np.argsort(-sums, axis=1, kind="stable")[:, : int(op.number("chosen_groups"))]
     allowed = np.zeros(sums.shape, bool)
     np.put_along_axis(allowed, best, True, axis=1)

@@ -40,6 +40,7 @@ class Mixture:
     correction_is_row: bool = False  # of a matrix
     factor: float = 1.0  # of the weights
     groups: tuple[int, int] = (0, 0)  # of experts, and how many of them a token chooses from; 0: there are none
+    by_best: bool = False  # a group is as good as its best expert, not as its two best
     tolerance: float = 0.0  # of SparseMixer, see Graph.route; 0: another rule
     scales_inputs: bool = False  # weights multiply what experts read, not what they make
     plain: bool = False  # there are no gates: `names`, `stacked` and the shared expert begin with up
@@ -194,7 +195,7 @@ def mixture_of_experts(
     routes = g.route(
         logits, experts_per_token=mixture.experts_per_token, renormalize=mixture.renormalize, sigmoid=mixture.sigmoid,
         bias=f"{name}.correction" if mixture.correction else None, factor=mixture.factor, groups=mixture.groups,
-        tolerance=mixture.tolerance,
+        by_best=mixture.by_best, tolerance=mixture.tolerance,
     )  # fmt: skip
     matrices = f"{name}.experts.gate_up", f"{name}.experts.down"
     biases = (f"{matrices[0]}.bias", f"{matrices[1]}.bias") if mixture.has_biases else None

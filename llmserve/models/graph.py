@@ -193,6 +193,7 @@ class Graph:
         bias: str | None = None,
         factor: float = 1.0,
         groups: tuple[int, int] = (0, 0),
+        by_best: bool = False,
         tolerance: float = 0.0,
         scales: str | None = None,
     ) -> Value:
@@ -203,7 +204,7 @@ class Graph:
         multiplied with `factor`, and with its expert's number of `scales`.
 
         `groups`: how many equal groups of experts there are, and how many of them a row chooses from: those whose two
-        largest scores plus `bias` have the largest sums.
+        largest scores plus `bias` have the largest sums; `by_best`: those that have the largest of these.
 
         `tolerance` > 0 is SparseMixer's rule: the score of the i-th expert is its softmax among those that are not
         chosen before it, and whose logits are less than this part of the larger of their size and its logit below it.
@@ -212,7 +213,7 @@ class Graph:
         return self._record(
             OpKind.ROUTE, (logits,), 2 * experts_per_token, tuple(name for name in (bias, scales) if name is not None),
             experts_per_token=experts_per_token, renormalize=renormalize, sigmoid=sigmoid, biased=bias is not None,
-            factor=factor, num_groups=groups[0], chosen_groups=groups[1], tolerance=tolerance,
+            factor=factor, num_groups=groups[0], chosen_groups=groups[1], by_best=by_best, tolerance=tolerance,
             scaled=scales is not None,
         )  # fmt: skip
 

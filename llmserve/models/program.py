@@ -72,6 +72,7 @@ UNLESS_GIVEN: Mapping[OpKind, Mapping[str, float]] = {
         "factor": 1.0,
         "num_groups": 0,
         "chosen_groups": 0,
+        "by_best": False,
         "tolerance": 0.0,
         "scaled": False,
     },

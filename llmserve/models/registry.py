@@ -22,6 +22,7 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "cohere2",
     "cohere2_moe",
     "cwm",
+    "deepseek_v2",
     "deepseek_v3",
     "dots1",
     "ernie4_5",

@@ -44,6 +44,7 @@ LEFT_OUT = {  # linear layers of a network that its adapter does not have
     for kind in kinds.split()
 }  # fmt: skip
 FACTORS = ("q_b_proj", "kv_b_proj", "o_proj")  # whose products an engine has
+LEFT_OUT["deepseek-v2-moe"] = ("gate_proj", "up_proj", "down_proj", "q_proj", "kv_b_proj", "o_proj")
 LEFT_OUT |= dict.fromkeys(("deepseek-v3-moe", "glm4-lite-moe"), ("gate_proj", "up_proj", "down_proj", *FACTORS))
 SAME_MODULES = ("baichuan1-7b", "llama3-rope", "phi4-mini", "granite4-h")  # as another kind of the architecture
 

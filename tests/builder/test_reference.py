@@ -129,6 +129,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "glm4-moe",
         {"use_qk_norm": False, "norm_topk_prob": False},
     ),
+    "deepseek-v2-moe as Lite": (
+        "deepseek-v2-moe",
+        {"topk_method": "greedy", "rope_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
+    ),
+    "deepseek-v2-moe with a latent of queries": ("deepseek-v2-moe", {"q_lora_rank": 24, "first_k_dense_replace": 0}),
     "deepseek-v3-moe with plain queries, without groups": (
         "deepseek-v3-moe",
         {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "rope_scaling": None, "rope_interleave": False},

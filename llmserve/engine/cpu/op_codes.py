@@ -85,7 +85,7 @@ class Before(IntEnum):
     RELU_SQUARED = 9
 
 
-ROUTE_TO_ONE, ROUTE_SIGMOID = 1, 2  # how experts are weighted
+ROUTE_TO_ONE, ROUTE_SIGMOID, ROUTE_BY_BEST = 1, 2, 4  # how experts are weighted, and their groups
 IN_STRETCHES, BIDIRECTIONAL = 1, 2  # what attention sees
 NORMALIZED = 4  # how texts are pooled: added to the index of `program.POOLINGS`
 LINEAR_CODES = (OpCode.LINEAR, OpCode.LINEAR_INT8, OpCode.LINEAR_INT4, OpCode.LINEAR_BLOCKS)

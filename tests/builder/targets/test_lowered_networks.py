@@ -37,6 +37,7 @@ DIGESTS = {  # kind: program, cpu, cuda
     "cohere2": ("2cc86d408cfe0a41", "466d7889bae209fe", "5a8619efa7ca88f2"),
     "cohere2-moe": ("b515605089a58360", "934dbe2520f7a5fb", "4f53cda18c2baa0c"),
     "cwm": ("aa7d455c2a4f54e4", "b527f52ad07c89a4", "ff7aa01890e9973a"),
+    "deepseek-v2-moe": ("7a7c4021187e278e", "8e7b09f7341c4e56", "4f53cda18c2baa0c"),
     "deepseek-v3-moe": ("4ef475a13fad13b4", "ea2ac7c718a59ce2", "4f53cda18c2baa0c"),
     "dots1-moe": ("7b7183286fc47049", "2994c7373b0d952f", "4f53cda18c2baa0c"),
     "ernie4.5": ("d69b491bdad41907", "3b3ea61c717e121e", "35f8e47e81f6b7de"),

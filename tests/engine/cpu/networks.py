@@ -265,7 +265,7 @@ def odd_network(
         if experts:
             y = g.sigmoid_gate(y, g.linear(h, param(f"{i}.gate", 1, hidden), 1))
             n = 20 if plain else 19
-            own = ({"tolerance": 0.6}, {"groups": (5, 3)}, {"groups": (4, 2)})[i] if plain else {}
+            own = ({"tolerance": 0.6}, {"groups": (5, 3)}, {"groups": (4, 2), "by_best": True})[i] if plain else {}
             routes = g.route(
                 g.linear(h, param(f"{i}.router", n, hidden), n), experts_per_token=3, renormalize=i > 0,
                 sigmoid=i == 1, bias=param(f"{i}.correction", n) if i and (i > 1 or not plain) else None,

@@ -20,6 +20,7 @@ from llmserve.engine.cpu.op_codes import (
     BIDIRECTIONAL,
     IN_STRETCHES,
     NORMALIZED,
+    ROUTE_BY_BEST,
     ROUTE_SIGMOID,
     ROUTE_TO_ONE,
     Before,
@@ -229,6 +230,7 @@ class Lowering(RowLowering):
     def _route(self, op: Op) -> None:
         output, factor = self._buffers.new(op.output, op.width), op.number("factor")
         form = ROUTE_TO_ONE * bool(op.number("renormalize")) + ROUTE_SIGMOID * bool(op.number("sigmoid"))
+        form += ROUTE_BY_BEST * bool(op.number("by_best"))
         fields = {
             "groups": form,
             "scalar": 0.0 if factor == 1.0 else factor,
@@ -352,6 +354,7 @@ class Lowering(RowLowering):
                 "factor",
                 "num_groups",
                 "chosen_groups",
+                "by_best",
                 "tolerance",
                 "scaled",
             ),

@@ -18,6 +18,7 @@ void Executor::route(const OpRecord& op, size_t begin, size_t end) {
       .tolerance = op.soft_cap,
       .num_groups = op.num_heads,
       .chosen_groups = op.head_dim,
+      .by_best = (op.groups & kRouteByBest) != 0,
       .scales = engine_.file_.tensor<float>(op.tensors[1]),
   };
   engine_.kernels_->route(args, end - begin, view<float>(op.out, begin));

@@ -80,8 +80,8 @@ void choose_groups(const RouteArgs& args, bool* chosen, Choice choice) {
   float sums[kMaxExpertGroups], places[kMaxExpertGroups], largest[kMaxExpertGroups];
   const size_t size = args.num_experts / args.num_groups;
   for (size_t g = 0; g < args.num_groups; ++g) {
-    find_largest(size, 2, places, largest, [&](size_t i, size_t n) { return choice(g * size + i, n); });
-    sums[g] = largest[0] + largest[1];
+    find_largest(size, args.by_best ? 1 : 2, places, largest, [&](size_t i, size_t n) { return choice(g * size + i, n); });
+    sums[g] = args.by_best ? largest[0] : largest[0] + largest[1];
     chosen[g] = false;
   }
   find_largest(args.num_groups, args.chosen_groups, places, largest, [&](size_t i, size_t n) { return load_lanes(sums + i, n); });

@@ -74,8 +74,8 @@ enum class OpKind : uint32_t {
   kSoftCap,  // -> f32, in place; scalar = cap
   // router logits -> f32, numbers of experts in ascending order, then their weights; correction bias?,
   // factor of each expert?;
-  // groups = kRouteToOne and kRouteSigmoid, scalar = factor of the weights, 0: none; soft_cap = tolerance of SparseMixer;
-  // num_heads = groups of experts, 0: none, head_dim = groups to choose from
+  // groups = kRouteToOne, kRouteSigmoid and kRouteByBest, scalar = factor of the weights, 0: none; soft_cap = tolerance of
+  // SparseMixer; num_heads = groups of experts, 0: none, head_dim = groups to choose from
   kRoute,
   kDispatch,     // routes; groups = experts: which rows of kChosen are whose, for the operations up to the next one
   kCombine,      // rows of kChosen, routes -> f32; groups = 1: without weights
@@ -109,6 +109,7 @@ enum class OpKind : uint32_t {
 
 inline constexpr uint32_t kRouteToOne = 1;    // the weights of a row have a sum of one
 inline constexpr uint32_t kRouteSigmoid = 2;  // scores are sigmoids of the logits, not their softmax
+inline constexpr uint32_t kRouteByBest = 4;   // a group is as good as its best expert, not as its two best
 
 inline constexpr uint32_t kInStretches = 1;     // of attention: what `groups` says
 inline constexpr uint32_t kBidirectional = 2;

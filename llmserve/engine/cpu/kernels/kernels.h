@@ -126,9 +126,11 @@ struct RouteArgs {
   // Not 0: the score of the i-th expert is its softmax among those that are not chosen before it, and whose logits are
   // less than this part of their size below its own.
   float tolerance = 0.0f;
-  // Only experts of the groups whose two largest scores + bias have the largest sums; 0 groups: any.
+  // Only experts of the groups whose two largest scores + bias have the largest sums, or whose largest one is larger
+  // than those of others; 0 groups: any.
   size_t num_groups = 0;
   size_t chosen_groups = 0;
+  bool by_best = false;
   const float* scales = nullptr;  // of what comes out, [num_experts]
 };
 

@@ -148,7 +148,7 @@ class OpCheck : private RecordCheck {
         operand(op_.in[0], 4);
         routes(op_.out);
         require(has(RowsOf::kTokens) && op_.in[0].width >= header_.experts_per_token && op_.in[0].width <= kMaxExperts);
-        require(op_.groups <= (kRouteToOne | kRouteSigmoid) && op_.scalar >= 0.0f);
+        require(op_.groups <= (kRouteToOne | kRouteSigmoid | kRouteByBest) && op_.scalar >= 0.0f);
         for (size_t i = 0; i < 2; ++i) optional_vector(op_.tensors[i], DType::kF32, op_.in[0].width);
         if (op_.num_heads != 0) expert_groups();
         return true;
