@@ -9,9 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmserve.builder.build import build_engine
+from llmserve.builder.options import BuildOptions
 from llmserve.core import SamplingParams
 from llmserve.engine.base import StepResult
+from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.scheduler.plan import Chunk, SampleRequest, StepPlan
+from tests.checkpoints import make_checkpoint
 from tests.engine.cpu.conftest import NETWORKS, EngineFile, OpenRunner
 from tests.engine.cpu.law import FORMATS, any_of, law, run_randomly
 from tests.engine.cpu.networks import LIMITS, Stepper, all_logits, random_ids
@@ -68,6 +72,18 @@ def test_a_sequence_is_the_same_in_batches_of_2_to_64(
         result = runner.step(StepPlan(tuple(chunks[first : first + size])))
         for position in range(size):
             np.testing.assert_array_equal(result.logits[position], alone[first + position])
+
+
+@pytest.mark.parametrize("cache_dtype", ["auto", "int8"])
+def test_threads_may_share_the_queries_of_a_key_head(cache_dtype: str, tmp_path: Path, open_runner: OpenRunner) -> None:
+    """Two key heads for seven threads: 25 queries read each, in parts of 8 and 9. They have sinks, and a window."""
+    checkpoint = make_checkpoint(tmp_path / "c", "gpt-oss", num_attention_heads=50, head_dim=8, sliding_window=5)
+    build_engine(checkpoint, tmp_path / "e", BuildOptions(dtype="float16", kv_cache_dtype=cache_dtype, max_seq_len=64))
+    path, ids = EngineDirectory.open(tmp_path / "e").engine_file, random_ids(320, 40)
+    one, many = (open_runner(path, threads=threads, num_blocks=2) for threads in (1, 7))
+    for begin, end in ((0, 20), *((i, i + 1) for i in range(20, 40))):
+        step = StepPlan((Chunk(0, ids[begin:end], begin, [0, 1], return_logits=True),))
+        np.testing.assert_array_equal(many.step(step).logits[0], one.step(step).logits[0])
 
 
 @pytest.mark.parametrize("cache_dtype", ["auto", "int8"])

@@ -66,6 +66,9 @@ Error Engine::allocate() {
                                                 : attention_scratch(h.max_seq_len, head_dim);
   for (const OpRecord& op : file_.ops()) {
     if (op.kind == static_cast<uint32_t>(OpKind::kDispatch)) dispatch_.ends.resize(op.groups);
+    if (op.kind == static_cast<uint32_t>(OpKind::kAttention)) {
+      most_queries_ = std::max(most_queries_, op.num_heads / layer_shapes_[op.layer].num_kv_heads);
+    }
     if (op.kind == static_cast<uint32_t>(OpKind::kEmbedSegment)) num_segments_ = file_.record(op.tensors[0]).rows;
     if (op.before != 0) scratch_floats_ = std::max<size_t>(scratch_floats_, attention_row_floats(op.out.width));
   }
@@ -277,8 +280,16 @@ void Engine::prepare(const StepRecord& step) {
     }
     for (uint32_t head = 0; head < most_kv_heads_; ++head) {
       for (uint32_t row = 0; row < chunk.num_tokens; row += kAttentionRows) {
-        attention_tasks_.push_back({c, head, row, std::min(row + kAttentionRows, chunk.num_tokens)});
+        attention_tasks_.push_back({c, head, row, std::min(row + kAttentionRows, chunk.num_tokens), 0});
       }
+    }
+  }
+  const size_t whole = attention_tasks_.size(), wanted = whole ? (threads_->size() + whole - 1) / whole : 1;
+  attention_parts_ = std::max<size_t>(std::min(wanted, most_queries_ / kMaxQueryTile), 1);
+  for (uint32_t part = 1; part < attention_parts_; ++part) {
+    for (size_t i = 0; i < whole; ++i) {
+      attention_tasks_.push_back(attention_tasks_[i]);
+      attention_tasks_.back().part = part;
     }
   }
 }

@@ -24,6 +24,7 @@ struct AttentionTask {
   uint32_t kv_head;
   uint32_t row_begin;
   uint32_t row_end;
+  uint32_t part;  // of the queries that read the head
 };
 
 // Where a layer's keys and values are: in blocks of which table of a sequence, and in which part of each.
@@ -94,6 +95,7 @@ class Engine {
   CacheShape cache_shape_ = {};  // of the largest layer
   std::vector<CacheShape> layer_shapes_;
   size_t most_kv_heads_ = 0;  // of a layer
+  size_t most_queries_ = 0;   // that read one of them
   std::vector<LayerPlace> places_;  // of each layer
   uint32_t num_tables_ = 1;         // of each sequence
   uint32_t num_parts_ = 0;          // of each block
@@ -119,6 +121,7 @@ class Engine {
   std::vector<int32_t> segments_;   // likewise
   std::vector<int32_t> slots_;      // [table][max_num_tokens], its row in the cache
   std::vector<AttentionTask> attention_tasks_;
+  size_t attention_parts_ = 1;  // of the queries that read a head: more than one where there are fewer tasks than threads
   Dispatch dispatch_;
   std::unique_ptr<ThreadPool> threads_;
 };

@@ -339,22 +339,32 @@ void Executor::attention(const OpRecord& op, TaskCounter& tasks) {
     const AttentionTask& task = engine_.attention_tasks_[index];
     if (task.kv_head >= shape.num_kv_heads) return;
     const ChunkRecord& chunk = step_.chunks[task.chunk];
+    const size_t queries = op.num_heads / shape.num_kv_heads, parts = engine_.attention_parts_;
+    const size_t begin = queries * task.part / parts, of_part = queries * (task.part + 1) / parts - begin;
+    if (of_part == 0) return;
+    // as if there were no other heads, from where the kernel finds those of the part
+    const size_t first = task.kv_head * (queries - of_part) + begin;
+    const auto of_heads = [&](int32_t t) {
+      const float* numbers = engine_.file_.tensor<float>(t);
+      return numbers ? numbers + first : nullptr;
+    };
+    const auto heads_of = [&](auto rows) { return View{rows.data + first * shape.head_dim, rows.stride}; };
     const AttentionArgs args = {
         .shape = shape,
-        .q = view<const float>(op.in[0], chunk.first_token),
+        .q = heads_of(view<const float>(op.in[0], chunk.first_token)),
         .rope = view<const float>(op.in[1], chunk.first_token),
         .rotary_dim = op.in[1].width,
-        .y = view<float>(op.out, chunk.first_token),
+        .y = heads_of(view<float>(op.out, chunk.first_token)),
         .key_plane = cache_plane(op.layer, 0),
         .value_plane = cache_plane(op.layer, 1),
         .block_ids = step_.block_ids + chunk.first_block + size_t{table} * chunk.num_blocks,
-        .num_heads = op.num_heads,
+        .num_heads = of_part * shape.num_kv_heads,
         .start = chunk.start,
         .window = op.window,
         .scale = op.scalar,
         .soft_cap = op.soft_cap,
-        .slopes = engine_.file_.tensor<float>(op.tensors[0]),
-        .sinks = engine_.file_.tensor<float>(op.tensors[1]),
+        .slopes = of_heads(op.tensors[0]),
+        .sinks = of_heads(op.tensors[1]),
         .in_chunks = op.groups == kInStretches,
         .end = op.groups == kBidirectional ? size_t{chunk.start} + chunk.num_tokens : 0,
     };
