@@ -797,6 +797,35 @@ KINDS |= {
         },
     },
 }
+# the layers with a window turn by a theta of their own
+GRANITE_SWA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "layer_rope_theta": [500000.0, 1000.0, 0],
+}
+KINDS |= {
+    "granite-swa": KINDS["granite"]
+    | GRANITE_SWA
+    | {"architectures": ["GraniteSWAForCausalLM"], "model_type": "granite_swa"},
+    "granite-swa-moe": GRANITE
+    | GRANITE_SWA
+    | {"architectures": ["GraniteMoeSWAForCausalLM"], "model_type": "granitemoe_swa"},
+    "hyperclovax": KINDS["granite"]
+    | {
+        "architectures": ["HyperCLOVAXForCausalLM"],
+        "model_type": "hyperclovax",
+        "head_dim": 24,
+        "logits_scaling": 0.125,
+        "residual_multiplier": 1.0,
+    },
+    "helium": QWEN
+    | {
+        "architectures": ["HeliumForCausalLM"],
+        "model_type": "helium",
+        "head_dim": 16,
+        "attention_bias": True,
+    },
+}
 KINDS["granite4-h"] = KINDS["granite4-h-moe"] | {"num_local_experts": 0, "mamba_n_groups": 4}
 KINDS["granite4"] = KINDS["granite4-moe"] | {"num_local_experts": 0, "position_embedding_type": "nope"}
 MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2", "gpt-oss")))
@@ -887,7 +916,7 @@ def transformers_shapes(config: str) -> dict[str, tuple[int, ...]]:
 
 def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Experts one by one, but for Granite: transformers has those of a layer in one tensor."""
-    if model_type in ("gpt_oss", "llama4_text", "qwen3_5_moe_text", "gemma4_text", "gemma3n_text"):
+    if model_type in ("gpt_oss", "granitemoe_swa", "llama4_text", "qwen3_5_moe_text", "gemma4_text", "gemma3n_text"):
         return shapes
     if model_type.startswith("granitemoe"):
         published = {"router.weight": "router.layer.weight"}

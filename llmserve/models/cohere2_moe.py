@@ -11,18 +11,11 @@ from llmserve.models.family import FamilySpec, family
 from llmserve.models.spec import HfConfig
 from llmserve.models.windows import DEFAULT_WINDOW, has_window, types_by_pattern, windows_by_type
 
-OWN = {  # transformers', where the key is missing
-    "expert_selection_fn": "softmax",
-    "head_dim": 128,
-    "norm_topk_prob": True,
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "shared_expert_combination_strategy": "average",
-}
+ROUTERS, SUMS = ("softmax", "sigmoid"), ("average", "sum")  # the first is transformers' default
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
-    reader = ConfigReader(DEFAULTS | OWN | dict(config))
+    reader = ConfigReader(DEFAULTS | {"head_dim": 128} | dict(config))
     has_rms = reader.get("rms_norm_eps") is not None
     spec = read_cohere(reader, "Cohere2MoeForCausalLM", eps_key="rms_norm_eps" if has_rms else "layer_norm_eps")
     num_dense = reader.integer("first_k_dense_replace", 0, minimum=0, maximum=spec.num_layers)
@@ -30,18 +23,16 @@ def from_hf(config: HfConfig) -> FamilySpec:
     usual = types_by_pattern(num_dense, first) + types_by_pattern(spec.num_layers - num_dense, rest)
     window = reader.integer("sliding_window", DEFAULT_WINDOW) if has_window(reader) else 0
     windows = windows_by_type(reader, reader.get("layer_types", usual), spec.num_layers, window)
-    reader.expect("use_qk_norm", False)
     for key, known in (
-        ("expert_selection_fn", ("softmax", "sigmoid")),
-        ("shared_expert_combination_strategy", ("average", "sum")),
-    ):
+        ("use_qk_norm", (False,)), ("expert_selection_fn", ROUTERS), ("shared_expert_combination_strategy", SUMS)
+    ):  # fmt: skip
         reader.expect(key, *known)
     num_shared = reader.integer("num_shared_experts", 0, minimum=0)
-    is_mean = num_shared > 0 and reader.get("shared_expert_combination_strategy") == "average"
-    is_sigmoid = reader.get("expert_selection_fn") == "sigmoid"
+    is_mean = num_shared > 0 and reader.get("shared_expert_combination_strategy", SUMS[0]) == SUMS[0]
+    is_sigmoid = reader.get("expert_selection_fn") == ROUTERS[1]
     mixture = read_mixture(
         reader,
-        renormalize=reader.flag("norm_topk_prob") if is_sigmoid else True,
+        renormalize=not is_sigmoid or reader.flag("norm_topk_prob", True),
         dense_layers=read_dense_types(reader, spec.num_layers, num_dense),
         sigmoid=is_sigmoid,
         factor=0.5 if is_mean else 1.0,

@@ -10,14 +10,7 @@ from llmserve.models.experts import read_dense_types, read_groups, read_mixture
 from llmserve.models.family import FamilySpec, family
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {  # transformers', where the key is missing
-    "moe_intermediate_size": 1024,
-    "norm_topk_prob": True,
-    "num_experts": 64,
-    "num_experts_per_tok": 8,
-    "num_shared_experts": 1,
-    "routed_scaling_factor": 2.5,
-}
+DEFAULTS = {"norm_topk_prob": True, "num_shared_experts": 1, "routed_scaling_factor": 2.5}  # transformers'
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

@@ -74,6 +74,7 @@ class FamilySpec(DecoderSpec):
     head_norm_modules: tuple[str, str] = ("q_norm", "k_norm")
     chunked: bool = False  # windows are stretches of positions that do not see each other
     local_rope: Rope | None = None  # of layers with a window, where they have another
+    ropes: Sequence[Rope | None] = ()  # of each layer, instead of these
     unturned: Collection[int] = ()  # layers without a rotary embedding
     interleaved: bool = False  # elements 2i and 2i + 1 of a head turn together, not i and i + R/2
     embed_scale: float = 1.0
@@ -107,6 +108,8 @@ class FamilySpec(DecoderSpec):
         return self.lone_mlps is None or layer not in self.lone_mlps
 
     def rope_of(self, layer: int) -> Rope | None:
+        if self.ropes:
+            return self.ropes[layer]
         if layer in self.unturned:
             return None
         return self.local_rope if self.local_rope and self.window(layer) else self.rope

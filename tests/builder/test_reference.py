@@ -377,6 +377,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "granite-swa without thetas": (
+        "granite-swa",
+        {"layer_rope_theta": None, "layer_types": None, "tie_word_embeddings": True, "rope_scaling": YARN},
+    ),
+    "granite-swa that turns in windows": ("granite-swa", {"layer_rope_theta": [0, 1000.0, 0], "rope_scaling": YARN}),
+    "granite-swa-moe that does not turn": (
+        "granite-swa-moe",
+        {"layer_rope_theta": [0, 0, 0], "shared_intermediate_size": 0},
+    ),
+    "hyperclovax without norms behind": (
+        "hyperclovax",
+        {"use_post_norm": False, "residual_multiplier": 0.3, "attention_multiplier": None, "tie_word_embeddings": True},
+    ),
+    "helium tied": ("helium", {"tie_word_embeddings": True, "attention_bias": False, "rope_scaling": YARN}),
     "one key/value head": ("llama", {"num_key_value_heads": 1}),
     "baichuan1 13B": ("baichuan2-13b", {"norm_head": False}),
 }
@@ -402,6 +416,9 @@ def test_variants(variant: str, tmp_path: Path) -> None:
         ("granite-moe", ("attention_bias",)),
         ("arcee", ("attention_bias", "mlp_bias")),
         ("mellum-moe", ("attention_bias",)),
+        ("granite-swa", ("attention_bias", "mlp_bias")),
+        ("hyperclovax", ("attention_bias", "mlp_bias")),
+        ("helium", ("attention_bias", "mlp_bias")),
         ("seed-oss", ("attention_bias", "attention_out_bias", "mlp_bias")),
         ("ernie4.5", ("use_bias",)),
         ("cohere", ("attention_bias",)),

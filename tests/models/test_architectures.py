@@ -231,7 +231,7 @@ def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
         ("afmoe", {"score_func": "softmax"}, "score_func 'softmax' is not supported; supported: 'sigmoid'"),
         ("afmoe", {"attention_bias": True}, "attention_bias True is not supported; supported: False"),
         ("exaone-moe", {"mlp_layer_types": ["moe"]}, "mlp_layer_types must be a list of 3 times 'dense' or 'sparse'"),
-        ("exaone-moe", {"num_experts": None}, "num_experts must be an integer from 1"),
+        ("exaone-moe", {"num_experts": 2}, "num_experts_per_tok (3) must be at most num_experts (2)"),
         ("cohere", {"use_parallel_block": False}, "use_parallel_block False is not supported"),
         ("cohere2-moe", {"expert_selection_fn": "tanh"}, "expert_selection_fn 'tanh' is not supported"),
         (
@@ -240,6 +240,10 @@ def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
             "shared_expert_combination_strategy 'max' is not supported; supported: 'average', 'sum'",
         ),
         ("mellum-moe", {"rope_parameters": {"rope_theta": 5e5}}, "an object with full_attention and sliding_attention"),
+        ("granite-swa", {"layer_rope_theta": [1e4, 1e4, -1]}, "layer_rope_theta must be a list of 3 numbers from 0"),
+        ("granite-swa", {"layer_rope_theta": [1e4]}, "layer_rope_theta must be a list of 3 numbers from 0, got [10000"),
+        ("hyperclovax", {"residual_multiplier": 0.5}, "residual_multiplier 0.5 is not supported; supported: 1.0"),
+        ("helium", {"head_dim": 20}, "num_attention_heads times head_dim must be hidden_size (64)"),
         ("baichuan2-7b", {"rope_theta": 5e5}, "rope_theta 500000.0 is not supported"),
         ("baichuan2-7b", {"tie_word_embeddings": True}, "tie_word_embeddings True is not supported"),
         ("baichuan2-7b", {"num_key_value_heads": 2}, "num_key_value_heads 2 is not supported"),
@@ -374,6 +378,13 @@ DEEPSEEK_V3: dict[str, Any] = {
             "hidden_act": "silu", "layer_norm_eps": 1e-05, "logit_scale": 0.8333333333333334,
             "max_position_embeddings": 8192, "model_max_length": 131072, "pretraining_tp": 1,
             "rope_theta": 75000000.0, "use_qk_norm": True,
+        },
+        {  # of HyperCLOVA X SEED Think 14B
+            "architectures": ["HyperCLOVAXForCausalLM"], "model_type": "hyperclovax", "attention_bias": False,
+            "attention_multiplier": 0.0078125, "embedding_multiplier": 10.0, "embd_pdrop": 0.0, "head_dim": 128,
+            "hidden_act": "silu", "logits_scaling": 0.125, "mlp_bias": False, "residual_multiplier": 1.0,
+            "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 100000000, "resid_pdrop": 0.0,
+            "use_post_norm": True,
         },
         {  # of K-EXAONE
             "architectures": ["ExaoneMoEForCausalLM"], "model_type": "exaone_moe", "first_k_dense_replace": 1,
