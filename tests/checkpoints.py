@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from tests.tiny_tokenizers import sentencepiece_model, write_byte_level_tokenizer
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-AROUND_ONE = ("gemma", "nemotron", "qwen3_next", "qwen3_5")  # norms multiply with one more than is stored
+AROUND_ONE = ("gemma", "nemotron", "qwen3_next", "qwen3_5", "vaultgemma")  # norms multiply with one more than is stored
 WRITTEN_OUT = ("baichuan", "llama", "mistral", "qwen2", "qwen3")  # by model type: tensor names are written out below
 FORMATS = ("safetensors", "sharded", "bin", "bin-sharded")
 
@@ -824,6 +824,35 @@ KINDS |= {
         "model_type": "helium",
         "head_dim": 16,
         "attention_bias": True,
+    },
+}
+KINDS |= {
+    "flex-olmo-moe": QWEN
+    | {
+        "architectures": ["FlexOlmoForCausalLM"],
+        "model_type": "flex_olmo",
+        "num_attention_heads": 8,
+        "intermediate_size": 48,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+    },
+    "vaultgemma": KINDS["gemma2"] | {"architectures": ["VaultGemmaForCausalLM"], "model_type": "vaultgemma"},
+    "jais2": {key: value for key, value in QWEN.items() if key != "rms_norm_eps"}
+    | {
+        "architectures": ["Jais2ForCausalLM"],
+        "model_type": "jais2",
+        "hidden_act": "relu2",
+        "layer_norm_eps": 1e-3,  # so that it is seen
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "phi": QWEN
+    | {
+        "architectures": ["PhiForCausalLM"],
+        "model_type": "phi",
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-3,  # so that it is seen
+        "partial_rotary_factor": 0.25,
     },
 }
 KINDS["granite4-h"] = KINDS["granite4-h-moe"] | {"num_local_experts": 0, "mamba_n_groups": 4}

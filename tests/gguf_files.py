@@ -52,6 +52,8 @@ ARCHITECTURES = {
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
     "dots1": gguf.MODEL_ARCH.DOTS1,
     "arcee": gguf.MODEL_ARCH.ARCEE,
+    "jais2": gguf.MODEL_ARCH.JAIS2,
+    "phi": gguf.MODEL_ARCH.PHI2,
     "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE,
     "cohere": gguf.MODEL_ARCH.COMMAND_R,
     "afmoe": gguf.MODEL_ARCH.AFMOE,
@@ -79,7 +81,8 @@ PERMUTED = (
 )  # whose converter is Llama's
 LAYER_NORMS = {  # what config.json calls their epsilon
     "cohere": "layer_norm_eps", "cohere2": "layer_norm_eps",
-    "starcoder2": "norm_epsilon", "stablelm": "layer_norm_eps", "nemotron": "norm_eps"
+    "starcoder2": "norm_epsilon", "stablelm": "layer_norm_eps", "nemotron": "norm_eps",
+    "jais2": "layer_norm_eps", "phi": "layer_norm_eps",
 }  # fmt: skip
 RENAMED = {  # by converters, before they look names up
     "e_score_correction_bias": "e_score_correction.bias", "expert_bias": "expert_bias.bias",
@@ -342,7 +345,9 @@ def own_metadata(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
             "expert_weights_norm": True,
             "expert_weights_scale": config["routed_scaling_factor"],
         }
-    if kind in ("stablelm", "nemotron"):
+    if kind == "jais2":
+        return {"rope.dimension_count": head_dim}
+    if kind in ("stablelm", "nemotron", "phi"):
         part = config.get("partial_rotary_factor", 0.5 if kind == "nemotron" else 0.25)
         own = {"rope.dimension_count": int(part * head_dim)}
         if kind == "stablelm":

@@ -30,6 +30,7 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "exaone4",
     "exaone_moe",
     "falcon_h1",
+    "flex_olmo",
     "gemma",
     "gemma2",
     "gemma3",
@@ -55,6 +56,7 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "hyperclovax",
     "internlm2",
     "internlm3",
+    "jais2",
     "kimi_k2",
     "lfm2",
     "lfm2_moe",
@@ -73,6 +75,7 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "olmo2",
     "olmo3",
     "olmoe",
+    "phi",
     "phi3",
     "phimoe",
     "qwen2",
@@ -90,6 +93,7 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "solar_open",
     "stablelm",
     "starcoder2",
+    "vaultgemma",
     "xlm_roberta",
 )
 WITHOUT_HEAD = "Model"  # ends the names of networks that are saved without their head, to make embeddings

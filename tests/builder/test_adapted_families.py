@@ -36,7 +36,7 @@ LEFT_OUT = {  # linear layers of a network that its adapter does not have
     for kinds, modules in {
         # PEFT takes these names for those of the experts, whose tensors we refuse (`target_parameters`)
         "cohere2-moe dots1-moe ernie4.5-moe exaone-moe glm4-moe hunyuan-moe mellum-moe": MLP,
-        "qwen3-moe qwen3-next-moe solar-open-moe": MLP,
+        "flex-olmo-moe qwen3-moe qwen3-next-moe solar-open-moe": MLP,
         "afmoe": (*MLP, "gate"),
         "llama4-moe phimoe": ("router",),  # it returns a tuple, which PEFT cannot adapt
         "falcon-h1 nemotron-h nemotron-h-moe": ("out_proj",),  # PEFT refuses it by name

@@ -391,6 +391,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_post_norm": False, "residual_multiplier": 0.3, "attention_multiplier": None, "tie_word_embeddings": True},
     ),
     "helium tied": ("helium", {"tie_word_embeddings": True, "attention_bias": False, "rope_scaling": YARN}),
+    "flex-olmo with weights that add up to one": (
+        "flex-olmo-moe",
+        {"norm_topk_prob": True, "num_experts_per_tok": 1, "tie_word_embeddings": True, "rope_scaling": YARN},
+    ),
+    "vaultgemma by layer type": ("vaultgemma", {"layer_types": ["full_attention", "sliding_attention"]}),
+    "jais2 without biases": ("jais2", {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True}),
+    "phi by erf": ("phi", {"hidden_act": "gelu", "partial_rotary_factor": 0.5, "num_key_value_heads": 4}),
     "one key/value head": ("llama", {"num_key_value_heads": 1}),
     "baichuan1 13B": ("baichuan2-13b", {"norm_head": False}),
 }
@@ -419,6 +426,8 @@ def test_variants(variant: str, tmp_path: Path) -> None:
         ("granite-swa", ("attention_bias", "mlp_bias")),
         ("hyperclovax", ("attention_bias", "mlp_bias")),
         ("helium", ("attention_bias", "mlp_bias")),
+        ("flex-olmo-moe", ("attention_bias",)),
+        ("vaultgemma", ("attention_bias",)),
         ("seed-oss", ("attention_bias", "attention_out_bias", "mlp_bias")),
         ("ernie4.5", ("use_bias",)),
         ("cohere", ("attention_bias",)),

@@ -30,9 +30,9 @@ from tests.oracle import load_oracle, oracle_logits, relative_error
 NUM_STEPS = 64
 # Of ops that other kinds have with the same attributes: rounded and quantized, they say nothing new of the engine.
 LIKE_OTHERS = {
-    "arcee", "cohere2", "cwm", "dots1-moe", "ernie4.5", "exaone-moe", "exaone4", "gemma", "glm",
-    "granite-shared-moe", "granite4", "granite4-h", "helium", "hyperclovax", "internlm3", "olmo2", "olmo3",
-    "seed-oss", "smollm3", "solar-open-moe",
+    "arcee", "cohere2", "cwm", "dots1-moe", "ernie4.5", "exaone-moe", "exaone4", "flex-olmo-moe", "gemma", "glm",
+    "granite-shared-moe", "granite4", "granite4-h", "helium", "hyperclovax", "internlm3", "jais2", "olmo2", "olmo3",
+    "seed-oss", "smollm3", "solar-open-moe", "vaultgemma",
 }  # fmt: skip
 PROMPTS = ((5, 17, 200, 31, 9), tuple(range(3, 60)), (250,))
 

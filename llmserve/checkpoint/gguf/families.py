@@ -246,6 +246,10 @@ def _mistral3(file: Described, config: Config) -> Config:
     return {"rope_parameters": scaling, "rope_scaling": None, "sliding_window": None}
 
 
+def _phi2(file: Described, config: Config) -> Config:
+    return part_of_heads(file, config) | {"hidden_act": "gelu_new"}
+
+
 def _gemma1(file: Described, config: Config) -> Config:
     require_whole_heads(file.reader, config)
     return {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
@@ -275,7 +279,7 @@ def lfm2(file: Described, config: Config) -> Config:
     }
 
 
-def _arcee(file: Described, config: Config) -> Config:
+def _squared(file: Described, config: Config) -> Config:
     return biased(file, config) | {"hidden_act": "relu2"}
 
 
@@ -290,7 +294,7 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "exaone4": exaone4,
     "granite": granite,
     "smollm3": biased,
-    "arcee": _arcee,
+    "arcee": _squared,
     "seed_oss": biased,
     "glm4": _glm4,
     "ernie4_5": biased,
@@ -298,6 +302,8 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "cohere2": _cohere2,
     "starcoder2": _starcoder2,
     "stablelm": _stablelm,
+    "jais2": _squared,
+    "phi2": _phi2,
     "nemotron": _nemotron,
     "mistral3": _mistral3,
     "hunyuan-dense": biased,

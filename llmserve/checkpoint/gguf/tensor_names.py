@@ -40,6 +40,14 @@ OWN_NORMS = {f"attn_{n}_norm": f"self_attn.{n}_layernorm.norms.*" for n in "qk"}
 TURNED_NORMS = {f"attn_{n[0]}_norm": f"self_attn.{n}_layernorm" for n in ("query", "key")}
 PLAIN_MLP = {f"ffn_{name}": f"mlp.{name}_proj" for name in ("up", "down")}
 C_MLP = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+PHI = {
+    "attn_norm": "input_layernorm",
+    **{f"attn_{n}": f"self_attn.{n}_proj" for n in "qkv"},
+    "attn_output": "self_attn.dense",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+PHI_OUTSIDE = OUTSIDE | {"output_norm": "model.final_layernorm"}
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"}
 FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 

@@ -45,6 +45,7 @@ DIGESTS = {  # kind: program, cpu, cuda
     "exaone-moe": ("d7ebd9f540d47a30", "88db8135115e6241", "4f53cda18c2baa0c"),
     "exaone4": ("bd5d01291d4b9c10", "72b21b05899d748b", "107f304232747a33"),
     "falcon-h1": ("5227c8f21f47e747", "ba53d39f05d6519f", "fda74eacb0450be0"),
+    "flex-olmo-moe": ("420e4ba9c0dec1a7", "f6901967ccc511d3", "4f53cda18c2baa0c"),
     "gemma": ("8928afcdf711d89f", "c7d81c8e727f77ff", "788902761eb1f70d"),
     "gemma2": ("27517b457ddfeea7", "5ff0ca361d2bb644", "699ee65bd9a97fee"),
     "gemma3": ("e4612489690b231e", "a822473fcffe6e09", "a79b432aca867c50"),
@@ -70,6 +71,7 @@ DIGESTS = {  # kind: program, cpu, cuda
     "hunyuan-moe": ("6b132b9068dc0345", "9d4b771adb3af05b", "4f53cda18c2baa0c"),
     "hyperclovax": ("f1d4073dbaaa1aba", "0ba02ea072b3f18d", "68df46c20d014f54"),
     "internlm3": ("59bc3530c19a0cea", "0f68b3abdc0ae5bd", "613b7088f233f4fa"),
+    "jais2": ("8bb4584dc0a2890e", "5c1873911f02931d", "9b4194473b01ae3f"),
     "lfm2": ("327dd0e8c1d901ba", "1f717f29d9519535", "21c695f1318060b7"),
     "lfm2-moe": ("e99be2931bc04383", "9b825b4f44a9e06e", "4f53cda18c2baa0c"),
     "llama": ("6517767b23d599e1", "fd928de15f6d1ce1", "b6f4acf47d8758e5"),
@@ -88,6 +90,7 @@ DIGESTS = {  # kind: program, cpu, cuda
     "olmo2": ("7d9b207355aef053", "d5d55c6eb9543e7f", "168e7615813ea9d1"),
     "olmo3": ("149000de5b928580", "a6ca90cf751fa774", "d5fdefb788a62d7f"),
     "olmoe": ("8e9828e6ffe25cce", "5dd5b79e3fb5db23", "4f53cda18c2baa0c"),
+    "phi": ("656c64d317c1b87e", "7600b870f44f0a83", "e4b0b1a277aa312f"),
     "phi3": ("e506635d50e86995", "8db6c42bbf074fe9", "51858076ff14a619"),
     "phi4-mini": ("693c3a7d45467413", "539070ff5d5be1aa", "0cae3cfb7691908a"),
     "phimoe": ("e923a9fab888ebd2", "ebab59e6d298ccfa", "4f53cda18c2baa0c"),
@@ -103,6 +106,7 @@ DIGESTS = {  # kind: program, cpu, cuda
     "solar-open-moe": ("cdcd346c8448d0b5", "e6dc10071520e5ba", "4f53cda18c2baa0c"),
     "stablelm": ("abf92458fe326023", "fc736120f4bd6a83", "9bfbc942933a8720"),
     "starcoder2": ("319c292d62e53c6c", "35790116e8202a8f", "24335b473fb0446b"),
+    "vaultgemma": ("ca723ddc5c31d0e6", "65c16e31e12f1744", "c1c8aaf75ef62cf1"),
 }
 
 
