@@ -855,6 +855,18 @@ KINDS |= {
         "partial_rotary_factor": 0.25,
     },
 }
+KINDS |= {
+    "olmo": {key: value for key, value in QWEN.items() if key != "rms_norm_eps"}
+    | {"architectures": ["OlmoForCausalLM"], "model_type": "olmo", "num_attention_heads": 8},
+    "nanochat": QWEN
+    | {
+        "architectures": ["NanoChatForCausalLM"],
+        "model_type": "nanochat",
+        "hidden_act": "relu2",
+        "rms_norm_eps": 1e-3,  # so that it is seen
+        "final_logit_softcapping": 4.0,
+    },
+}
 KINDS["granite4-h"] = KINDS["granite4-h-moe"] | {"num_local_experts": 0, "mamba_n_groups": 4}
 KINDS["granite4"] = KINDS["granite4-moe"] | {"num_local_experts": 0, "position_embedding_type": "nope"}
 MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2", "gpt-oss")))

@@ -52,6 +52,7 @@ ARCHITECTURES = {
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
     "dots1": gguf.MODEL_ARCH.DOTS1,
     "arcee": gguf.MODEL_ARCH.ARCEE,
+    "olmo": gguf.MODEL_ARCH.OLMO,
     "jais2": gguf.MODEL_ARCH.JAIS2,
     "phi": gguf.MODEL_ARCH.PHI2,
     "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE,
@@ -74,6 +75,7 @@ PERMUTED = (
     "granite",
     "smollm3",
     "arcee",
+    "olmo",
     "ministral3",
     "granitemoe",
     "granitemoehybrid",
@@ -82,7 +84,7 @@ PERMUTED = (
 LAYER_NORMS = {  # what config.json calls their epsilon
     "cohere": "layer_norm_eps", "cohere2": "layer_norm_eps",
     "starcoder2": "norm_epsilon", "stablelm": "layer_norm_eps", "nemotron": "norm_eps",
-    "jais2": "layer_norm_eps", "phi": "layer_norm_eps",
+    "jais2": "layer_norm_eps", "olmo": "layer_norm_eps", "phi": "layer_norm_eps",
 }  # fmt: skip
 RENAMED = {  # by converters, before they look names up
     "e_score_correction_bias": "e_score_correction.bias", "expert_bias": "expert_bias.bias",
@@ -262,7 +264,7 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
     }
     eps = LAYER_NORMS.get(config["model_type"])
     entries |= (
-        {"attention.layer_norm_epsilon": config[eps]}
+        {"attention.layer_norm_epsilon": config.get(eps, 1e-5)}
         if eps
         else {"attention.layer_norm_rms_epsilon": config["rms_norm_eps"]}
     )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from llmserve.builder.digest import tensor_digest
 from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
-from llmserve.builder.uses import NORMS, Uses
+from llmserve.builder.uses import Uses
 from llmserve.checkpoint.blocks import BlockRows, blocks
 from llmserve.checkpoint.floats import to_float32
 from llmserve.checkpoint.integers import Integers, integers
@@ -264,7 +264,7 @@ def _joints(program: Program, quantized: Collection[str]) -> tuple[list[Joint], 
         readers = graph.readers(op.output, quantized)
         if not readers:
             continue
-        if op.kind in NORMS and op.number("groups") == 1 and not op.number("offset") and graph.is_own(op):
+        if graph.norm(op.output) and not op.number("offset") and graph.is_own(op):
             norms.append(Joint(op.weights, 0, op.width, readers))
         elif op.kind is OpKind.GATED_ACTIVATION and op.attrs["activation"] == "clamped":
             continue  # the activation is not linear in its gate

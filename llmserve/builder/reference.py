@@ -297,12 +297,12 @@ def _rms_norm(op: Op, x: Matrix, weight: Matrix | None = None) -> Matrix:
     return normalized.reshape(x.shape)
 
 
-def _layer_norm(op: Op, x: Matrix, weight: Matrix, bias: Matrix | None = None) -> Matrix:
+def _layer_norm(op: Op, x: Matrix, weight: Matrix | None = None, bias: Matrix | None = None) -> Matrix:
     groups = x.reshape(len(x), int(op.number("groups")), -1)
     centered = groups - groups.mean(axis=-1, keepdims=True)
     variance = np.square(centered).mean(axis=-1, keepdims=True)
     normalized = (centered / np.sqrt(variance + np.float32(op.number("eps")))).reshape(x.shape)
-    scaled: Matrix = normalized * (weight + np.float32(op.number("offset")))
+    scaled: Matrix = normalized if weight is None else normalized * (weight + np.float32(op.number("offset")))
     return scaled if bias is None else scaled + bias
 
 

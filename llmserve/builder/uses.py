@@ -41,9 +41,9 @@ class Uses:
         return op if op is not None and op.kind is OpKind.LINEAR else None
 
     def norm(self, value: str) -> Op | None:
-        """The producer of a value, if it is a norm of whole rows."""
+        """The producer of a value, if it is a norm of whole rows with weights."""
         op = self._made_by[value]
-        return op if op.kind in NORMS and op.number("groups") == 1 else None
+        return op if op.kind in NORMS and op.weights and op.number("groups") == 1 else None
 
     def part(self, value: str) -> tuple[Op, int] | None:
         """The linear layer that a value with one reader is a part of, if the part has no other readers; its start."""

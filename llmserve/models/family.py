@@ -69,6 +69,7 @@ class FamilySpec(DecoderSpec):
     norms: Norms = Norms()
     layer_norm: bool = False  # norms take the mean off
     norm_bias: bool = False
+    norm_weights: bool = True
     norm_offset: float = 0.0  # added to the weights of every norm
     head_norm: HeadNorm = HeadNorm.NONE
     head_norm_modules: tuple[str, str] = ("q_norm", "k_norm")
@@ -156,7 +157,9 @@ def params(spec: FamilySpec) -> list[Param]:
         name, source, norms = f"layers.{i}", weights.layer_source(i), spec.norms
 
         def norm(place: str, module: str) -> list[Param]:
-            return weights.norm(spec, f"{name}.{place}", f"{source}.{module}", bias=spec.norm_bias) if module else []
+            if not module or not spec.norm_weights:
+                return []
+            return weights.norm(spec, f"{name}.{place}", f"{source}.{module}", bias=spec.norm_bias)
 
         found: list[Param] = []
         if spec.has_attention(i):
@@ -167,8 +170,9 @@ def params(spec: FamilySpec) -> list[Param]:
         return found
 
     found = weights.decoder(
-        spec, layer, normalized_head=spec.normalized_head, head_bias=spec.head_bias, norm_bias=spec.norm_bias
-    )
+        spec, layer, normalized_head=spec.normalized_head, head_bias=spec.head_bias, norm_bias=spec.norm_bias,
+        norm_weights=spec.norm_weights,
+    )  # fmt: skip
     return [*found, weights.score(spec)] if spec.pooling and spec.pooling.scores else found
 
 
@@ -182,6 +186,8 @@ def layers_and_head(g: Graph, spec: FamilySpec, x: Value) -> None:
     def norm(x: Value, name: str, module: str) -> Value:
         if not module:
             return x
+        if not spec.norm_weights:
+            return (g.layer_norm if spec.layer_norm else g.rms_norm)(x, None, eps=spec.norm_eps)
         if spec.layer_norm:
             return blocks.layer_norm(g, spec, x, name, offset=spec.norm_offset, bias=spec.norm_bias)
         return blocks.norm(g, spec, x, name, offset=spec.norm_offset)

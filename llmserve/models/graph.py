@@ -73,12 +73,12 @@ class Graph:
         )  # fmt: skip
 
     def layer_norm(
-        self, x: Value, weight: str, *, eps: float, bias: str | None = None, groups: int = 1, offset: float = 0.0
+        self, x: Value, weight: str | None, *, eps: float, bias: str | None = None, groups: int = 1, offset: float = 0.0
     ) -> Value:
         """(x - mean) / sqrt(variance + eps) * (offset + weight) + bias. Mean and variance are those of each of `groups`
-        equal column groups, while weight and bias are as long as a row."""
+        equal column groups, while weight and bias are as long as a row. There may be neither."""
         assert x.width % groups == 0
-        weights = (weight,) if bias is None else (weight, bias)
+        weights = tuple(name for name in (weight, bias) if name is not None)
         return self._record(OpKind.LAYER_NORM, (x,), x.width, weights, eps=eps, groups=groups, offset=offset)
 
     def linear(self, x: Value, weight: str, width: int, *, bias: str | None = None) -> Value:

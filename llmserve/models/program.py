@@ -24,7 +24,7 @@ class OpKind(Enum):
     EMBED_SEGMENT = "embed_segment"  # (); [S,H]; y[t] = weight[0], or of a second text's tokens weight[1] where it is
     WITH_HIDDEN = "with_hidden"  # x; ; hidden: y[t] = x[t], and beside it as many numbers that the step has for t
     RMS_NORM = "rms_norm"  # x; [N]?; eps, groups, offset?, own_weights?; see Graph.rms_norm
-    LAYER_NORM = "layer_norm"  # x; [N], optional bias [N]; see Graph.layer_norm
+    LAYER_NORM = "layer_norm"  # x; [N]?, optional bias [N]; see Graph.layer_norm
     LINEAR = "linear"  # x; [N,K], optional bias [N]; y = x @ weight.T + bias
     SLICE = "slice"  # x; ; start, width: a view of columns
     ROPE = "rope"  # x; ; head_dim, inv_freq (R/2 values), scale: rotate-half pairs (i, i + R/2), i < R/2, of each head

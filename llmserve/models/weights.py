@@ -23,12 +23,14 @@ def decoder(
     normalized_head: bool = False,
     head_bias: bool = False,
     norm_bias: bool = False,
+    norm_weights: bool = True,
 ) -> list[Param]:
     """Every parameter in the order of use: embedding, what `layer` says for each layer, last norm, head."""
     listed = [copied("embed", EMBED_SOURCE, (spec.vocab_size, spec.hidden_size))]
     for i in range(spec.num_layers):
         listed += layer(i)
-    listed += [*norm(spec, "norm", "model.norm", bias=norm_bias), _head(spec, normalized=normalized_head)]
+    listed += norm(spec, "norm", "model.norm", bias=norm_bias) if norm_weights else []
+    listed.append(_head(spec, normalized=normalized_head))
     return [*listed, copied("head.bias", HEAD_BIAS, (spec.vocab_size,))] if head_bias else listed
 
 

@@ -398,6 +398,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "vaultgemma by layer type": ("vaultgemma", {"layer_types": ["full_attention", "sliding_attention"]}),
     "jais2 without biases": ("jais2", {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True}),
     "phi by erf": ("phi", {"hidden_act": "gelu", "partial_rotary_factor": 0.5, "num_key_value_heads": 4}),
+    "olmo tied": ("olmo", {"tie_word_embeddings": True, "rope_scaling": YARN}),
+    "nanochat without a soft cap": (
+        "nanochat",
+        {"final_logit_softcapping": None, "tie_word_embeddings": True, "num_key_value_heads": 1},
+    ),
     "one key/value head": ("llama", {"num_key_value_heads": 1}),
     "baichuan1 13B": ("baichuan2-13b", {"norm_head": False}),
 }
@@ -428,6 +433,8 @@ def test_variants(variant: str, tmp_path: Path) -> None:
         ("helium", ("attention_bias", "mlp_bias")),
         ("flex-olmo-moe", ("attention_bias",)),
         ("vaultgemma", ("attention_bias",)),
+        ("olmo", ("attention_bias",)),
+        ("nanochat", ("attention_bias",)),
         ("seed-oss", ("attention_bias", "attention_out_bias", "mlp_bias")),
         ("ernie4.5", ("use_bias",)),
         ("cohere", ("attention_bias",)),

@@ -245,6 +245,7 @@ def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
         ("hyperclovax", {"residual_multiplier": 0.5}, "residual_multiplier 0.5 is not supported; supported: 1.0"),
         ("helium", {"head_dim": 20}, "num_attention_heads times head_dim must be hidden_size (64)"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm True is not supported; supported: False"),
+        ("olmo", {"clip_qkv": 8.0}, "clip_qkv 8.0 is not supported; supported: None"),
         ("baichuan2-7b", {"rope_theta": 5e5}, "rope_theta 500000.0 is not supported"),
         ("baichuan2-7b", {"tie_word_embeddings": True}, "tie_word_embeddings True is not supported"),
         ("baichuan2-7b", {"num_key_value_heads": 2}, "num_key_value_heads 2 is not supported"),
@@ -392,6 +393,11 @@ DEEPSEEK_V3: dict[str, Any] = {
             "hidden_size": 2560, "num_key_value_heads": 32,
             "hidden_act": "gelu_new", "layer_norm_eps": 1e-05, "partial_rotary_factor": 0.4, "qk_layernorm": False,
             "resid_pdrop": 0.1, "rope_scaling": None, "rope_theta": 10000.0, "tie_word_embeddings": False,
+        },
+        {  # of OLMo 7B
+            "architectures": ["OlmoForCausalLM"], "model_type": "olmo", "attention_bias": False, "clip_qkv": None,
+            "hidden_act": "silu", "pretraining_tp": 1, "rope_scaling": None, "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
         },
         {  # of K-EXAONE
             "architectures": ["ExaoneMoEForCausalLM"], "model_type": "exaone_moe", "first_k_dense_replace": 1,

@@ -89,6 +89,7 @@ ALL = (
                      own_keys=EXPERT_KEYS),
     GgufArchitecture("olmoe", "OlmoeForCausalLM", "olmoe", NORMS | ATTENTION | HEAD_NORMS | EXPERTS,
                      own_keys=EXPERT_KEYS),
+    GgufArchitecture("olmo", "OlmoForCausalLM", "olmo", ATTENTION | MLP, interleaved=True, layer_norm="layer_norm_eps"),
     GgufArchitecture("olmo2", "Olmo2ForCausalLM", "olmo2", POST_NORMS | ATTENTION | HEAD_NORMS | MLP),
     GgufArchitecture("exaone4", "Exaone4ForCausalLM", "exaone4", POST_NORMS | ATTENTION | HEAD_NORMS | MLP,
                      factors=(ROPE_FREQS,)),

@@ -290,6 +290,7 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "phi3": phi3,
+    "olmo": biased,
     "olmo2": _olmo2,
     "exaone4": exaone4,
     "granite": granite,

@@ -85,7 +85,7 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, StreamLowering
             self._norm("rowwise.rms_norm", op, {"weight": self._norm_weight(op)}, {})
 
     def _norm_by_columns(self, op: Op) -> None:
-        weight, (_, *biases) = self._norm_weight(op), op.weights
+        weight, biases = self._norm_weight(op), op.weights[1:]
         weights = {"weight": weight, "bias": self._vector(biases[0]) if biases else weight}
         kinds = {"IS_CENTERED": op.kind is OpKind.LAYER_NORM, "HAS_BIAS": bool(biases)}
         self._norm("rowwise.norm_by_columns", op, weights, kinds)
