@@ -73,6 +73,7 @@ def test_tensorrt_llm_refuses_queries_that_grow_by_name() -> None:
         ("gemma4-moe", ("op route", "op experts"), ("op scale",)),
         ("phimoe", ("biased of logits: True", "op route"), ("op layer_norm",)),
         ("lfm2-moe", ("op experts",), ("op convolution", "op multiply")),
+        ("granite-swa", ("sinks of attention: True",), ()),
     ],
 )
 @pytest.mark.parametrize("name", ["cuda", "tensorrt_llm"])
