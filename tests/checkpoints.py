@@ -867,6 +867,16 @@ KINDS |= {
         "final_logit_softcapping": 4.0,
     },
 }
+KINDS["gpt-neox"] = QWEN | {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "model_type": "gpt_neox",
+    "num_key_value_heads": 4,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-3,  # so that it is seen
+    "rotary_emb_base": 10000,
+    "rotary_pct": 0.5,
+}
+del KINDS["gpt-neox"]["rope_theta"]
 KINDS["granite4-h"] = KINDS["granite4-h-moe"] | {"num_local_experts": 0, "mamba_n_groups": 4}
 KINDS["granite4"] = KINDS["granite4-moe"] | {"num_local_experts": 0, "position_embedding_type": "nope"}
 MIXTURES = tuple(kind for kind in KINDS if kind.endswith(("moe", "mixtral", "minimax-m2", "gpt-oss")))
@@ -957,6 +967,8 @@ def transformers_shapes(config: str) -> dict[str, tuple[int, ...]]:
 
 def published_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Experts one by one, but for Granite: transformers has those of a layer in one tensor."""
+    if model_type == "gpt_neox":
+        return {name.replace("lm_head", "embed_out"): shape for name, shape in shapes.items()}
     if model_type in ("gpt_oss", "granitemoe_swa", "llama4_text", "qwen3_5_moe_text", "gemma4_text", "gemma3n_text"):
         return shapes
     if model_type.startswith("granitemoe"):

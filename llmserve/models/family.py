@@ -24,6 +24,7 @@ ACTIVATIONS = {
     "swish": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 # of an MLP without a gate
@@ -64,7 +65,7 @@ class FamilySpec(DecoderSpec):
     mlp_module: str = "mlp"  # in a layer
     mlp_down: str = "down_proj"  # in that
     plain_mlp: str = ""  # in that, the module before the activation of an MLP without a gate
-    is_parallel: bool = False  # attention and MLP read one norm's output, and are added together
+    is_parallel: bool = False  # attention and MLP read one norm's output, or their own's, and are added together
     activation: str = "silu"
     norms: Norms = Norms()
     layer_norm: bool = False  # norms take the mean off
@@ -194,14 +195,15 @@ def layers_and_head(g: Graph, spec: FamilySpec, x: Value) -> None:
 
     norms = spec.norms
     for layer in range(spec.num_layers):
-        name, normed = f"layers.{layer}", x
+        name, before, normed = f"layers.{layer}", x, x
         if spec.has_attention(layer):
             normed = norm(x, f"{name}.attn.norm", norms.attention)
             y = _attention(g, spec, normed, layer)
             x = g.add(x, norm(y, f"{name}.attn.post_norm", norms.after_attention))
         if not spec.has_mlp(layer):
             continue
-        y = _mlp(g, spec, normed if spec.is_parallel else norm(x, f"{name}.mlp.norm", norms.mlp), layer)
+        beside = before if norms.mlp else normed
+        y = _mlp(g, spec, norm(beside if spec.is_parallel else x, f"{name}.mlp.norm", norms.mlp), layer)
         x = g.add(x, norm(y, f"{name}.mlp.post_norm", norms.after_mlp))
     last = norm(g.select_rows(x), "norm", "norm")
     bias = "head.bias" if spec.head_bias else None

@@ -43,6 +43,7 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "glm4",
     "glm4_moe",
     "glm4_moe_lite",
+    "gpt_neox",
     "gpt_oss",
     "granite",
     "granite_moe",

@@ -403,6 +403,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "nanochat",
         {"final_logit_softcapping": None, "tie_word_embeddings": True, "num_key_value_heads": 1},
     ),
+    "gpt-neox in turns": ("gpt-neox", {"use_parallel_residual": False, "tie_word_embeddings": True}),
+    "gpt-neox by another gelu": ("gpt-neox", {"hidden_act": "gelu_fast", "rotary_pct": 1.0, "attention_bias": False}),
     "one key/value head": ("llama", {"num_key_value_heads": 1}),
     "baichuan1 13B": ("baichuan2-13b", {"norm_head": False}),
 }

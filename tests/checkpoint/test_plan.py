@@ -237,6 +237,8 @@ def test_ignored_tensors(tmp_path: Path) -> None:
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
 
     assert plan_for(edited(tmp_path / "llama", "llama", edit)).params
+    masks = {f"gpt_neox.layers.0.attention.{name}": np.ones(4, np.float32) for name in ("bias", "masked_bias")}
+    assert plan_for(edited(tmp_path / "pythia", "gpt-neox", lambda tensors: tensors.update(masks))).params
     edited(tmp_path / "b", "baichuan2-13b", lambda t: t.update({"model.alibi_mask": np.ones((6, 4, 4), np.float32)}))
     assert plan_for(tmp_path / "b").params
     edited(tmp_path / "c", "llama", lambda t: t.update({"model.alibi_mask": np.ones(4, np.float32)}))

@@ -399,6 +399,11 @@ DEEPSEEK_V3: dict[str, Any] = {
             "hidden_act": "silu", "pretraining_tp": 1, "rope_scaling": None, "rope_theta": 10000.0,
             "tie_word_embeddings": False,
         },
+        {  # of Pythia 2.8B
+            "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "hidden_act": "gelu",
+            "hidden_size": 2560, "layer_norm_eps": 1e-05, "num_key_value_heads": 32, "rotary_emb_base": 10000,
+            "rotary_pct": 0.25, "tie_word_embeddings": False, "use_parallel_residual": True,
+        },
         {  # of K-EXAONE
             "architectures": ["ExaoneMoEForCausalLM"], "model_type": "exaone_moe", "first_k_dense_replace": 1,
             "head_dim": 128, "hidden_act": "silu", "is_moe_layer": [False, True, True, True],

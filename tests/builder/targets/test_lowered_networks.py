@@ -56,6 +56,7 @@ DIGESTS = {  # kind: program, cpu, cuda
     "glm4": ("cdca82956854cec2", "facff749fea4416b", "a80da5b3fe3b34f5"),
     "glm4-lite-moe": ("522e39a8ff9b058f", "5192b0b8feb1638a", "4f53cda18c2baa0c"),
     "glm4-moe": ("28286f4494044448", "3d90a4c04a932ab4", "4f53cda18c2baa0c"),
+    "gpt-neox": ("9701a8b9bda77b90", "807dfa6f5396941e", "b5283ec86058f3bc"),
     "gpt-oss": ("d7463fde25ee4835", "cd697de4a22e1819", "4f53cda18c2baa0c"),
     "granite": ("4693efb6d98c2f28", "5dc6e1959e879a5d", "51a3788288cc4b3a"),
     "granite-moe": ("fd0dbc13d6cb192c", "1c9587ae674b10db", "4f53cda18c2baa0c"),

@@ -1,0 +1,55 @@
+"""GPT-NeoX (Pythia, Dolly): attention and MLP side by side, each after a layer norm of its own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from llmserve.models import family
+from llmserve.models.config import ConfigReader
+from llmserve.models.family import FamilySpec, read_family
+from llmserve.models.spec import HeadGroups, HfConfig, Param, renamed
+
+# transformers'
+DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "rotary_emb_base": 10_000, "rotary_pct": 0.25}
+NAMES = {  # modules that `weights.py` names as Llama does
+    "model.embed_tokens": "gpt_neox.embed_in",
+    "model.layers": "gpt_neox.layers",
+    "model.norm": "gpt_neox.final_layer_norm",
+    "lm_head": "embed_out",
+    "self_attn.o_proj": "attention.dense",
+    "self_attn": "attention",
+}
+NAME = re.compile("|".join(map(re.escape, NAMES)))
+MASKS = r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"  # that old checkpoints store
+
+
+def from_hf(config: HfConfig) -> FamilySpec:
+    given = DEFAULTS | dict(config)
+    rope = {"rope_theta": given["rotary_emb_base"], "partial_rotary_factor": given["rotary_pct"]}
+    reader = ConfigReader(rope | given)
+    spec = read_family(reader, "GPTNeoXForCausalLM", partial=True, eps_key="layer_norm_eps", plain_mlp="dense_h_to_4h")
+    is_parallel = reader.flag("use_parallel_residual", True)
+    bias = reader.flag("attention_bias", True)
+    reader.finish()
+    return replace(
+        spec, is_parallel=is_parallel, layer_norm=True, norm_bias=True, qkv_bias=bias, output_bias=bias, mlp_bias=True,
+        fused_qkv="query_key_value", mlp_down="dense_4h_to_h",
+    )  # fmt: skip
+
+
+def params(spec: FamilySpec) -> list[Param]:
+    groups = HeadGroups(spec.head_dim, spec.num_kv_heads)
+    return [
+        replace(renamed(param, _published), orders=(groups,) if ".attn.qkv" in param.name else ())
+        for param in family.params(spec)
+    ]
+
+
+def _published(name: str) -> str:
+    return NAME.sub(lambda found: NAMES[found[0]], name)
+
+
+ARCHITECTURE = replace(
+    family.family("GPTNeoXForCausalLM", "gpt_neox", from_hf, ignored=(MASKS,)), params=params, prefix="gpt_neox."
+)
