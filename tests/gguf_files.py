@@ -58,6 +58,8 @@ ARCHITECTURES = {
     "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE,
     "cohere": gguf.MODEL_ARCH.COMMAND_R,
     "afmoe": gguf.MODEL_ARCH.AFMOE,
+    "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
+    "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
     "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
@@ -68,6 +70,7 @@ ARCHITECTURES = {
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
 }
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 PERMUTED = (
     "llama",
     "mistral",
@@ -105,6 +108,7 @@ class Changes:
     """What makes a file another one than the converter's."""
 
     fused_experts: bool = False  # gate and up of all experts are one tensor
+    joined_heads: bool = False  # what makes keys and values of a latent is one tensor, as before April 2025
     renamed: Mapping[str, str] = field(default_factory=dict)
     negated: Sequence[str] = ()
     added: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -140,6 +144,8 @@ def make_gguf(
     changes = changes or Changes()
     original = hybrid_tensors(config, random_tensors(config, dtype="float32", seed=seed), changes)
     tensors = with_parted_experts(original)
+    if not changes.joined_heads:
+        tensors = with_parted_heads(config, tensors)
     for name, tensor in with_merged_experts(tensors).items():
         converted = as_converted(name, tensor, config)
         is_matrix = converted.ndim >= 2 and not name.endswith(FLOATS)
@@ -210,6 +216,19 @@ def with_parted_experts(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArra
             found |= {f"{layer}.mlp.experts.{part}_proj.{kind}": rows for part, rows in parts.items()}
         else:
             found[f"{name}.weight" if name.endswith("sinks") else name] = tensor
+    return found
+
+
+def with_parted_heads(config: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """What makes keys of a latent, transposed, and what makes values, as [heads, ...]."""
+    found: dict[str, NDArray[Any]] = {}
+    for name, tensor in tensors.items():
+        if not name.endswith("kv_b_proj.weight"):
+            found[name] = tensor
+            continue
+        heads = tensor.reshape(config["num_attention_heads"], -1, tensor.shape[1])
+        keys, values = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
+        found |= {name.replace("kv_b", "k_b"): keys.swapaxes(1, 2), name.replace("kv_b", "v_b"): values}
     return found
 
 
@@ -289,7 +308,7 @@ def model_metadata(config: dict[str, Any], name: str) -> dict[str, Any]:
         entries["rope.scaling.original_context_length"] = scaling["original_max_position_embeddings"]
     if config["model_type"] in PERMUTED:
         entries |= {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim}
-    if "head_dim" in config:
+    if "head_dim" in config and config["model_type"] not in LATENT:
         entries |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     if config["model_type"] in ("mistral", "gemma2", "gemma3_text"):
         entries["attention.sliding_window"] = config["sliding_window"]
@@ -386,6 +405,32 @@ def own_metadata(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
             "expert_weights_scale": config["route_scale"],
             "attention.sliding_window": config["sliding_window"],
         }
+    if kind in LATENT:
+        rope = config.get("rope_scaling") or {}
+        rotary_dim, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
+        own = {
+            "attention.head_count_kv": 1,
+            "attention.kv_lora_rank": rank,
+            "attention.key_length": rank + rotary_dim,
+            "attention.value_length": rank,
+            "attention.key_length_mla": config["qk_nope_head_dim"] + rotary_dim,
+            "attention.value_length_mla": config["v_head_dim"],
+            "rope.dimension_count": rotary_dim,
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+            "expert_shared_count": config["n_shared_experts"],
+            "leading_dense_block_count": config["first_k_dense_replace"],
+            "expert_weights_scale": config["routed_scaling_factor"],
+            "expert_weights_norm": config.get("norm_topk_prob", True),
+            "expert_group_count": config.get("n_group", 1),
+            "expert_group_used_count": config.get("topk_group", 1),
+            "expert_gating_func": 1 if kind == "deepseek_v2" else 2,
+        }
+        if config["q_lora_rank"]:
+            own["attention.q_lora_rank"] = config["q_lora_rank"]
+        if rope:
+            own["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+            own["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
+        return own
     if kind == "gpt_oss":
         rope = config["rope_scaling"]
         return {

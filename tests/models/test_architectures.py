@@ -283,6 +283,7 @@ def test_the_page_of_models_has_a_row_for_each_family() -> None:
         ("roberta", "bert"),
         ("xlm-roberta", "bert"),
         ("internlm2", "internlm2"),
+        *((model_type, "deepseek2") for model_type in ("deepseek_v3", "glm4_moe_lite", "kimi_k2")),
         ("olmo3", "olmo2"),
     }
     assert {row for row in rows if row[1]} == in_gguf

@@ -28,6 +28,7 @@ class Joined:
     is_transposed: bool = False  # its rows are inputs
     in_turns: bool = False  # its order is: the first gate, its up, the next gate and so on
     is_matrix: bool = False  # it has one expert, without a dimension for experts
+    of_heads: bool = False  # it has one matrix, head by head, and the first part is transposed
 
 
 def joined(gate_up: str, down: str, *, bias: str = "", **form: bool) -> tuple[Joined, ...]:
@@ -60,6 +61,7 @@ class GgufArchitecture:
     layers: str = LAYERS  # prefix of a layer's name in Hugging Face's checkpoints
     tiled_heads: bool = False  # value heads of delta nets: the first of every key head, then the second of each
     drops_drafting: bool = False  # the last blocks draft tokens and are left out
+    latent: bool = False  # attention over a latent: the family reads the sizes of heads
     has_mtp: bool = False  # except for this one, which has its own names in checkpoints
 
     def to_hf(self, name: str) -> str:

@@ -39,6 +39,7 @@ from llmserve.checkpoint.gguf.tensor_names import (
     GEMMA4_TENSORS,
     GLM_NORMS,
     HEAD_NORMS,
+    LATENT,
     LFM2,
     LFM2_EXPERTS,
     LLAMA4,
@@ -52,6 +53,8 @@ from llmserve.checkpoint.gguf.tensor_names import (
     NEMOTRON_OUTSIDE,
     NEXT_DELTA_NET,
     NORMS,
+    OF_LATENT,
+    OLD_OF_LATENT,
     OUTSIDE,
     OWN_NORMS,
     PHI,
@@ -135,6 +138,12 @@ ALL = (
     GgufArchitecture("dots1", "Dots1ForCausalLM", "dots1",
                      NORMS | ATTENTION | HEAD_NORMS | MLP | EXPERTS | SHARED_EXPERTS,
                      {CORRECTION: f"mlp.gate.{CORRECTED}"}, own_keys=ROUTER_KEYS),
+    # V2, or V3, Kimi K2 and GLM-4.7-Flash by the router
+    GgufArchitecture("deepseek2", "DeepseekV2ForCausalLM", "deepseek_v2",
+                     NORMS | LATENT | MLP | EXPERTS | SHARED_EXPERTS | DRAFTING,
+                     {CORRECTION: f"mlp.gate.{CORRECTED}"},
+                     (Joined(("attn_k_b.weight", "attn_v_b.weight"), f"{OF_LATENT}.weight", of_heads=True),),
+                     own_keys=(*ROUTER_KEYS, "{}.rope.scaling.yarn_log_multiplier"), latent=True),
     GgufArchitecture("minimax-m2", "MiniMaxM2ForCausalLM", "minimax_m2",
                      NORMS | ATTENTION | HEAD_NORMS | MIXTRAL_EXPERTS, {CORRECTION: f"block_sparse_moe.{CORRECTED}"},
                      own_keys=(*EXPERT_KEYS, "{}.expert_gating_func")),
@@ -242,4 +251,6 @@ def gguf_architecture(name: object, num_experts: object, tensors: Collection[str
     if found.joined == EXPERTS_IN_TWO and any(tensor.endswith(FUSED_EXPERTS) for tensor in tensors):
         gate_up, down = found.joined  # a converter may keep gate and up joined
         return replace(found, joined=(replace(gate_up, parts=(FUSED_EXPERTS,)), down))
+    if found.latent and any(f".{OLD_OF_LATENT}." in tensor for tensor in tensors):
+        return replace(found, block={**found.block, OLD_OF_LATENT: OF_LATENT}, joined=())
     return found

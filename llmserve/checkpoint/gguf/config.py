@@ -39,7 +39,7 @@ def config_of(file: Described) -> Config:
     _refuse_other_networks(reader, file.architecture.own_keys)
     hidden_size, num_heads = reader.integer("{}.embedding_length"), reader.integer("{}.attention.head_count")
     head_dim = reader.integer("{}.attention.key_length", max(1, hidden_size // num_heads))
-    if reader.integer("{}.attention.value_length", head_dim) != head_dim:
+    if reader.integer("{}.attention.value_length", head_dim) != head_dim and not file.architecture.latent:
         reader.problems.append("keys and values of different lengths (attention.value_length) are not supported")
     config: Config = {
         "architectures": [file.architecture.hf_name],

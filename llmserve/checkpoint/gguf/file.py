@@ -18,7 +18,7 @@ from llmserve.checkpoint.gguf.encoders import pooling_files
 from llmserve.checkpoint.gguf.header import StoredBlocks
 from llmserve.checkpoint.gguf.metadata import MetadataReader
 from llmserve.checkpoint.gguf.parts import open_parts
-from llmserve.checkpoint.gguf.rows import ExpandedRows, JoinedMatrices, JoinedRows
+from llmserve.checkpoint.gguf.rows import ExpandedRows, JoinedHeads, JoinedMatrices, JoinedRows
 from llmserve.checkpoint.gguf.states import CONVOLUTIONS, DECAY, FLAT, restored
 from llmserve.checkpoint.gguf.tensor_names import BLOCK_TENSOR, BOTH_GATES, EXPERT, LAYERS, MTP, MTP_LAYER, SHARED_GATE
 from llmserve.checkpoint.gguf.text_files import text_files
@@ -89,15 +89,23 @@ class GgufFile:
         head_dim = stored.shape[0] // heads
         return ReorderedRows(rows, pair_order(stored.shape[0], head_dim, head_dim))
 
-    def _joined(self, name: str) -> JoinedRows | JoinedMatrices | None:
+    def _joined(self, name: str) -> JoinedRows | JoinedHeads | JoinedMatrices | None:
         """None for a single tensor. If parts are missing or do not fit, the shape is that of the first part."""
         if (found := self._architecture.joined_of(name)) is None:
             return None
         joined, parts = found[0], [self._stored.get(part) for part in found[1]]
         stored = [part for part in parts if part is not None]
-        if len(stored) < len(parts) or len({part.shape for part in stored}) > 1 or not 2 <= len(stored[0].shape) <= 3:
+        shapes = [part.shape for part in stored]
+        if joined.of_heads and [len(shape) for shape in shapes] == [3, 3]:
+            heads, columns, _ = shapes[0]
+            fits = shapes[1][::2] == (heads, columns)
+        else:
+            fits = len(stored) == len(parts) and len({*shapes}) == 1 and 2 <= len(shapes[0]) <= 3
+        if not fits:
             return None
         rows = [ExpandedRows(self._packed(part), part.kind, part.shape) for part in stored]
+        if joined.of_heads:
+            return JoinedHeads(*rows)
         if joined.is_matrix:
             return JoinedMatrices(rows)
         return JoinedRows(rows, joined.is_transposed and len(stored[0].shape) == 3, joined.in_turns)

@@ -19,6 +19,9 @@ from llmserve.checkpoint.gguf.families import (
 from llmserve.checkpoint.gguf.tensor_names import CORRECTION
 
 CHUNK, UNTURNED_INTERVAL, EXPERTS_OF_MAVERICK = 8192, 4, 128  # of Llama 4
+SOFTMAX, SIGMOID = 1, 2
+GATING = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
+LOG_MULTIPLIER = "{}.rope.scaling.yarn_log_multiplier"  # of DeepSeek: a tenth of mscale_all_dim
 PHIMOE_SCALE = 1.243163121016122
 
 
@@ -46,11 +49,11 @@ def _qwen3_moe(file: Described, config: Config) -> Config:
     return own | {"attention_bias": file.has_bias("attn_q")}
 
 
-def routed(file: Described) -> Config:
-    """For mixtures whose router weighs by sigmoids and chooses among groups."""
+def routed(file: Described, gating: int = SIGMOID) -> Config:
+    """For mixtures whose router chooses among groups."""
     reader = file.reader
-    if reader.integer("{}.expert_gating_func", 2, minimum=0) not in (0, 2):
-        reader.problems.append(f"{reader.key('{}.expert_gating_func')} must be 2, sigmoid")
+    if reader.integer("{}.expert_gating_func", gating, minimum=0) not in (0, gating):
+        reader.problems.append(f"{reader.key('{}.expert_gating_func')} must be {gating}, {GATING[gating]}")
     return {
         **file.experts("n_routed_experts"),
         "moe_intermediate_size": reader.integer("{}.expert_feed_forward_length"),
@@ -61,9 +64,9 @@ def routed(file: Described) -> Config:
     }
 
 
-def _routed(file: Described) -> Config:
+def _routed(file: Described, gating: int = SIGMOID) -> Config:
     """DeepSeek's additional keys."""
-    return routed(file) | {
+    return routed(file, gating) | {
         "n_shared_experts": file.reader.integer("{}.expert_shared_count", 0, minimum=0),
         "first_k_dense_replace": file.reader.integer("{}.leading_dense_block_count", 0, minimum=0),
         "attention_bias": file.has_bias("attn_q"),
@@ -78,6 +81,45 @@ def _glm4_moe(file: Described, config: Config) -> Config:
         "num_nextn_predict_layers": num_drafting,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.shapes,
     }  # fmt: skip
+
+
+def _deepseek2(file: Described, config: Config) -> Config:
+    """V2; V3 if its router weighs by sigmoids, and then also Kimi K2 or GLM-4.7-Flash, which are the same network.
+
+    As in llama.cpp: no groups if the file does not say, and cosines and sines without YaRN's factor.
+    """
+    reader, num_layers = file.reader, config["num_hidden_layers"]
+    has_correction = any(name.endswith(f".{CORRECTION}") for name in file.shapes)
+    gating = reader.integer("{}.expert_gating_func", 0, minimum=0) or (SIGMOID if has_correction else SOFTMAX)
+    is_v3 = gating == SIGMOID
+    rotary_dim, num_heads = reader.integer("{}.rope.dimension_count"), config["num_attention_heads"]
+    key_dim, value_dim = (
+        reader.integer(f"{{}}.attention.{n}_length_mla", reader.integer(f"{{}}.attention.{n}_length"))
+        for n in ("key", "value")
+    )
+    own = _routed(file, SIGMOID if is_v3 else SOFTMAX)
+    num_drafting = reader.integer("{}.nextn_predict_layers", 0, minimum=0)
+    if not is_v3:
+        own["topk_method"] = "greedy" if own["n_group"] == 1 else "group_limited_greedy"
+    if "rope_scaling" in config:
+        own["rope_scaling"] = {**config["rope_scaling"], "attention_factor": 1.0}
+        value = reader.metadata.get(reader.key(LOG_MULTIPLIER), 0.0)
+        if not isinstance(value, float) or value:
+            own["rope_scaling"]["mscale_all_dim"] = round(10 * reader.positive(LOG_MULTIPLIER), 6)
+    return own | {
+        "architectures": ["DeepseekV3ForCausalLM" if is_v3 else "DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v3" if is_v3 else "deepseek_v2",
+        "num_hidden_layers": max(1, num_layers - num_drafting),
+        "num_nextn_predict_layers": num_drafting,
+        "num_key_value_heads": num_heads,
+        "head_dim": rotary_dim,
+        "q_lora_rank": reader.integer("{}.attention.q_lora_rank", 0, minimum=0) or None,
+        "kv_lora_rank": reader.integer("{}.attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotary_dim,
+        "qk_nope_head_dim": key_dim - rotary_dim,
+        "v_head_dim": value_dim,
+        "attention_bias": False,
+    }
 
 
 def _dots1(file: Described, config: Config) -> Config:
@@ -225,6 +267,7 @@ OWN: Mapping[str, Callable[[Described, Config], Config]] = {
     "glm4moe": _glm4_moe,
     "afmoe": _afmoe,
     "exaone-moe": _exaone_moe,
+    "deepseek2": _deepseek2,
     "dots1": _dots1,
     "minimax-m2": _minimax_m2,
     "ernie4_5-moe": _ernie4_5_moe,

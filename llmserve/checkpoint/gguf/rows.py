@@ -67,6 +67,26 @@ class JoinedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedHeads:
+    """[heads, columns, rows] and [heads, rows, columns] as one matrix, with the rows of both head by head."""
+
+    first: ExpandedRows
+    second: ExpandedRows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        heads, columns, rows = self.first.shape
+        return (heads * (rows + self.second.shape[1]), columns)
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        height, (begin, end, _) = self.shape[0] // self.first.shape[0], rows.indices(self.shape[0])
+        heads = slice(begin // height, -(-end // height))
+        both = np.concatenate([self.first[heads].swapaxes(1, 2), self.second[heads]], axis=1)
+        found: Tensor = both.reshape(-1, self.shape[1])[begin - heads.start * height : end - heads.start * height]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class JoinedMatrices:
     """Stacked matrices as one."""
 

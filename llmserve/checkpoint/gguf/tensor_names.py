@@ -38,6 +38,14 @@ GLM_NORMS = {
 }
 OWN_NORMS = {f"attn_{n}_norm": f"self_attn.{n}_layernorm.norms.*" for n in "qk"}  # one for each head
 TURNED_NORMS = {f"attn_{n[0]}_norm": f"self_attn.{n}_layernorm" for n in ("query", "key")}
+LATENT = {f"attn_{name}": f"self_attn.{name}_proj" for name in ("q", "q_a", "q_b")} | {
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_output": "self_attn.o_proj",
+}
+OF_LATENT = "self_attn.kv_b_proj"  # two tensors in files since April 2025, one in older files
+OLD_OF_LATENT = "attn_kv_b"
 PLAIN_MLP = {f"ffn_{name}": f"mlp.{name}_proj" for name in ("up", "down")}
 C_MLP = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 PHI = {

@@ -30,6 +30,13 @@ EXPERTS: dict[str, Any] = {"mlp_only_layers": [], "moe_intermediate_size": 64, "
 GEMMA = {"query_pre_attn_scalar": 24}  # the head size, which a GGUF file cannot say otherwise
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+SIZES_OF_LATENT: dict[str, Any] = {
+    "q_lora_rank": 32, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "moe_intermediate_size": 64,
+    "rope_scaling": YARN | {"mscale": 0.8, "mscale_all_dim": 0.8},  # llama.cpp has one number for both
+}  # fmt: skip
+
+
 def overrides(kind: str) -> dict[str, Any]:
     if kind == "cohere2":
         return {"sliding_window_pattern": 4, "num_hidden_layers": 4}  # which llama.cpp takes for granted
@@ -56,6 +63,8 @@ def overrides(kind: str) -> dict[str, Any]:
         return {"moe_intermediate_size": 64, "routed_scaling_factor": 1.0, "tie_word_embeddings": True}
     if kind == "lfm2":
         return {"block_multiple_of": 32}
+    if kind.startswith("deepseek"):
+        return SIZES_OF_LATENT
     return GEMMA if kind.startswith("gemma") else EXPERTS if kind in MIXTURES else {}
 
 
@@ -277,7 +286,7 @@ def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
         (
             {"general.architecture": 7},
             Unsupported,
-            "supported: afmoe, arcee, bert, cohere2, command-r, dots1, ernie4_5, ernie4_5-moe, exaone-moe, exaone4, ",
+            "supported: afmoe, arcee, bert, cohere2, command-r, deepseek2, dots1, ernie4_5, ernie4_5-moe, exaone-moe, ",
         ),
         ({"llama.expert_count": 8}, CheckpointError, "llama.expert_used_count must be an integer from 1"),
         ({"llama.expert_count": [8, 8]}, Unsupported, "llama.expert_count"),
