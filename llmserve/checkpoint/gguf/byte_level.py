@@ -62,6 +62,14 @@ STABLELM2 = WordRule((_words(r"\p{N}"),))
 SEED_CODER = WordRule((_words(r"\p{N}", after_signs=""),))
 TEKKEN = WordRule((_words_by_case(r"\p{N}", ""),), takes_whole_words=True, adds_bos=True)
 GPT4O = WordRule((_words_by_case(r"\p{N}{1,3}", f"{CONTRACTIONS}?"),))
+DEEPSEEK3 = WordRule(
+    (
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        rf"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{{|}}~][A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"""
+        rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}",
+    )
+)
 DIGITS_APART = WordRule(digits_apart=True, then_gpt2=True)
 PLAIN = WordRule(then_gpt2=True)
 DEFAULT = WordRule((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
@@ -76,6 +84,7 @@ RULES: Mapping[str, WordRule] = {
     **dict.fromkeys(("gpt-4o", "llama4"), GPT4O),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "command-r", "exaone", "minerva-7b"), DIGITS_APART),
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "exaone4"), PLAIN),
+    "deepseek-v3": DEEPSEEK3,
     "default": DEFAULT,
 }
 

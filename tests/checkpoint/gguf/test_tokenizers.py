@@ -99,14 +99,21 @@ def test_every_rule_loads_and_loses_nothing(pre: str, tmp_path: Path) -> None:
             assert found.decode(found.encode(text), skip_special_tokens=False) == text
 
 
-def test_default_words(tmp_path: Path) -> None:
-    """llama.cpp's: punctuation apart, digits in threes."""
+@pytest.mark.parametrize(
+    ("pre", "text", "expected"),
+    [
+        ("default", "it's 12345, ok", ["it", "'", "s", " ", "123", "45", ",", " ok"]),  # punctuation apart
+        ("deepseek-v3", "it's 12345,\u4e16\u3067\u30c7 ok!\n x", ["it", "'s", " ", "123", "45", ",",
+                                                            "\u4e16\u3067\u30c7", " ok", "!\n", " x"]),
+    ],
+)  # fmt: skip
+def test_words_of_rules_that_transformers_lacks(pre: str, text: str, expected: list[str], tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    path = byte_level(tmp_path / "a" / "m.gguf", "default")
+    path = byte_level(tmp_path / "a" / "m.gguf", pre)
     with Checkpoint.open(path) as checkpoint:
         content = json.loads(checkpoint.text_file("tokenizer.json") or b"")
-    words = tokenizers.Tokenizer.from_str(json.dumps(content)).pre_tokenizer.pre_tokenize_str("it's 12345, ok")
-    assert [word for word, _ in words] == ["it", "'", "s", "Ġ", "123", "45", ",", "Ġok"]
+    words = tokenizers.Tokenizer.from_str(json.dumps(content)).pre_tokenizer.pre_tokenize_str(text)
+    assert [text[begin:end] for _, (begin, end) in words] == expected
 
 
 def gemma4_tokenizer() -> tokenizers.Tokenizer:
