@@ -367,13 +367,14 @@ def _with_more_bits(
 def _value_rows(program: Program) -> Iterator[tuple[str, int, int]]:
     """Matrices, and their rows that produce values of the attention, layer by layer."""
     made_by = {op.output: op for op in program.ops}
-    for op in program.ops:
-        if op.kind is OpKind.ATTENTION:
-            maker, start, width = made_by[op.inputs[2]], 0, made_by[op.inputs[2]].width
-            if maker.kind is OpKind.SLICE:
-                maker, start = made_by[maker.inputs[0]], int(maker.number("start"))
-            if maker.kind is OpKind.LINEAR:
-                yield maker.weights[0], start, start + width
+    added = {name for op in program.ops if op.kind is OpKind.ADD for name in op.inputs}
+    for value in (made_by[op.inputs[2]] for op in program.ops if op.kind is OpKind.ATTENTION):
+        # a latent, which is part of keys, too, is behind a norm
+        maker, start = made_by[value.inputs[0]] if value.output in added else value, 0
+        if maker.kind is OpKind.SLICE:
+            maker, start = made_by[maker.inputs[0]], int(maker.number("start"))
+        if maker.kind is OpKind.LINEAR:
+            yield maker.weights[0], start, start + value.width
 
 
 def _readers_of_attention(program: Program) -> Iterator[tuple[str, int, int]]:
@@ -396,5 +397,4 @@ def stored_names(params: Sequence[Param], quantized: Collection[str]) -> Mapping
 
 def num_matrices(params: Sequence[Param], quantized: Collection[str]) -> int:
     """The number of matrices stored for these parameters."""
-    stored = stored_names(params, quantized)
-    return len({stored[name] for name in quantized})
+    return len({stored for name, stored in stored_names(params, quantized).items() if name in quantized})

@@ -22,7 +22,9 @@ from llmserve.builder.quantization import (
 )
 from llmserve.models.graph import CacheShape, Graph, Program
 from llmserve.models.number_formats import INT4, INT8, INT8_ACTIVATIONS
+from llmserve.models.registry import architecture_for
 from llmserve.models.spec import Param
+from tests.checkpoints import KINDS
 
 
 def test_values_and_scales() -> None:
@@ -132,6 +134,16 @@ def test_values_have_eight_bits_and_then_what_reads_attention_as_long_as_there_i
         assert found["0.o"] == (WeightPart(int8 if kv_heads == 1 else int4, 0, 512),)
     assert found["3.o"] == (WeightPart(int4, 0, 512),)
     assert all(found[name][0].scheme == int8 for name in ("1.o", "2.o"))
+
+
+def test_a_latent_has_eight_bits() -> None:
+    """Its rows make values and keys."""
+    config = KINDS["deepseek-v2-moe"] | {"hidden_size": 512, "kv_lora_rank": 64, "moe_intermediate_size": 256}
+    architecture = architecture_for(config)
+    spec = architecture.from_hf(config)
+    found = quantized_params(architecture.program(spec), architecture.params(spec), BuildOptions(quantization="int4"))
+    rows = (WeightPart(Int4(), 0, 64), WeightPart(Int8(), 64, 64 + 8 + 64))
+    assert all(found[f"layers.{layer}.attn.kv"] == rows for layer in range(spec.num_layers))
 
 
 @pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
