@@ -218,12 +218,14 @@ void test_expert_groups(const KernelTable& k, Random& random) {
     std::vector<double> scores(experts), sums(num_groups);
     std::vector<float> routes(2 * chosen);
     for (const bool biased : {false, true}) {
+      const bool by_best = (trial & 1) != 0;
       const float* added = biased ? bias.data() : nullptr;
-      k.route({{logits.data(), experts}, experts, chosen, true, false, added, 1.0f, 0.0f, num_groups, 2}, 1, {routes.data(), 2 * chosen});
+      k.route({{logits.data(), experts}, experts, chosen, true, false, added, 1.0f, 0.0f, num_groups, 2, by_best}, 1,
+              {routes.data(), 2 * chosen});
       for (size_t e = 0; e < experts; ++e) scores[e] = 1.0 / (1.0 + std::exp(-double{logits[e]})) + (biased ? bias[e] : 0.0);
       for (size_t g = 0; g < num_groups; ++g) {
         const double* of = scores.data() + g * size;
-        sums[g] = of[0] + of[1] + of[2] - std::min({of[0], of[1], of[2]});
+        sums[g] = by_best ? std::max({of[0], of[1], of[2]}) : of[0] + of[1] + of[2] - std::min({of[0], of[1], of[2]});
       }
       const auto rank = [](const std::vector<double>& all, double one) {
         return std::count_if(all.begin(), all.end(), [&](double other) { return other > one; });
