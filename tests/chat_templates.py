@@ -135,6 +135,42 @@ GPT_OSS = (
     "{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
+# As DeepSeek-R1-0528: calls in a block of JSON; arguments are joined as text, tools are not described.
+DEEPSEEK = (
+    "{%- set ns = namespace(system='', is_tool=false) %}{%- for message in messages %}"
+    "{%- if message['role'] == 'system' %}{% set ns.system = ns.system + message['content'] %}{% endif %}{% endfor %}"
+    "{{ ns.system }}{%- for message in messages %}{%- set ns.is_tool = message['role'] == 'tool' %}"
+    "{%- if message['role'] == 'user' %}{{ '<｜User｜>' + message['content'] + '<｜Assistant｜>' }}"
+    "{%- elif message['tool_calls'] is defined and message['tool_calls'] is not none %}"
+    "{{ message['content'] + '<｜tool▁calls▁begin｜>' }}{%- for tool in message['tool_calls'] %}"
+    "{{ ('' if loop.first else '\n') + '<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>'"
+    " + tool['function']['name'] + '\n```json\n' + tool['function']['arguments'] + '\n```<｜tool▁call▁end｜>' }}"
+    "{%- endfor %}{{ '<｜tool▁calls▁end｜><｜end▁of▁sentence｜>' }}"
+    "{%- elif message['role'] == 'assistant' %}{{ message['content'].split('</think>')[-1] }}"
+    "{%- elif ns.is_tool %}{{ '<｜tool▁output▁begin｜>' + message['content'] + '<｜tool▁output▁end｜>' }}{% endif %}"
+    "{%- endfor %}"
+)
+# As DeepSeek-V3.1, in vLLM's template that describes tools: the same without a block.
+DEEPSEEK31 = (
+    "{%- if tools is defined and tools is not none %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"
+    + DEEPSEEK.replace("+ tool['type'] + '<｜tool▁sep｜>'", "")
+    .replace("'\n```json\n'", "'<｜tool▁sep｜>'").replace("'\n```<", "'<").replace("'\n'", "''")
+    + "{%- if add_generation_prompt and not ns.is_tool and not thinking %}</think>{% endif %}"
+)  # fmt: skip
+# As Kimi-K2: a call has its id in place of a name.
+KIMI = (
+    "{%- if tools -%}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{%- endif -%}"
+    "{%- for message in messages -%}<|im_{{ message['role'] }}|>"
+    "{%- if message['role'] == 'assistant' and message.get('tool_calls') -%}"
+    "{{ message['content'] }}<|tool_calls_section_begin|>{%- for tool_call in message['tool_calls'] -%}"
+    "<|tool_call_begin|>{{ tool_call['id'] }}<|tool_call_argument_begin|>"
+    "{%- if tool_call['function']['arguments'] is string %}{{ tool_call['function']['arguments'] }}"
+    "{%- else %}{{ tool_call['function']['arguments'] | tojson }}{% endif %}<|tool_call_end|>"
+    "{%- endfor -%}<|tool_calls_section_end|>"
+    "{%- elif message['role'] == 'tool' -%}{{ '## Return of ' + message.tool_call_id + '\n' + message['content'] }}"
+    "{%- else -%}{{ message['content'] }}{%- endif -%}<|im_end|>{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_assistant|>assistant<|im_middle|>{%- endif -%}"
+)
 # As Magistral and Gemma 4: thoughts are between special tokens.
 MAGISTRAL = "{%- for message in messages %}[INST]{{ message.content.split('[/THINK]')[-1] }}[/INST]{% endfor %}"
 GEMMA4 = (
@@ -145,25 +181,34 @@ GEMMA4 = (
 TEMPLATES = {
     "qwen": QWEN, "qwen3": QWEN3, "r1": R1, "llama": LLAMA, "mistral": MISTRAL, "mistral_args": MISTRAL_ARGS,
     "coder": CODER, "seed": SEED, "glm": GLM, "minimax": MINIMAX, "gpt_oss": GPT_OSS, "plain": PLAIN,
+    "deepseek": DEEPSEEK, "deepseek31": DEEPSEEK31, "kimi": KIMI,
     "magistral": MAGISTRAL, "gemma4": GEMMA4, "nemotron": NEMOTRON,
     "granite": GRANITE,
 }  # fmt: skip
 FORMATS = {
     "qwen": "hermes", "qwen3": "hermes", "llama": "llama3", "mistral": "mistral", "mistral_args": "mistral_args",
     "coder": "qwen3_coder", "seed": "seed_oss", "glm": "glm45", "minimax": "minimax_m2", "gpt_oss": "harmony",
-    "plain": "generic",
+    "deepseek": "deepseek_v3", "deepseek31": "deepseek_v31", "kimi": "kimi_k2", "plain": "generic",
 }  # fmt: skip
 REASONING = {
     "qwen3": "think", "r1": "think", "glm": "think", "gpt_oss": "harmony", "magistral": "mistral", "gemma4": "gemma4",
-    "nemotron": "think", "granite": "granite",
+    "nemotron": "think", "granite": "granite", "deepseek": "think", "deepseek31": "think",
 }  # fmt: skip
+DEEPSEEK_MARKERS = [f"<｜tool▁{name}｜>" for name in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")]
+KIMI_MARKERS = (
+    "tool_calls_section_begin", "tool_calls_section_end", "tool_call_begin", "tool_call_end",
+    "tool_call_argument_begin",
+)  # fmt: skip
 SPECIAL = {
+    "deepseek": DEEPSEEK_MARKERS, "kimi": [f"<|{name}|>" for name in KIMI_MARKERS],
     "llama": ["<|python_tag|>"], "mistral": ["[TOOL_CALLS]"], "mistral_args": ["[TOOL_CALLS]", "[ARGS]"],
     "glm": ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
     "gpt_oss": [f"<|{name}|>" for name in ("channel", "message", "start", "end", "call", "constrain", "return")],
     "magistral": ["[THINK]", "[/THINK]"], "gemma4": ["<|channel>", "<channel|>"],
 }  # fmt: skip
 ORDINARY = {  # tokens that texts are shown with
+    "deepseek": ["<think>", "</think>"],
+    "deepseek31": [*DEEPSEEK_MARKERS, "<think>", "</think>"],
     "qwen": ["<tool_call>", "</tool_call>"],
     "qwen3": ["<tool_call>", "</tool_call>", "<think>", "</think>"],
     "r1": ["<think>", "</think>"],

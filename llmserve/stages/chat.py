@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
+from itertools import count
 from typing import Any, Protocol, TypeAlias
 
 from llmserve.errors import InvalidArgument, PromptTooLong, Unsupported, raise_problems
 from llmserve.stages.chat_style import AUTO, NO_THINK, NONE, SWITCHES, ChatStyle, check_formats, thought_markers
 from llmserve.stages.chat_template import ENDINGS, NO_VALUES, ChatTemplate, Ending
 from llmserve.stages.files import TextFiles
+from llmserve.stages.message_calls import tool_call, with_text
 from llmserve.stages.reasoning import found_reasoning, is_open_after
 from llmserve.stages.token_lengths import check_length
 from llmserve.stages.tokenizer import Tokenizer
 from llmserve.stages.tool_formats import generic
-from llmserve.stages.tool_formats.registry import TOOL_FORMATS, found_tool_format
+from llmserve.stages.tool_formats.registry import DESCRIBED, TOOL_FORMATS, found_tool_format
 
 BAICHUAN_USER_ID, BAICHUAN_ASSISTANT_ID = 195, 196
 Tools: TypeAlias = Sequence[Mapping[str, Any]]  # in the format of OpenAI's API
@@ -109,7 +111,8 @@ def template_format(
     for_tools = ChatTemplate(files.tool_template, files.special_tokens, files.template_place) if has_other else template
     calls = tool_format
     if tool_format == AUTO:
-        calls = (found_tool_format(files.tool_template) if "tools" in for_tools.names else "") or generic.NAME
+        found = found_tool_format(files.tool_template)
+        calls = (found if "tools" in for_tools.names or found in DESCRIBED else "") or generic.NAME
     thoughts = found_reasoning(files.chat_template) if reasoning_format == AUTO else reasoning_format
     return TemplateFormat(
         tokenizer,
@@ -152,26 +155,8 @@ def messages_of(listed: Sequence[Any]) -> list[Message]:
 def _message(entry: Mapping[str, Any]) -> Message:
     more = {key: entry[key] for key in MORE_OF_A_MESSAGE if entry.get(key) is not None}
     if "tool_calls" in more:
-        more["tool_calls"] = [_tool_call(call) for call in more["tool_calls"]]
+        more["tool_calls"] = [tool_call(call) for call in more["tool_calls"]]
     return Message(entry["role"], entry.get("content") or "", more)
-
-
-def _tool_call(call: Any) -> Mapping[str, Any]:
-    """A call with its arguments as an object, as templates expect; OpenAI's API has them as JSON. Invalid JSON stays as
-    it is."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise InvalidArgument('messages cannot be used: each tool call must have a "function" with a "name"')
-    arguments = function.get("arguments", {})
-    made = arguments
-    if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):
-            made = json.loads(arguments or "{}", strict=False)
-        made = made if isinstance(made, dict) else arguments
-    if not isinstance(made, dict | str):
-        problem = f"the arguments of a call of {function['name']} are not a JSON object"
-        raise InvalidArgument(f"messages cannot be used: {problem}")
-    return {"type": "function", **call, "function": {**function, "arguments": made}}
 
 
 def _problem(entry: Any) -> str:
@@ -323,6 +308,9 @@ class TemplateFormat:
         if not tools:
             return self.template.render(listed, values)
         if "tools" not in self.tool_template.names:
+            if how := DESCRIBED.get(self.tool_format):
+                told = generic.with_system(messages, generic.described(tools, how))
+                return self.tool_template.render(self._listed(told), values)
             raise InvalidArgument("tools: this checkpoint's chat template does not pass them to the model")
         return self.tool_template.render(listed, values, tools)
 
@@ -347,7 +335,11 @@ class TemplateFormat:
         return self.template.render(self._listed(generic.with_system(told, text, in_question=True)), values)
 
     def _listed(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        return [{"role": message.role, "content": message.content, **self._more(message)} for message in messages]
+        ids, numbers = dict[str, str](), count()
+        return [
+            {"role": message.role, "content": message.content, **self._more(message, ids, numbers)}
+            for message in messages
+        ]
 
     def style(self, values: Mapping[str, Any] = NO_VALUES) -> ChatStyle:
         names = self.template.names | self.tool_template.names
@@ -355,7 +347,7 @@ class TemplateFormat:
         markers += [each for each in thought_markers(self.reasoning) if each not in markers]
         is_open = bool(self.reasoning) and self._opens_thought("x", values)
         return ChatStyle(
-            takes_tools="tools" in self.tool_template.names or self.tool_format == generic.NAME,
+            takes_tools="tools" in self.tool_template.names or self.tool_format in (generic.NAME, *DESCRIBED),
             tool_format=self.tool_format,
             reasoning=self.reasoning,
             is_open=is_open,
@@ -371,15 +363,21 @@ class TemplateFormat:
         except InvalidArgument:  # a template that requires more than a question
             return False
 
-    def _more(self, message: Message) -> Mapping[str, Any]:
-        """Messages with ids of calls in the form that the template expects."""
+    def _more(self, message: Message, ids: dict[str, str], numbers: Iterator[int]) -> Mapping[str, Any]:
+        """Calls, and `ids` of them, in the form that the template expects. `numbers`: of the next calls."""
+        more = dict(message.more)
+        if "tool_calls" in more and self.tool_template.joins_arguments:
+            more["tool_calls"] = [with_text(call) for call in more["tool_calls"]]
         if not self.tool_format:
-            return message.more
-        call_id, more = TOOL_FORMATS[self.tool_format].call_id, dict(message.more)
+            return more
+        call_id = TOOL_FORMATS[self.tool_format].call_id
         if "tool_call_id" in more:
-            more["tool_call_id"] = call_id(more["tool_call_id"])
+            more["tool_call_id"] = ids.get(more["tool_call_id"]) or call_id(more["tool_call_id"])
         if "tool_calls" in more:
-            more["tool_calls"] = [{**call, "id": call_id(str(call.get("id", "")))} for call in more["tool_calls"]]
+            calls = [(str(call.get("id", "")), call) for call in more["tool_calls"]]
+            told = [(old, call, call_id(old, call["function"]["name"], next(numbers))) for old, call in calls]
+            ids |= {old: new for old, _, new in told}
+            more["tool_calls"] = [{**call, "id": new} for _, call, new in told]
             if "reasoning_content" in more and not message.content:
                 more["thinking"] = more["reasoning_content"]  # gpt-oss's name for it, only with calls
         return more

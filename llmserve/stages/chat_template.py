@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ PROCESS = "llmserve.stages.template_process"
 MAX_SOURCE_BYTES = 1 << 20
 TEMPLATE = "chat_template"  # of a request, among the variables for its template
 ENDINGS = ("add_generation_prompt", "continue_final_message")
+JOINED_ARGUMENTS = re.compile(r"""function(?:['"]\])?(?:\.|\[['"])arguments(?:['"]\])?\s*[+~]""")
 CUT = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' mark: what a template writes from here on is not part of the prompt
 
 
@@ -60,6 +62,7 @@ class ChatTemplate:
             raise CheckpointError(f"{self._name} has {size} bytes, more than {MAX_SOURCE_BYTES}")
         self._source = source
         self._special_tokens = dict(special_tokens)
+        self.joins_arguments = JOINED_ARGUMENTS.search(source) is not None  # of calls, to text, so they must be text
         self._turn = threading.Lock()
         self._process = TemplateProcess()
         self.names = self._compile()  # variables that it reads

@@ -52,7 +52,7 @@ class Harmony:
         answer = f"answer: call{' | final' if final else ''}{final}"
         return f"{answer}\ncall: {head}\ntool: {either}\n{each}\n{arguments_rules(tools)}"
 
-    def call_id(self, call_id: str) -> str:
+    def call_id(self, call_id: str, name: str = "", index: int = 0) -> str:
         return call_id
 
 

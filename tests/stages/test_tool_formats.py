@@ -79,6 +79,11 @@ def tagged(*calls: tuple[str, str], member: str = "arguments") -> list[str]:
 
 
 (ONE,), (TWO,), (LLAMA_ONE,) = tagged(CALL), tagged(OTHER), tagged(CALL, member="parameters")
+DEEPSEEK, DEEPSEEK_END = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+KIMI, KIMI_END = "<|tool_calls_section_begin|><|tool_call_begin|>", "<|tool_call_end|><|tool_calls_section_end|>"
+V3_ONE = f"function<｜tool▁sep｜>weather\n```json\n{CALL[1]}\n```"
+V31_ONE = f"weather<｜tool▁sep｜>{CALL[1]}"
+KIMI_ONE = f"functions.weather:3<|tool_call_argument_begin|>{CALL[1]}"
 ANSWERS: dict[str, tuple[str, str, str, Calls]] = {
     "a call": ("hermes", f"<tool_call>\n{ONE}\n</tool_call>", "", [CALL]),
     "text before": ("hermes", f"Let me see.\n\n<tool_call>\n{ONE}\n</tool_call>", "Let me see.", [CALL]),
@@ -246,6 +251,56 @@ ANSWERS: dict[str, tuple[str, str, str, Calls]] = {
     "harmony with a space for arguments": (
         "harmony", "<|channel|>commentary to=functions.time-now<|message|> <|call|>", "", [("time-now", " {}")],
     ),
+    "deepseek": (
+        "deepseek_v3",
+        f"Well.\n\n{DEEPSEEK}{V3_ONE}<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>time-now\n```json\n"
+        f"{{}}\n```{DEEPSEEK_END}",
+        "Well.", [CALL, OTHER],
+    ),
+    "deepseek without a block, ends and arguments": (
+        "deepseek_v3",
+        f"{DEEPSEEK}function<｜tool▁sep｜>time-now\n```json\n```<｜tool▁call▁end｜><｜tool▁call▁begin｜>{V31_ONE}"
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather {CALL[1]}",
+        "", [OTHER, CALL, CALL],
+    ),
+    "deepseek without its first marker": (
+        "deepseek_v3", f"Well. <｜tool▁call▁begin｜>{V3_ONE}{DEEPSEEK_END}Done", "Well.Done", [CALL],
+    ),
+    "deepseek cut off": ("deepseek_v3", f"{DEEPSEEK}{V3_ONE[:-20]}", "", [("weather", CALL[1][:-16])]),
+    "deepseek cut off in its head": (
+        "deepseek_v3", f"{DEEPSEEK}function<｜tool▁sep｜>wea", f"{DEEPSEEK}function<｜tool▁sep｜>wea", [],
+    ),
+    "deepseek 3.1": (
+        "deepseek_v31",
+        f"{DEEPSEEK}{V31_ONE}<｜tool▁call▁end｜><｜tool▁call▁begin｜>time-now<｜tool▁sep｜>{{}}{DEEPSEEK_END}\n",
+        "", [CALL, OTHER],
+    ),
+    "deepseek 3.1 with broken arguments": (
+        "deepseek_v31",
+        f'{DEEPSEEK}weather<｜tool▁sep｜>{{"a": "<｜tool▁call▁end｜><｜tool▁call▁begin｜>time-now<｜tool▁sep｜>'
+        "{}<｜tool▁calls▁end｜>Done",
+        "Done", [("weather", '{"a": "'), OTHER],
+    ),
+    "deepseek 3.1 with an unknown tool": (
+        "deepseek_v31", f"{DEEPSEEK}f<｜tool▁sep｜>{{}}{DEEPSEEK_END}",
+        f"{DEEPSEEK}f<｜tool▁sep｜>{{}}{DEEPSEEK_END}", [],
+    ),
+    "kimi": (
+        "kimi_k2",
+        f"Well.{KIMI}{KIMI_ONE}<|tool_call_end|><|tool_call_begin|> time-now:4 <|tool_call_argument_begin|> {{}} "
+        f"{KIMI_END}",
+        "Well.", [CALL, OTHER],
+    ),
+    "kimi without arguments and ends": (
+        "kimi_k2",
+        f"{KIMI}functions.time-now:0<|tool_call_argument_begin|><|tool_call_end|>\n<|tool_call_begin|>{KIMI_ONE}",
+        "", [OTHER, CALL],
+    ),
+    "kimi with broken arguments": (
+        "kimi_k2", f"{KIMI}functions.weather:0<|tool_call_argument_begin|>{{[{KIMI_END} Done", " Done",
+        [("weather", "{[")],
+    ),
+    "kimi that tells of a marker": ("kimi_k2", f"See {KIMI}" + "x" * 400, f"See {KIMI}" + "x" * 400, []),
     "mistral by an unknown name": ("mistral_args", "[TOOL_CALLS]f[ARGS]{}", "[TOOL_CALLS]f[ARGS]{}", []),
 }  # fmt: skip
 
@@ -307,7 +362,7 @@ def test_the_form_is_that_of_the_chat_template(kind: str, talkers: dict[str, Pat
     assert (style.reasoning, style.is_open) == (REASONING.get(kind, ""), kind in ("r1", "nemotron"))
     assert list(style.special) == SPECIAL.get(kind, [])
     switches = {each: ["enable_thinking"] for each in ("qwen3", "glm", "gemma4")} | {"gpt_oss": ["reasoning_effort"]}
-    switches["granite"] = ["thinking"]
+    switches |= {"granite": ["thinking"], "deepseek31": ["thinking"]}
     assert list(style.switches) == switches.get(kind, [])
     again = ChatStyle.from_json(style.to_json())
     assert (again.tools, list(again.special)) == (style.tools, list(style.special))
@@ -376,6 +431,9 @@ def one_call(kind: str) -> str:
         "seed_oss": "<seed:tool_call>\n<function=time-now>\n</function>\n</seed:tool_call>",
         "glm45": "<tool_call>time-now\n</tool_call>",
         "minimax_m2": '<minimax:tool_call>\n<invoke name="time-now">\n</invoke>\n</minimax:tool_call>',
+        "deepseek_v3": f"{DEEPSEEK}function<｜tool▁sep｜>time-now\n```json\n{{}}\n```{DEEPSEEK_END}",
+        "deepseek_v31": f"{DEEPSEEK}time-now<｜tool▁sep｜>{{}}{DEEPSEEK_END}",
+        "kimi_k2": f"{KIMI}functions.time-now:0<|tool_call_argument_begin|>{{}}{KIMI_END}",
         "harmony": "<|channel|>commentary to=functions.time-now <|constrain|>json<|message|>{}",
         "generic": '{"name": "time-now", "arguments": {}}',
     }[FORMATS[kind]]
@@ -387,6 +445,11 @@ def two_calls(kind: str) -> str:
         return one[:-1] + ", " + one.removeprefix("[TOOL_CALLS][")
     if kind == "minimax":
         return one.replace("</invoke>\n", '</invoke>\n<invoke name="time-now">\n</invoke>\n')
+    if kind in ("deepseek", "deepseek31", "kimi"):
+        begin, end = (KIMI, KIMI_END) if kind == "kimi" else (DEEPSEEK, DEEPSEEK_END)
+        opening, closing = begin[begin.index("><") + 1 :], end[: end.index("><") + 1]
+        between = "\n" if kind == "deepseek" else ""
+        return one.replace(end, f"{closing}{between}{opening}{one.removeprefix(begin)}")
     return one + {"llama": "; ", "plain": "; ", "mistral_args": ""}.get(kind, "\n") + one
 
 

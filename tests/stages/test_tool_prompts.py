@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -12,19 +13,22 @@ import numpy as np
 import pytest
 
 from llmserve.errors import InvalidArgument
+from llmserve.stages.answer_parts import PartKind
 from llmserve.stages.chat import Message, messages_of
 from llmserve.stages.chat_style import ChatStyle
 from llmserve.stages.postprocess import Postprocessor
 from llmserve.stages.preprocess import Preprocessor, TextPrompt
 from llmserve.stages.stage_arrays import prepare_arrays, text_arrays
 from llmserve.stages.tool_formats.generic import HOW, OPENING
-from tests.chat_templates import PLAIN, QWEN, write_talker
+from llmserve.stages.tool_formats.registry import TOOL_FORMATS
+from llmserve.stages.tool_formats.tool_format import Tool
+from tests.chat_templates import FORMATS, PLAIN, QWEN, write_talker
 from tests.stages.test_preprocess import number, strings
 
 VOCAB_SIZE = 420
 TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
 ASKED = {"role": "user", "content": "When?"}
-CALL = {
+CALL: dict[str, Any] = {
     "id": "call_0123456789abcdef",
     "type": "function",
     "function": {"name": "get_time", "arguments": '{"zone": "é"}'},
@@ -57,6 +61,29 @@ def test_mistrals_ids_have_nine_characters(tmp_path: Path) -> None:
     text = prompt(opened(tmp_path, "mistral"), TALK, TOOL)
     assert '"id": "789abcdef"' in text
     assert '"call_id": "789abcdef"' in text
+
+
+@pytest.mark.parametrize("kind", ["deepseek", "deepseek31", "kimi"])
+def test_calls_and_their_results_come_back_as_the_model_wrote_them(tmp_path: Path, kind: str) -> None:
+    again = {**CALL, "id": "call_other", "function": {**CALL["function"], "arguments": ""}}
+    several = [TALK[0], {**TALK[1], "tool_calls": [CALL, CALL]}, TALK[2], {**TALK[1], "tool_calls": [again]}]
+    text = prompt(opened(tmp_path, kind), [*several, {**TALK[2], "tool_call_id": "call_other"}], TOOL)
+    reader = TOOL_FORMATS[FORMATS[kind]].reader([Tool("get_time", {})])
+    marker = "<|tool_calls_section_begin|>" if kind == "kimi" else "<｜tool▁calls▁begin｜>"
+    answers = text.split(marker)[-2:]
+    parts = [part for answer in answers for part in reader.read(marker + answer, is_last=True)]
+    said = [part.text for part in parts if part.kind in (PartKind.CALL, PartKind.ARGUMENTS)]
+    assert said == ["get_time", '{"zone": "é"}', "get_time", '{"zone": "é"}', "get_time", "{}"]
+    if kind == "kimi":
+        assert re.findall(r"functions\.get_time:(\d+)", text) == ["0", "1", "1", "2", "2"]
+
+
+def test_deepseeks_template_does_not_describe_tools(tmp_path: Path) -> None:
+    stage = opened(tmp_path, "deepseek")
+    text = prompt(stage, [{"role": "system", "content": "Be brief."}, ASKED], TOOL)
+    assert text.startswith(f"Be brief.\n\n{OPENING}\n{json.dumps(TOOL['function'])}\nTo call functions, ")
+    assert "function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>" in text
+    assert stage.chat_style({}).takes_tools
 
 
 def test_a_template_for_tools_is_taken_for_them(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 tool_format   the interfaces: a tool, and a format
 json_calls    calls that are JSON objects, read as they grow
+marked_calls  calls between special tokens: DeepSeek's and Kimi's
 grammars      rules of a guide that all formats need
 registry      finds the format of a chat template
 """

@@ -43,14 +43,14 @@ class Generic:
             return f"answer: TEXT | calls\nTEXT: {NOT_AN_OBJECT}\n{rules}"
         return f"answer: calls{'' if text is None else f' | {text}'}\n{rules}"
 
-    def call_id(self, call_id: str) -> str:
+    def call_id(self, call_id: str, name: str = "", index: int = 0) -> str:
         return call_id
 
 
-def described(tools: Sequence[Mapping[str, Any]]) -> str:
+def described(tools: Sequence[Mapping[str, Any]], how: str = HOW) -> str:
     """For a system message. `tools`: in the format of OpenAI's API."""
     functions = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
-    return "\n".join([OPENING, *functions, HOW])
+    return "\n".join([OPENING, *functions, how])
 
 
 def has_calls(messages: Sequence[Message]) -> bool:

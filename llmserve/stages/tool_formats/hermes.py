@@ -31,7 +31,7 @@ class Hermes:
         more = rf' ("\n" {marked(BEGIN, special)} {body})*' if several else ""
         return f"{answer_rules(text, BEGIN, body + more, special)}\n{tool_rules(tools, 'arguments')}"
 
-    def call_id(self, call_id: str) -> str:
+    def call_id(self, call_id: str, name: str = "", index: int = 0) -> str:
         return call_id
 
 

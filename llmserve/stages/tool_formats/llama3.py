@@ -34,7 +34,7 @@ class Llama3:
             return f"answer: TEXT | calls\nTEXT: {NOT_AN_OBJECT}\n{rules}"
         return f"answer: calls{'' if text is None else f' | {text}'}\n{rules}"
 
-    def call_id(self, call_id: str) -> str:
+    def call_id(self, call_id: str, name: str = "", index: int = 0) -> str:
         return call_id
 
 

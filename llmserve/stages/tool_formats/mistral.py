@@ -34,7 +34,7 @@ class Mistral:
         body = f'" "? "[" tool {more} "]"'
         return f"{answer_rules(text, CALLS, body, special)}\n{tool_rules(tools, 'arguments')}"
 
-    def call_id(self, call_id: str) -> str:
+    def call_id(self, call_id: str, name: str = "", index: int = 0) -> str:
         return _short_id(call_id)
 
 
@@ -56,7 +56,7 @@ class MistralNamed:
         answer = answer_rules(text, CALLS, f"tool {more}", special)
         return f"{answer}\ntool: {either}\n{each}\n{arguments_rules(tools)}"
 
-    def call_id(self, call_id: str) -> str:
+    def call_id(self, call_id: str, name: str = "", index: int = 0) -> str:
         return _short_id(call_id)
 
 

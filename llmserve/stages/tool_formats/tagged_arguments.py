@@ -57,7 +57,7 @@ class TaggedArguments:
     def reader(self, tools: Sequence[Tool]) -> PartReader:
         return TaggedReader(tools, self)
 
-    def call_id(self, call_id: str) -> str:
+    def call_id(self, call_id: str, name: str = "", index: int = 0) -> str:
         return call_id
 
     @cached_property

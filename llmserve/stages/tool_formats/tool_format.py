@@ -38,6 +38,7 @@ class ToolFormat(Protocol):
         """
         ...
 
-    def call_id(self, call_id: str) -> str:
-        """A call's id, in the form that chat templates of this format expect."""
+    def call_id(self, call_id: str, name: str = "", index: int = 0) -> str:
+        """A call's id, in the form that chat templates of this format expect. `name`: the tool's, empty: unknown;
+        `index`: the number of the call in the conversation."""
         ...
