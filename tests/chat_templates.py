@@ -155,7 +155,7 @@ DEEPSEEK31 = (
     "{%- if tools is defined and tools is not none %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"
     + DEEPSEEK.replace("+ tool['type'] + '<｜tool▁sep｜>'", "")
     .replace("'\n```json\n'", "'<｜tool▁sep｜>'").replace("'\n```<", "'<").replace("'\n'", "''")
-    + "{%- if add_generation_prompt and not ns.is_tool and not thinking %}</think>{% endif %}"
+    + "{%- if add_generation_prompt and not ns.is_tool %}{{ '<think>' if thinking else '</think>' }}{% endif %}"
 )  # fmt: skip
 # As Kimi-K2: a call has its id in place of a name.
 KIMI = (

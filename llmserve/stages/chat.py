@@ -42,6 +42,10 @@ class Message:
     more: Mapping[str, Any] = field(default_factory=dict, hash=False)  # fields of MORE_OF_A_MESSAGE that it has
 
 
+QUESTION, RESULT = Message("user", "x"), Message("tool", "x", {"tool_call_id": "x"})
+CALL = Message("assistant", "", {"tool_calls": [tool_call({"id": "x", "function": {"name": "x"}})]})
+
+
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """Prompt ids that end where the assistant's answer begins, and what was dropped to make them fit."""
@@ -345,22 +349,26 @@ class TemplateFormat:
         names = self.template.names | self.tool_template.names
         markers = [*TOOL_FORMATS[self.tool_format].markers] if self.tool_format else []
         markers += [each for each in thought_markers(self.reasoning) if each not in markers]
-        is_open = bool(self.reasoning) and self._opens_thought("x", values)
+        is_open = bool(self.reasoning) and self._opens_thought([QUESTION], values)
+        answered = [QUESTION, CALL, RESULT]
+        if self.tool_format == generic.NAME:
+            answered = generic.spoken(answered)
         return ChatStyle(
             takes_tools="tools" in self.tool_template.names or self.tool_format in (generic.NAME, *DESCRIBED),
             tool_format=self.tool_format,
             reasoning=self.reasoning,
             is_open=is_open,
-            obeys_words=is_open and not self._opens_thought(NO_THINK, values),
+            is_open_after_result=is_open and self._opens_thought(answered, values),
+            obeys_words=is_open and not self._opens_thought([Message("user", NO_THINK)], values),
             switches=[name for name in SWITCHES if name in names],
             special=[marker for marker in markers if self._is_special(marker)],
         )
 
-    def _opens_thought(self, question: str, values: Mapping[str, Any]) -> bool:
-        """Whether a prompt ends inside a thought, as far as this question shows."""
+    def _opens_thought(self, messages: Sequence[Message], values: Mapping[str, Any]) -> bool:
+        """Whether a prompt ends inside a thought, as far as these messages show."""
         try:
-            return is_open_after(self.text([Message("user", question)], values), self.reasoning)
-        except InvalidArgument:  # a template that requires more than a question
+            return is_open_after(self.text(messages, values), self.reasoning)
+        except InvalidArgument:  # a template that requires more than these
             return False
 
     def _more(self, message: Message, ids: dict[str, str], numbers: Iterator[int]) -> Mapping[str, Any]:

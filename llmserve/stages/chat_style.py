@@ -7,7 +7,7 @@ The preprocess step, which has the template, determines it and sends it as JSON 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ class ChatStyle:
     tool_format: str = ""  # format of calls; empty: unknown
     reasoning: str = ""  # format of thoughts; empty: none or unknown
     is_open: bool = False  # a prompt ends inside a thought
+    is_open_after_result: bool = False  # likewise, if the last message is a tool's
     obeys_words: bool = False  # except with NO_THINK in a message
     switches: Sequence[str] = ()  # the SWITCHES that the template reads
     special: Sequence[str] = ()  # markers that are special tokens
@@ -44,8 +45,11 @@ class ChatStyle:
     def from_json(cls, text: str) -> ChatStyle:
         return cls(**json.loads(text))
 
-    def told_by(self, messages: Iterable[Mapping[str, Any]]) -> ChatStyle:
-        """For answers to a conversation in which a user may have turned thoughts on or off."""
+    def told_by(self, messages: Sequence[Mapping[str, Any]]) -> ChatStyle:
+        """For answers to a conversation that may end with a tool's result, or in which a user may have turned thoughts
+        on or off."""
+        if not self.is_open_after_result and any(each["role"] == "tool" for each in messages[-1:]):
+            return replace(self, is_open=False)
         if not self.obeys_words:
             return self
         said = [str(each.get("content")) for each in messages if each["role"] in ("system", "user")]

@@ -379,6 +379,26 @@ def test_a_message_may_say_whether_to_think(talkers: dict[str, Path]) -> None:
     assert ChatStyle.from_json(style.to_json()) == style
 
 
+def test_a_prompt_that_ends_with_a_result_may_open_no_thought(talkers: dict[str, Path]) -> None:
+    told = [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}]
+    style = style_of(talkers["deepseek31"], thinking=True)
+    assert (style.is_open, style.told_by(told[:1]).is_open, style.told_by(told).is_open) == (True, True, False)
+    assert style_of(talkers["r1"]).told_by(told).is_open
+
+
+def test_a_call_follows_a_thought(talkers: dict[str, Path]) -> None:
+    style = style_of(talkers["deepseek31"], thinking=True)
+    answer = f"Hm {{.</think>\n\n{DEEPSEEK}{V31_ONE}{DEEPSEEK_END}"
+    for cuts in ways(answer):
+        reader = style.reader(TOOLS)
+        assert reader is not None
+        places = [0, *cuts, len(answer)]
+        parts = [part for a, b in itertools.pairwise(places) for part in reader.read(answer[a:b])]
+        parts += reader.read("", is_last=True)
+        assert "".join(part.text for part in parts if part.kind is PartKind.THOUGHT) == "Hm {."
+        assert said(parts) == ("", [CALL])
+
+
 def test_a_config_names_a_form_or_none(talkers: dict[str, Path]) -> None:
     files = TextFiles.read(talkers["qwen3"])
     tokenizer = load_tokenizer(talkers["qwen3"])
