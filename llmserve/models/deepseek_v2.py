@@ -6,16 +6,9 @@ from dataclasses import replace
 
 from llmserve.models.experts import read_groups, read_mixture
 from llmserve.models.family import FamilySpec, family, read_family
-from llmserve.models.latent import latent_reader, read_latent
+from llmserve.models.latent import DEFAULTS, latent_reader, read_latent
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {  # transformers', where the key is missing
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-}
 GREEDY, BY_GROUPS = "greedy", "group_limited_greedy"
 
 

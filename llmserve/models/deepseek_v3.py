@@ -6,15 +6,10 @@ from dataclasses import replace
 
 from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.glm4_moe import drafting_layers, read_glm_mixture
-from llmserve.models.latent import latent_reader, read_latent
+from llmserve.models.latent import DEFAULTS, latent_reader, read_latent
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {  # transformers', where the key is missing
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
+OWN = {  # likewise
     "n_group": 8,
     "topk_group": 4,
     "norm_topk_prob": True,
@@ -24,7 +19,7 @@ DEFAULTS = {  # transformers', where the key is missing
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
-    reader = latent_reader(config, DEFAULTS)
+    reader = latent_reader(config, DEFAULTS | OWN)
     spec = read_family(reader, "DeepseekV3ForCausalLM")
     latent = read_latent(reader, spec, interleaved=reader.flag("rope_interleave", True))
     for key, value in {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}.items():

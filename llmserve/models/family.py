@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
@@ -16,7 +16,18 @@ from llmserve.models.experts import Mixture
 from llmserve.models.graph import Graph, Value
 from llmserve.models.latent import LatentAttention
 from llmserve.models.rope import STORED_FREQUENCIES, read_rope, scaled_positions
-from llmserve.models.spec import Architecture, DecoderSpec, HfConfig, Mixer, Param, PositionScale, Rope
+from llmserve.models.spec import (
+    Architecture,
+    DecoderSpec,
+    HeadGroups,
+    HfConfig,
+    Mixer,
+    Param,
+    PositionScale,
+    Rope,
+    renamed,
+    replacing,
+)
 
 # transformers' names of what we have
 ACTIVATIONS = {
@@ -151,6 +162,20 @@ def family(
 ) -> Architecture[Spec]:
     names, unwanted = (name, *other_names), (STORED_FREQUENCIES, *ignored)
     return Architecture(names, model_type, from_hf, params, forward, ignored=unwanted)
+
+
+def renamed_params(spec: FamilySpec, names: Mapping[str, str]) -> list[Param]:
+    """`params` of a checkpoint with other names, `names`: what each of ours is there."""
+    published = replacing(names)
+    return [renamed(param, published) for param in params(spec)]
+
+
+def grouped_params(spec: FamilySpec, names: Mapping[str, str]) -> list[Param]:
+    """Likewise, with q, k and v in one tensor: a group of heads after another."""
+    groups = HeadGroups(spec.head_dim, spec.num_kv_heads)
+    return [
+        replace(param, orders=(groups,) if ".attn.qkv" in param.name else ()) for param in renamed_params(spec, names)
+    ]
 
 
 def params(spec: FamilySpec) -> list[Param]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from llmserve.models.experts import read_dense_types
 from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.glm4_moe import drafting_layers, read_glm_mixture
 from llmserve.models.latent import latent_reader, read_latent
@@ -18,23 +19,15 @@ DEFAULTS = {  # transformers', where the key is missing
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.8,
 }
-DENSE, SPARSE = "dense", "sparse"
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
     reader = latent_reader(config, DEFAULTS)
     spec = read_family(reader, "Glm4MoeLiteForCausalLM")
     latent = read_latent(reader, spec, interleaved=reader.flag("rope_interleave", True))
-    usual = [DENSE, *[SPARSE] * (spec.num_layers - 1)]
-    types = reader.get("mlp_layer_types", usual)
-    if not isinstance(types, list) or len(types) != spec.num_layers or not {*types} <= {DENSE, SPARSE}:
-        reader.problems.append(
-            f"mlp_layer_types must be a list of num_hidden_layers ({spec.num_layers}) names, {DENSE} or {SPARSE}"
-        )
-        types = usual
-    if types is usual:
-        reader.expect("first_k_dense_replace", 1)
-    dense = tuple(layer for layer, kind in enumerate(types) if kind == DENSE)
+    dense = read_dense_types(reader, spec.num_layers, 1)
+    if reader.get("mlp_layer_types") is None:
+        reader.expect("first_k_dense_replace", 1)  # which transformers does not read
     mixture = replace(read_glm_mixture(reader, 0), dense_layers=dense)
     ignored = drafting_layers(reader, spec.num_layers)
     reader.finish()

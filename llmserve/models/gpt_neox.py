@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
+from functools import partial
 
 from llmserve.models import family
 from llmserve.models.config import ConfigReader
-from llmserve.models.family import FamilySpec, read_family
-from llmserve.models.spec import HeadGroups, HfConfig, Param, renamed
+from llmserve.models.family import FamilySpec, grouped_params, read_family
+from llmserve.models.spec import HfConfig
 
 # transformers'
 DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "rotary_emb_base": 10_000, "rotary_pct": 0.25}
@@ -20,7 +20,6 @@ NAMES = {  # modules that `weights.py` names as Llama does
     "self_attn.o_proj": "attention.dense",
     "self_attn": "attention",
 }
-NAME = re.compile("|".join(map(re.escape, NAMES)))
 MASKS = r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"  # that old checkpoints store
 
 
@@ -38,18 +37,8 @@ def from_hf(config: HfConfig) -> FamilySpec:
     )  # fmt: skip
 
 
-def params(spec: FamilySpec) -> list[Param]:
-    groups = HeadGroups(spec.head_dim, spec.num_kv_heads)
-    return [
-        replace(renamed(param, _published), orders=(groups,) if ".attn.qkv" in param.name else ())
-        for param in family.params(spec)
-    ]
-
-
-def _published(name: str) -> str:
-    return NAME.sub(lambda found: NAMES[found[0]], name)
-
-
 ARCHITECTURE = replace(
-    family.family("GPTNeoXForCausalLM", "gpt_neox", from_hf, ignored=(MASKS,)), params=params, prefix="gpt_neox."
+    family.family("GPTNeoXForCausalLM", "gpt_neox", from_hf, ignored=(MASKS,)),
+    params=partial(grouped_params, names=NAMES),
+    prefix="gpt_neox.",
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
+from functools import partial
 
 from llmserve.models import family
 from llmserve.models.config import ConfigReader
-from llmserve.models.family import FamilySpec, read_family
-from llmserve.models.spec import HeadGroups, HfConfig, Param, renamed
+from llmserve.models.family import FamilySpec, grouped_params, read_family
+from llmserve.models.spec import HfConfig
 
 NAMES = {  # modules that `weights.py` names as Llama does
     "model.embed_tokens": "model.tok_embeddings",
@@ -21,7 +21,6 @@ NAMES = {  # modules that `weights.py` names as Llama does
     "mlp.up_proj": "feed_forward.w3",
     "mlp.down_proj": "feed_forward.w2",
 }
-NAME = re.compile("|".join(map(re.escape, NAMES)))
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
@@ -33,16 +32,6 @@ def from_hf(config: HfConfig) -> FamilySpec:
     return replace(spec, qkv_bias=bias, output_bias=bias, fused_qkv="wqkv")
 
 
-def params(spec: FamilySpec) -> list[Param]:
-    groups = HeadGroups(spec.head_dim, spec.num_kv_heads)
-    return [
-        replace(renamed(param, _published), orders=(groups,) if ".attn.qkv" in param.name else ())
-        for param in family.params(spec)
-    ]
-
-
-def _published(name: str) -> str:
-    return NAME.sub(lambda found: NAMES[found[0]], name)
-
-
-ARCHITECTURE = replace(family.family("InternLM2ForCausalLM", "internlm2", from_hf), params=params)
+ARCHITECTURE = replace(
+    family.family("InternLM2ForCausalLM", "internlm2", from_hf), params=partial(grouped_params, names=NAMES)
+)

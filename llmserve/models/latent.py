@@ -16,6 +16,13 @@ from llmserve.models.graph import Graph, Value
 from llmserve.models.rope import read_rope_values, yarn_magnitude
 from llmserve.models.spec import DecoderSpec, HfConfig, LatentHeads, LatentRows, Param, Shard
 
+DEFAULTS = {  # transformers' of DeepSeek, where the key is missing
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
 LATENT_EPS = 1e-6  # of the norms of latents, whatever the config says of others
 
 

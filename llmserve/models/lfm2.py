@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from llmserve.models import family
@@ -11,7 +11,7 @@ from llmserve.models.config import MAX_COUNT, MAX_SIZE, ConfigReader
 from llmserve.models.delta_net import stateful_layers
 from llmserve.models.family import FamilySpec, HeadNorm, Norms, read_family
 from llmserve.models.short_convolution import ShortConvolution
-from llmserve.models.spec import Architecture, HfConfig, Param, renamed
+from llmserve.models.spec import Architecture, HfConfig
 from llmserve.models.windows import FULL
 
 DEFAULTS = {  # transformers'
@@ -26,7 +26,6 @@ NAMES = {  # of modules that `weights.py` names as Llama does
     "feed_forward.gate_proj": "feed_forward.w1",
     "feed_forward.up_proj": "feed_forward.w3",
 }
-NAME = re.compile("|".join(map(re.escape, NAMES)))
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
@@ -76,12 +75,8 @@ def _layer_types(reader: ConfigReader, num_layers: int) -> object:
     return reader.get("layer_types", [FULL if layer in listed else CONVOLUTION for layer in range(num_layers)])
 
 
-def params(spec: FamilySpec) -> list[Param]:
-    return [renamed(param, lambda name: NAME.sub(lambda found: NAMES[found[0]], name)) for param in family.params(spec)]
-
-
 def architecture(name: str, model_type: str, from_hf: Any) -> Architecture[FamilySpec]:
-    return replace(family.family(name, model_type, from_hf), params=params)
+    return replace(family.family(name, model_type, from_hf), params=partial(family.renamed_params, names=NAMES))
 
 
 ARCHITECTURE = architecture("Lfm2ForCausalLM", "lfm2", from_hf)

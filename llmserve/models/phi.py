@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from llmserve.models import family
 from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, Norms, read_family
-from llmserve.models.spec import HfConfig, Param, renamed
+from llmserve.models.spec import HfConfig
 
 DEFAULTS = {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5}  # transformers'
+# of modules that `weights.py` names as Llama does
+NAMES = {"self_attn.o_proj": "self_attn.dense", "model.norm": "model.final_layernorm"}
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
@@ -24,12 +27,6 @@ def from_hf(config: HfConfig) -> FamilySpec:
     )  # fmt: skip
 
 
-def params(spec: FamilySpec) -> list[Param]:
-    return [renamed(param, _published) for param in family.params(spec)]
-
-
-def _published(name: str) -> str:
-    return name.replace("self_attn.o_proj", "self_attn.dense").replace("model.norm", "model.final_layernorm")
-
-
-ARCHITECTURE = replace(family.family("PhiForCausalLM", "phi", from_hf), params=params)
+ARCHITECTURE = replace(
+    family.family("PhiForCausalLM", "phi", from_hf), params=partial(family.renamed_params, names=NAMES)
+)

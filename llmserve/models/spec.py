@@ -5,6 +5,7 @@ Sizes (`DecoderSpec`) and where each parameter comes from (`Param`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
@@ -124,6 +125,12 @@ class Param:
         for size in self.shape:
             count *= size
         return count
+
+
+def replacing(names: Mapping[str, str]) -> Callable[[str], str]:
+    """A function that replaces these parts of a name. The first one that fits counts, so longer ones come first."""
+    pattern = re.compile("|".join(map(re.escape, names)))
+    return lambda name: pattern.sub(lambda found: names[found[0]], name)
 
 
 def renamed(param: Param, published: Callable[[str], str]) -> Param:

@@ -191,7 +191,7 @@ def test_missing_keys_mean_what_they_mean_in_transformers() -> None:
         ("deepseek-v3-moe", {"kv_lora_rank": 4}, "kv_lora_rank (4) must be at least qk_rope_head_dim (8)"),
         ("deepseek-v3-moe", {"qk_rope_head_dim": 7}, "an even head size, got 7"),
         ("deepseek-v3-moe", {"v_head_dim": 0}, "v_head_dim must be an integer from 1"),
-        ("glm4-lite-moe", {"mlp_layer_types": ["dense"]}, "mlp_layer_types must be a list of num_hidden_layers (2)"),
+        ("glm4-lite-moe", {"mlp_layer_types": ["dense"]}, "a list of 2 times 'dense' or 'sparse'"),
         ("glm4-lite-moe", {"first_k_dense_replace": 2}, "first_k_dense_replace 2 is not supported; supported: 1"),
         ("glm4-moe", {"n_group": 7, "topk_group": 3}, "n_group (7) and topk_group (3) must make groups"),
         ("mixtral", {"n_group": 5}, "n_group 5 is not supported"),
