@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
@@ -19,10 +20,12 @@ from safetensors.numpy import load_file
 from llmserve.builder.build import build_engine
 from llmserve.builder.options import BuildOptions
 from llmserve.core import BeamSearch, FinishReason, GenerateRequest, SamplingParams, TokenEvent
-from llmserve.engine.base import Engine
+from llmserve.engine.base import Engine, StepResult
+from llmserve.engine.cpu.runner import CpuRunner
 from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.errors import EngineFileError, InternalError, InvalidArgument, ResourceExhausted, Unavailable
+from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from tests.checkpoints import make_checkpoint
 from tests.engine.tensorrt_llm.conftest import Build
@@ -151,12 +154,28 @@ async def test_statistics_are_the_librarys(release: str, build: Build) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-async def test_a_crash_ends_every_stream_once_and_turns_readiness_off(release: str, build: Build) -> None:
+async def test_a_crash_ends_every_stream_once_and_turns_readiness_off(
+    release: str, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = threading.Semaphore(0)  # no answer is complete before the crash, however late this thread runs
+    step = CpuRunner.step
+
+    def allowed_step(self: CpuRunner, plan: StepPlan) -> StepResult:
+        steps.acquire()
+        return step(self, plan)
+
     with opened(build(release), release) as engine:
+        monkeypatch.setattr(CpuRunner, "step", allowed_step)
         streams = [engine.submit(replace(REQUEST, sampling=replace(GREEDY, max_tokens=200))) for _ in range(3)]
-        for stream in streams:
-            await anext(stream)
+        firsts = {asyncio.ensure_future(anext(stream)) for stream in streams}
+        for _ in range(100):
+            steps.release()
+            _, waiting = await asyncio.wait(firsts, timeout=0.05)
+            if not waiting:
+                break
+        assert not waiting
         library_of(engine, release).crash()
+        steps.release(1000)
         for stream in streams:
             with pytest.raises(InternalError, match="failed"):
                 async for _ in stream:
