@@ -177,14 +177,14 @@ def test_every_query_of_the_dashboard_has_data(prometheus: Prometheus) -> None:
     empty = [f"{title}: {query}" for title, query in filled.items() if not prometheus.values(query)]
     assert empty == []
     shown = {title: max(prometheus.values(query)) for title, query in filled.items()}
-    assert shown["Requests a second A"] > 1
-    assert shown["Output tokens a second A"] > 1
+    assert shown["Requests a second A"] > 0
+    assert shown["Output tokens a second A"] > 0
     assert 0 < shown["First token, p99 A"] < 60
     assert 0 < shown["End to end A"] < 60
     assert shown["Requests that fail A"] == 0  # refusals of a key are none
-    assert shown["Requests by key A"] > 1
+    assert shown["Requests by key A"] > 0
     assert shown["Refusals by limit A"] > 0
-    assert shown["Tokens by key B"] > 1
+    assert shown["Tokens by key B"] > 0
 
 
 @pytest.mark.parametrize(

@@ -37,16 +37,16 @@ SAMPLE = re.compile(r"(\w+)\{(.*)\} (\S+)")
 Samples = dict[tuple[str, frozenset[str]], float]
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("keys") / "keys.yaml"
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    return tmp_path / "keys.yaml"
 
 
 def write(keys: Path, *names: str) -> None:
     keys.write_text("keys:\n" + "".join(f"- {ENTRIES[name]}\n" for name in names))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def locked(demo_engine: Path, keys: Path) -> Iterator[ServerProcess]:
     write(keys, *ENTRIES)
     server = start_server(str(demo_engine), "--api-keys", str(keys))
@@ -192,6 +192,10 @@ def test_what_a_client_gives_up_is_in_flight_before_and_cancelled_afterwards(loc
 
 
 def test_a_name_that_is_gone_is_not_shown_and_the_others_go_on(locked: ServerProcess, keys: Path) -> None:
+    with ask(locked, FEW) as client:
+        client.completions.create(model=MODEL, prompt="x", max_tokens=3)
+    wait_until(lambda: total(samples(locked), REQUESTS, 'key="few"') > 0)
+    wait_for_idle(locked)
     before = samples(locked)
     write(keys, "team", "metered")
     wait_until(lambda: not total(samples(locked), REQUESTS, 'key="few"'))

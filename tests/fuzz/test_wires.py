@@ -38,7 +38,7 @@ def test_new_connections(targets: dict[str, Target], name: str) -> None:
 def test_every_folder_of_the_corpus_has_a_target(targets: dict[str, Target]) -> None:
     from tests.fuzz.test_files import TARGETS
 
-    assert {path.name for path in CORPUS.iterdir()} == {*targets, *TARGETS}
+    assert {path.name for path in CORPUS.iterdir()} <= {*targets, *TARGETS}  # git keeps no empty folders
 
 
 def refuses(data: bytes) -> None:

@@ -103,7 +103,8 @@ async def test_a_client_that_leaves_ends_all_rows(engine: InflightEngine) -> Non
     (stream,) = instance_over(engine).execute([batch(lengths=(100, 100, 100), streaming=[True] * 3)])
     async with aclosing(stream):
         await anext(stream)
-        assert engine.stats().num_active_requests == 3
+        while engine.stats().num_active_requests < 3:  # the first row may answer before the last one is admitted
+            await anext(stream)
     await wait_until_idle(engine)
 
 
