@@ -16,7 +16,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/*.py": 1_465,
     "llmserve/backends": 7_363,
     "llmserve/benchmark": 1_383,
-    "llmserve/builder": 9_401,
+    "llmserve/builder": 9_410,
     "llmserve/checkpoint": 7_300,
     "llmserve/cli": 7_211,
     "llmserve/cluster": 1_506,

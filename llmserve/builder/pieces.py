@@ -49,6 +49,11 @@ def row_pieces(shape: Sequence[int], times: int = 1) -> list[slice]:
     return [slice(begin, min(begin + step, num_rows)) for begin in range(0, num_rows, step)]
 
 
+def is_little(num_elements: int) -> bool:
+    """Whether it takes longer to hand over the work on this many numbers than to do it."""
+    return num_elements < PIECE_ELEMENTS
+
+
 class Cores:
     """Threads for pieces: numpy and file access release the GIL. Leaving the context waits for work that has begun."""
 
@@ -57,6 +62,9 @@ class Cores:
         self._executor = ThreadPoolExecutor(num_threads, "piece")
 
     def each(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]:
+        if isinstance(items, Sequence) and len(items) == 1:  # the caller waits anyway
+            yield function(items[0])
+            return
         waiting: deque[Future[R]] = deque()
         try:
             for item in items:

@@ -23,7 +23,7 @@ from llmserve.builder import row_ops
 from llmserve.builder.activations import activation, gated_activation
 from llmserve.builder.attention import attention, attention_in_integers, soft_capped
 from llmserve.builder.delta_rule import convolution, delta_rule, selective_scan
-from llmserve.builder.pieces import Each, Weight, one_by_one, row_pieces
+from llmserve.builder.pieces import Each, Weight, is_little, one_by_one, row_pieces
 from llmserve.builder.pooling import POSITIONAL, pool
 from llmserve.builder.quantization import LINEAR_KINDS, Matrix, WeightPart, round_in_groups, round_weight
 from llmserve.builder.routing import route
@@ -260,7 +260,8 @@ class ReferenceModel:
         def of_run(number: int) -> Matrix:
             return self._run(op, inputs[number], weights, runs[number])
 
-        return list(self._each(of_run, range(len(runs))))
+        each = one_by_one if is_little(sum(x.size for read in inputs for x in read)) else self._each
+        return list(each(of_run, range(len(runs))))
 
     def _run(self, op: Op, inputs: Sequence[Matrix], weights: Sequence[Matrix], run: Run) -> Matrix:
         if run.rounds and op.kind is OpKind.ATTENTION and self._cache.is_rounded:

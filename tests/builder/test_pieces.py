@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -42,6 +43,12 @@ def test_results_come_in_order_and_few_items_are_taken_ahead() -> None:
         assert next(results) == -1
         assert taken <= 4 * pieces.PIECES_AHEAD + 1
         assert list(results) == [-item for item in range(2, 101)]
+
+
+def test_one_piece_is_not_handed_to_another_thread() -> None:
+    with Cores(2) as cores:
+        assert list(cores.each(lambda _: threading.get_ident(), [0])) == [threading.get_ident()]
+        assert threading.get_ident() not in cores.each(lambda _: threading.get_ident(), [0, 1])
 
 
 def test_an_error_of_a_piece_is_raised_and_nothing_goes_on() -> None:

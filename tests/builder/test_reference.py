@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmserve.builder import pieces
 from llmserve.builder.reference import ReferenceModel, Run
 from llmserve.models.graph import CacheShape, Graph
 from tests.checkpoints import (
@@ -559,6 +561,25 @@ def test_parameters_are_loaded_where_they_are_used_and_released() -> None:
     logits = ReferenceModel(g.program(), load).logits([1, 2])
     assert logits.tolist() == [[4.0] * 10] * 2
     assert len(alive) == 4
+
+
+def test_operations_on_few_numbers_are_not_handed_to_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[int] = []
+
+    def each(function: Callable[[Any], Any], items: Iterable[Any], /) -> Iterator[Any]:
+        handed.append(len(of := list(items)))
+        return map(function, of)
+
+    g = Graph(CacheShape(0, 1, 4), vocab_size=10)
+    g.logits(g.rms_norm(g.embed("embed", 4), "norm", eps=0.0), "head")
+    arrays = {"embed": np.eye(10, 4), "norm": np.ones(4), "head": np.ones((10, 4))}
+    model = ReferenceModel(g.program(), arrays.__getitem__, each=each)
+    few = model.logits_of([Run([1]), Run([2, 3])])
+    assert handed == [1]  # the head
+    monkeypatch.setattr(pieces, "PIECE_ELEMENTS", 1)
+    many = model.logits_of([Run([1]), Run([2, 3])])
+    assert handed == [1, 2, 1]
+    assert all((one == other).all() for one, other in zip(few, many, strict=True))
 
 
 def test_an_embedding_is_read_in_few_pieces() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
+from llmserve.builder import pieces
 from llmserve.builder.calibration import activations
 from llmserve.builder.calibration.activations import Inputs, Watched, watch_inputs, watched_names
 from llmserve.builder.calibration.feedback import DAMPING_OF_FEW, Shares, shares_of
@@ -74,7 +75,8 @@ def test_texts_are_watched_as_they_are_computed_one_by_one() -> None:
     np.testing.assert_allclose(np.concatenate(alone), seen_inputs()[name], rtol=1e-4, atol=1e-5)
 
 
-def test_threads_change_no_bit() -> None:
+def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_ELEMENTS", 1)
     one = watched()
     with Cores(5) as cores:
         many = watched(cores.each)
