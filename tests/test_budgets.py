@@ -17,7 +17,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/backends": 7_363,
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 9_410,
-    "llmserve/checkpoint": 7_300,
+    "llmserve/checkpoint": 7_350,
     "llmserve/cli": 7_211,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 14_136,

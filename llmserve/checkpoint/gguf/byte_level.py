@@ -2,7 +2,7 @@
 
 The file does not describe how text is split into words before the merges, but only names the rule
 (`tokenizer.ggml.pre`). llama.cpp's converter finds this name by comparing the ids of a test text. The patterns are
-those of the models' own tokenizers.
+those of the models' own tokenizers, or llama.cpp's where these are not published.
 """
 
 from __future__ import annotations
@@ -21,6 +21,24 @@ PRE_KEY, MERGES_KEY = "tokenizer.ggml.pre", "tokenizer.ggml.merges"
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+POWERS_OF_TWO = "|".join(rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1))
+CHINESE_AND_KOREAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+EUROPEAN = (  # letters with two cases, as DeepSeek's first models list them
+    "A-Za-z\xb5\xc0-\xd6\xd8-\xf6\xf8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377"
+    "\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556"
+    "\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a"
+    "\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4"
+    "\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc"
+    "\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f"
+    "\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b"
+    "\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a"
+    "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
+    "\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+EAST_ASIAN = (  # as in llama.cpp; its range from U+8C48 contains Hangul and others
+    "\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff\u1780-\u17ff"
+    "\u1000-\u109f\u1100-\u11ff"
+)
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 
 
@@ -30,12 +48,12 @@ def _words(digits: str, after_signs: str = r"[\r\n]*") -> str:
     return rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+{after_signs}|{SPACES}"
 
 
-def _words_by_case(digits: str, ending: str) -> str:
-    """GPT-4o's pattern: a capital letter starts a word."""
-    begin = r"[^\r\n\p{L}\p{N}]?"
+def _words_by_case(digits: str, ending: str, after_signs: str = r"[\r\n/]*", but: str = "") -> str:
+    """GPT-4o's pattern: a capital letter starts a word. `but`: which letters are in no word."""
+    begin, upper, lower = r"[^\r\n\p{L}\p{N}]?", f"[{UPPER}{but}]", f"[{LOWER}{but}]"
     return (
-        rf"{begin}[{UPPER}]*[{LOWER}]+{ending}|{begin}[{UPPER}]+[{LOWER}]*{ending}|{digits}"
-        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
+        rf"{begin}{upper}*{lower}+{ending}|{begin}{upper}+{lower}*{ending}|{digits}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+{after_signs}|{SPACES}"
     )
 
 
@@ -70,21 +88,62 @@ DEEPSEEK3 = WordRule(
         rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}",
     )
 )
+DEEPSEEK_CODER = WordRule(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CHINESE_AND_KOREAN, r"\p{N}"))
+DEEPSEEK_LLM = WordRule(
+    (
+        "[\r\n]",
+        rf"\s?[{EUROPEAN}]+",
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+        CHINESE_AND_KOREAN,
+        r"\p{N}+",
+    )
+)
+KIMI_K2 = WordRule(
+    (r"\p{Han}+|" + _words_by_case(r"\p{N}{1,3}", f"{CONTRACTIONS}?", r"[\r\n]*", but=r"&&[^\p{Han}]"),),
+    takes_whole_words=True,
+)
+HUNYUAN = WordRule((_words(r"\p{N}"),), takes_whole_words=True)
+EXAONE_MOE = WordRule(  # a word may be several, with single spaces between them
+    (
+        rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+    )
+)
+# Digits are in groups of three from the right. The first group keeps what precedes it, as in llama.cpp: so a space
+# before a number is apart. A group that is not a number's first is found without a look ahead, in linear time.
+AFMOE = WordRule(
+    (
+        r"\P{N}*(?<!\p{N})\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))|\p{N}{3}|\P{N}+\z",
+        f"[{EAST_ASIAN}]+",
+        DEEPSEEK3.patterns[-1],
+    )
+)
+JAIS2 = WordRule(  # runs of spaces are powers of two
+    (_words(r"\p{N}{1,3}").replace(SPACES, rf"\s*[\r\n]+|{POWERS_OF_TWO}|\s{{1,2}}(?!\S)|\s"),)
+)
 DIGITS_APART = WordRule(digits_apart=True, then_gpt2=True)
 PLAIN = WordRule(then_gpt2=True)
 DEFAULT = WordRule((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
 RULES: Mapping[str, WordRule] = {
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), LLAMA3),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0"), LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), WORDS_OF_3_DIGITS),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
     "qwen35": QWEN35,
     "stablelm2": STABLELM2,
     "seed-coder": SEED_CODER,
     "tekken": TEKKEN,
-    **dict.fromkeys(("gpt-4o", "llama4"), GPT4O),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), GPT4O),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "command-r", "exaone", "minerva-7b"), DIGITS_APART),
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "exaone4"), PLAIN),
-    "deepseek-v3": DEEPSEEK3,
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), DEEPSEEK3),
+    "deepseek-llm": DEEPSEEK_LLM,
+    "deepseek-coder": DEEPSEEK_CODER,
+    "kimi-k2": KIMI_K2,
+    "hunyuan": HUNYUAN,
+    "exaone-moe": EXAONE_MOE,
+    "afmoe": AFMOE,
+    "jais-2": JAIS2,
     "default": DEFAULT,
 }
 

@@ -300,7 +300,7 @@ def test_a_file_without_a_tokenizer(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "words": ({"pre": "deepseek-llm"}, "splits text into words, 'deepseek-llm' is not supported; supported: llama3"),
+    "words": ({"pre": "bloom"}, "splits text into words, 'bloom' is not supported; supported: llama3"),
     "no words": ({"pre": None}, "is missing, as in files from before May 2024"),
     "kind": ({"model": "rwkv"}, "tokenizers of kind 'rwkv' are not supported; supported: gpt2, llama"),
     "no tokens": ({"tokens": None}, "tokenizer.ggml.tokens must be an array of strings; it is missing"),
