@@ -45,7 +45,7 @@ class DraftEngine:
             return None
         try:
             result = self._runner.step(plan)
-            return Drawn(result.tokens, result.hidden)
+            return Drawn(result.tokens, result.log_probs, result.hidden)
         except Exception:  # the border: whatever failed, answers continue without drafts
             logger.exception("the draft engine failed; speculative decoding with it is off")
             self._has_failed = True

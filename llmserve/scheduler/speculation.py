@@ -23,11 +23,12 @@ from functools import partial
 from llmserve.core import FinishReason, TokenEvent
 from llmserve.scheduler.blocks import BlockPool
 from llmserve.scheduler.drafts.client import ClientDrafter
-from llmserve.scheduler.drafts.drafter import Drafter, Speculation
+from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Drafter, Speculation
 from llmserve.scheduler.drafts.grammar import GrammarDrafter
 from llmserve.scheduler.drafts.history import History, owner_of
 from llmserve.scheduler.drafts.lookup import LookupDrafter
-from llmserve.scheduler.drafts.model import DraftModel, ModelDrafter, Wish
+from llmserve.scheduler.drafts.model import DraftModel
+from llmserve.scheduler.drafts.model_drafter import ModelDrafter, Wish
 from llmserve.scheduler.drafts.own_text import Find, OwnText
 from llmserve.scheduler.outline import Outline
 from llmserve.scheduler.plan import Chunk, ChunkScores, HiddenRows, StepPlan
@@ -193,18 +194,23 @@ class Speculator:
             for index in indexes
             if (drafters := outline.sequences[index].drafters) and isinstance(drafter := drafters[-1], ModelDrafter)
         ][: self._states.num_draftable_sequences]
+
+        def threshold_of(num_sequences: int) -> float:
+            cost = model.cost(max(1, num_sequences), self._costs.base)
+            return self._costs.threshold(len(outline.chunks), cost)
+
         num_asking = len(asking)
         for _ in range(2):
-            cost = model.cost(max(1, num_asking), self._costs.base)
-            threshold = self._costs.threshold(len(outline.chunks), cost)
+            threshold = threshold_of(num_asking)
             num_asking = sum(drafter.num_likely(threshold) > 0 for _, drafter in asking)
         room = outline.num_left // max(1, num_asking)
         wishes = []
         for index, drafter in asking:
             sequence = outline.sequences[index]
-            count = min(room, self._limit(outline, sequence), drafter.num_worthwhile(threshold))
+            most = MAX_DRAFTED if drafter.num_worthwhile(threshold) else 0
+            count = min(room, self._limit(outline, sequence), most)
             wishes.append(Wish(sequence, drafter, count))
-        model.draft(wishes)
+        model.draft(wishes, threshold_of)
         return asking
 
     def _limit(self, outline: Outline, sequence: Sequence) -> int:

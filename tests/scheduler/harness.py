@@ -149,7 +149,7 @@ class Bench:
         if self._hands_out:
             check_known(plan, self.scheduler.running)
         result = draft_runner.step(plan)
-        return Drawn(result.tokens, result.hidden)
+        return Drawn(result.tokens, result.log_probs, result.hidden)
 
     def run(self, max_steps: int = 10_000) -> None:
         """Until everything has ended."""

@@ -10,6 +10,7 @@ from llmserve.core import SamplingParams
 from llmserve.engine.base import RunnerInfo, StepResult
 from llmserve.engine.draft_engine import DraftEngine
 from llmserve.engine.fake import FAKE_RUNNER_INFO, FakeRunner, fake_answer
+from llmserve.scheduler.drafts.confidence import Confidence
 from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.drafts.model import CAUGHT_UP_AT_ONCE, DraftModel, Drawn, TokenIds
 from llmserve.scheduler.plan import StepPlan
@@ -206,14 +207,51 @@ def test_what_the_model_was_worth_to_others_is_known_to_the_next_sequence() -> N
     assert model.drafter().num_likely(threshold) == 0
 
 
+class Unsure(Recorder):
+    """Always right, and says of every token how likely it is."""
+
+    def __init__(self, log_prob: float) -> None:
+        super().__init__()
+        self._log_prob = log_prob
+
+    def step(self, plan: StepPlan) -> StepResult:
+        result = super().step(plan)
+        return replace(result, log_probs=[self._log_prob] * len(result.tokens))
+
+
+def test_behind_a_token_that_the_model_is_unsure_of_no_more_are_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Confidence, "learn", lambda confidence, log_prob, is_drawn: None)
+
+    def num_drafted_at_once(log_prob: float) -> float:
+        bench = Bench(INFO, DRAFTING, draft_runner=Unsure(log_prob))
+        bench.add((1, 2, 3), replace(GREEDY, max_tokens=24))
+        bench.run()
+        bench.assert_answers()
+        return bench.scheduler.speculator.num_drafted / bench.num_steps
+
+    assert num_drafted_at_once(0.0) > 3 > 2 > num_drafted_at_once(-4.0) > 0
+
+
+def test_what_a_model_says_of_its_tokens_counts_until_it_was_wrong() -> None:
+    confidence = Confidence()
+    assert confidence.probability(-0.01) > 0.9 > 0.1 > confidence.probability(-5.0)
+    for _ in range(200):
+        confidence.learn(-0.01, is_drawn=False)
+        confidence.learn(-5.0, is_drawn=True)
+    assert confidence.probability(-5.0) > 0.9 > 0.1 > confidence.probability(-0.01)
+
+
 def test_the_time_of_a_step_is_measured() -> None:
     times = iter([0.0, 2.0, 10.0, 12.0])
     ticks = lambda: next(times, 20.0)  # noqa: E731
     bench = Bench(INFO, DRAFTING)
     runner = Recorder()
-    model = DraftModel(
-        INFO.scheduler_config(DRAFTING), lambda plan: Drawn(runner.step(plan).tokens), IDS, prior_cost=0.1, clock=ticks
-    )
+
+    def step(plan: StepPlan) -> Drawn:
+        result = runner.step(plan)
+        return Drawn(result.tokens, result.log_probs)
+
+    model = DraftModel(INFO.scheduler_config(DRAFTING), step, IDS, prior_cost=0.1, clock=ticks)
     bench.scheduler.speculator.model = model
     bench.add((1,), replace(GREEDY, max_tokens=3))
     bench.run()

@@ -33,7 +33,8 @@ from llmserve.core import Matcher
 from llmserve.scheduler.blocks import ROOT_HASH, BlockPool, hash_block
 from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.cached import Cached
-from llmserve.scheduler.drafts.drafter import Draftable
+from llmserve.scheduler.drafts.confidence import Confidence
+from llmserve.scheduler.drafts.model_drafter import ModelDrafter, Wish
 from llmserve.scheduler.drafts.pending import MAX_PENDING, PendingRows
 from llmserve.scheduler.plan import Chunk, HiddenRows, SampleRequest, StepPlan
 from llmserve.scheduler.sequence import Sequence
@@ -48,6 +49,7 @@ MAX_OUTLIER = 3.0  # times the usual: a step that took longer was interrupted
 
 class Drawn(NamedTuple):
     tokens: Seq[int]  # one for each sample
+    log_probs: Seq[float]  # likewise
     hidden: HiddenRows | None = None  # of each token of the step, where the model reads such
 
 
@@ -69,31 +71,6 @@ class TokenIds:
         """A mask for the model."""
         num_bytes = -(-self.of_model // 32) * 4
         return mask()[:num_bytes].ljust(num_bytes, b"\0")
-
-
-class ModelDrafter(Acceptance):
-    """Of one sequence. It expects what the model's drafts were worth to others of late."""
-
-    def __init__(self, others: Acceptance) -> None:
-        super().__init__(others.num_rejected, others.num_accepted)
-        self.drafted = array("i")  # and not proposed yet
-        self._others = others
-
-    def propose(self, sequence: Draftable, threshold: float) -> Seq[int]:
-        drafted, self.drafted = self.drafted, array("i")
-        return self.worthwhile(drafted, threshold)
-
-    def learn(self, num_drafted: int, num_accepted: int) -> None:
-        super().learn(num_drafted, num_accepted)
-        self._others.learn(num_drafted, num_accepted)
-
-
-class Wish(NamedTuple):
-    """So many tokens, at most, are to be drafted for a sequence."""
-
-    sequence: Sequence
-    drafter: ModelDrafter
-    num_tokens: int
 
 
 class DraftModel:
@@ -118,6 +95,7 @@ class DraftModel:
         self._clock = clock
         self._seconds = 0.0  # of a step that drafts, of late; 0: not known yet
         self._acceptance = Acceptance(num_rejected=1.0)  # of all sequences
+        self._confidence = Confidence()  # likewise
         self._cached: dict[int, Cached] = {}  # by sequence id
         self._guided: dict[int, Matcher] = {}  # likewise: guides that have seen what is drafted
         self.pool = BlockPool(config.num_blocks)
@@ -125,15 +103,15 @@ class DraftModel:
         self.states = BlockPool(config.num_states)
 
     def drafter(self) -> ModelDrafter:
-        return ModelDrafter(self._acceptance)
+        return ModelDrafter(self._acceptance, self._confidence)
 
     def cost(self, num_sequences: int, base_seconds: float) -> float:
         """Of a drafted token, where a step drafts for so many, as a part of `base_seconds`; 0: that is not known."""
         is_known = self._seconds > 0 and base_seconds > 0
         return (self._seconds / base_seconds if is_known else self._prior_cost) / num_sequences
 
-    def draft(self, wishes: Seq[Wish]) -> None:
-        """Its drafters propose what comes of it."""
+    def draft(self, wishes: Seq[Wish], threshold_of: Callable[[int], float]) -> None:
+        """Its drafters propose what comes of it. `threshold_of`: a token, where a step drafts for so many sequences."""
         chunks: list[Chunk] = []
         open_wishes: list[Wish] = []
         self._guided.clear()
@@ -142,6 +120,7 @@ class DraftModel:
             if len(chunks) < self._config.max_batch_size and (chunk := self._first_chunk(wish, num_left)) is not None:
                 chunks.append(chunk)
                 num_left -= len(chunk.token_ids)
+                wish.drafter.begin()
                 open_wishes += [wish] if chunk.sample else []
         drawn = self._drawn(chunks, self._rows_of(chunks))
         if drawn is not None:
@@ -149,7 +128,7 @@ class DraftModel:
         while drawn and drawn.tokens:
             last = np.cumsum([len(chunk.token_ids) for chunk in chunks]) - 1
             sampled = [index for index, chunk in enumerate(chunks) if chunk.sample]
-            chunks, open_wishes, places = self._following(open_wishes, drawn.tokens)
+            chunks, open_wishes, places = self._following(open_wishes, drawn, threshold_of)
             rows = None if drawn.hidden is None else drawn.hidden[last[sampled][places]]
             drawn = self._drawn(chunks, rows)
 
@@ -307,16 +286,22 @@ class DraftModel:
         self.windows.prepare(cached, num_tokens - cached.num_computed_tokens)
         return True
 
-    def _following(self, wishes: Seq[Wish], tokens: Seq[int]) -> tuple[list[Chunk], list[Wish], list[int]]:
+    def _following(
+        self, wishes: Seq[Wish], drawn: Drawn, threshold_of: Callable[[int], float]
+    ) -> tuple[list[Chunk], list[Wish], list[int]]:
         """Of each sequence that wants more than the token that it has just got; and which of them these are."""
-        chunks, open_wishes, places = [], [], []
-        for index, (wish, token) in enumerate(zip(wishes, tokens, strict=True)):
-            sequence, drafted = wish.sequence, wish.drafter.drafted
-            if token >= self._token_ids.num_common:
-                continue
-            drafted.append(token)
-            if len(drafted) == wish.num_tokens or token in sequence.stop_words.single_ids:
-                continue
+        places = []
+        for index, (wish, token, log_prob) in enumerate(zip(wishes, drawn.tokens, drawn.log_probs, strict=True)):
+            if token < self._token_ids.num_common:
+                wish.drafter.add(token, log_prob)
+                if len(wish.drafter.drafted) < wish.num_tokens and token not in wish.sequence.stop_words.single_ids:
+                    places.append(index)
+        for _ in range(2):  # the fewer are left, the more the step costs each
+            threshold = threshold_of(len(places))
+            places = [index for index in places if wishes[index].drafter.goes_on(threshold)]
+        chunks, open_wishes = [], [wishes[index] for index in places]
+        for wish in open_wishes:
+            sequence, token = wish.sequence, wish.drafter.drafted[-1]
             if (matcher := self._guided.get(sequence.id, sequence.matcher)) is not None:
                 self._guided[sequence.id] = matcher = matcher.fork()
                 matcher.advance(token)
@@ -329,8 +314,6 @@ class DraftModel:
                 states=(before if len(cached.ahead) == 1 else behind, behind), windowed=cached.copied_windowed(),
             )  # fmt: skip
             chunks.append(chunk)
-            open_wishes.append(wish)
-            places.append(index)
         return chunks, open_wishes, places
 
     def _sample(self, wish: Wish) -> SampleRequest:
@@ -347,6 +330,7 @@ class DraftModel:
             num_prompt=sequence.num_prompt if needs_history else 0,
             bias=[(token, bias) for token, bias in request.embedding_bias if token < num_ids],
             mask=None if mask is None else partial(self._token_ids.fitted, mask),
+            log_prob=True,
         )
 
     def _drawn(self, chunks: Seq[Chunk], hidden: HiddenRows | None) -> Drawn | None:

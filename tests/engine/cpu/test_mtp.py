@@ -23,7 +23,7 @@ from llmserve.engine.registry import runtime_for
 from llmserve.errors import CheckpointError, EngineFileError, InternalError, InvalidArgument, RecipeError, Unsupported
 from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import Draftable, Speculation
-from llmserve.scheduler.drafts.model import ModelDrafter
+from llmserve.scheduler.drafts.model_drafter import ModelDrafter
 from llmserve.scheduler.plan import Chunk, StepPlan
 from llmserve.scheduler.speculation import Speculator
 from tests.checkpoints import make_checkpoint
@@ -42,6 +42,7 @@ Build = Callable[[str], Path]
 def _drafts_are_four_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Speculator, "observe", lambda speculator, plan, seconds: None)
     monkeypatch.setattr(Acceptance, "num_likely", lambda drafter, threshold: 4)
+    monkeypatch.setattr(ModelDrafter, "goes_on", lambda drafter, threshold: len(drafter.drafted) < 4)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from llmserve.engine.settings import EngineSettings, GpuSettings
 from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import Draftable, Speculation
 from llmserve.scheduler.drafts.lookup import LookupDrafter
+from llmserve.scheduler.drafts.model_drafter import ModelDrafter
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from llmserve.scheduler.speculation import Speculator
 from llmserve.stages import guides as guides_module
@@ -162,6 +163,7 @@ def test_drafts_of_an_engine_that_knows_nothing_change_nothing(
 ) -> None:
     """With states here, there, or in both."""
     monkeypatch.setattr(Acceptance, "num_likely", lambda drafter, threshold: 4)
+    monkeypatch.setattr(ModelDrafter, "goes_on", lambda drafter, threshold: len(drafter.drafted) < 4)
     requests = requests_of(engines(large))
     wanted, _ = answers(open_engine(engines(large), settings_of(Speculation.OFF)), requests)
     found, stats = answers(open_engine(engines(large), settings_of(Speculation.ALL, engines(small))), requests)
@@ -173,6 +175,7 @@ def test_drafts_of_an_engine_that_agrees_save_steps(
     engine_dir: Path, plain: tuple[Answers, EngineStats], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Acceptance, "num_likely", lambda drafter, threshold: 4)
+    monkeypatch.setattr(ModelDrafter, "goes_on", lambda drafter, threshold: len(drafter.drafted) < 4)
     found, stats = answers(open_engine(engine_dir, settings_of(Speculation.DRAFT, engine_dir)), requests_of(engine_dir))
     assert found == plain[0]
     assert stats.iteration < plain[1].iteration / 2

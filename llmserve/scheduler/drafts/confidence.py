@@ -1,0 +1,32 @@
+"""How likely a token that a model drafts is to be drawn, by the log-prob that the model gives it.
+
+A model is taken at its word first. It may be too sure of itself, and with a temperature two models can draw the same
+unlikely token; so what became of its tokens counts soon, for each level of probability.
+"""
+
+from __future__ import annotations
+
+import math
+
+NUM_LEVELS = 8
+PRIOR = 10.0  # tokens of a level that its word is worth
+FORGETTING = 0.98  # what an older token of a level weighs beside the next one
+
+
+class Confidence:
+    def __init__(self) -> None:
+        self._num_drafted = [PRIOR] * NUM_LEVELS
+        self._num_drawn = [PRIOR * (level + 0.5) / NUM_LEVELS for level in range(NUM_LEVELS)]
+
+    def probability(self, log_prob: float) -> float:
+        level = _level(log_prob)
+        return self._num_drawn[level] / self._num_drafted[level]
+
+    def learn(self, log_prob: float, *, is_drawn: bool) -> None:
+        level = _level(log_prob)
+        self._num_drafted[level] = FORGETTING * self._num_drafted[level] + 1
+        self._num_drawn[level] = FORGETTING * self._num_drawn[level] + is_drawn
+
+
+def _level(log_prob: float) -> int:
+    return min(int(NUM_LEVELS * math.exp(min(log_prob, 0.0))), NUM_LEVELS - 1)
