@@ -90,7 +90,9 @@ class Members:
             try:
                 info, state = await self._hello(worker_id, client)
             except (ProtocolError, WorkerLost) as error:
-                if not (isinstance(error, WorkerSilent) and self._is_heard(worker_id)):
+                # One that discovery has just forgotten can't be asked, and may be streaming: `look` deals with it.
+                is_listed = worker_id in client.instance_ids()
+                if is_listed and not (isinstance(error, WorkerSilent) and self._is_heard(worker_id)):
                     self._lose(worker_id, str(error))
                 self._has_asked(worker_id)
                 await asyncio.sleep(ASK_AGAIN_S)

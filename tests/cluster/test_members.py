@@ -153,6 +153,24 @@ async def test_one_that_leaves_may_end_what_it_has_begun() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+async def test_one_that_leaves_as_it_is_asked_may_end_what_it_has_begun() -> None:
+    """It can't be asked because it has left, which `look` has not seen yet."""
+    client = FakeClient(one=FakeWorker(hello()))
+    members = Members(info(), ClusterAddress("dynamo", "demo"))
+    await until(client, members, lambda: ids(members) == [1])
+    has_failed = asyncio.Event()
+
+    async def fail(request: Any, instance_id: int, annotated: bool) -> AsyncIterator[Any]:
+        has_failed.set()
+        raise ConnectionError("instance_id=1 not found")
+
+    client.workers.clear()
+    client.direct = fail  # type: ignore[method-assign]
+    await asyncio.wait_for(has_failed.wait(), 60)
+    assert ids(members) == [1]
+
+
+@pytest.mark.usefixtures("quick")
 async def test_one_that_leaves_and_hangs_is_lost() -> None:
     client = FakeClient(one=FakeWorker(hello()))
     members = Members(info(), ClusterAddress("dynamo", "demo"))

@@ -10,9 +10,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 
 from tests.e2e.conftest import ROOT, ServerProcess, start_server
-from tests.e2e.test_streaming import DOCUMENTS, client_inputs, metric, streamed_text
-from tests.frontends.server import HOST, wait_until
+from tests.e2e.test_streaming import DOCUMENTS, Stream, client_inputs, metric
+from tests.frontends.server import HOST, settled, wait_until
 from tools.servers import free_ports
 
 FETCHED = ROOT / ".balancers"
@@ -146,18 +147,40 @@ def balancer(request: pytest.FixtureRequest, demo_engine: Path, tmp_path: Path) 
         made.close()
 
 
-def over_http(target: Balancer | ServerProcess, prompt: str, max_tokens: int) -> str:
+def ignore() -> None:
+    pass
+
+
+def over_http(
+    target: Balancer | ServerProcess, prompt: str, max_tokens: int, heard: Callable[[], None] = ignore
+) -> str:
     """OpenAI's client, which tries again where a connection is closed before an answer begins, as it does by itself."""
     with openai.OpenAI(base_url=f"{target.http}/v1", api_key="none") as client:
         asked = {"ignore_eos": True}
         stream = client.completions.create(
             model="ensemble", prompt=prompt, max_tokens=max_tokens, temperature=0, stream=True, extra_body=asked
         )
-        return "".join(choice.text for chunk in stream for choice in chunk.choices)
+        text = ""
+        for chunk in stream:
+            heard()
+            text += "".join(choice.text for choice in chunk.choices)
+        return text
 
 
-def over_grpc(target: Balancer | ServerProcess, prompt: str, max_tokens: int) -> str:
-    return "".join(streamed_text(target.grpc, prompt, max_tokens=max_tokens))
+def over_grpc(
+    target: Balancer | ServerProcess, prompt: str, max_tokens: int, heard: Callable[[], None] = ignore
+) -> str:
+    stream = Stream(target.grpc)
+    try:
+        stream.send("ensemble", client_inputs(prompt, max_tokens=max_tokens))
+        text = ""
+        for result in stream.responses():
+            heard()
+            if (piece := result.as_numpy("text_output")) is not None:
+                text += piece.reshape(-1)[0].decode()
+        return text
+    finally:
+        stream.close()
 
 
 ASKS = (over_http, over_grpc)
@@ -251,10 +274,23 @@ def test_a_server_that_is_killed_takes_only_its_own_answers(balancer: Balancer) 
     """They end in errors, not in half an answer that looks whole; and whoever asks then is answered by the other."""
     asked = [(ASKS[number % 2], PROMPTS[number % len(PROMPTS)]) for number in range(12)]
     wanted = [ask(balancer.servers[1], prompt, LONG) for ask, prompt in asked]
+    killed = balancer.servers[0].process
+    killed.send_signal(signal.SIGSTOP)  # so that none of its answers ends before it is killed
     with ThreadPoolExecutor(len(asked)) as pool:
-        answers = [pool.submit(ask, balancer, prompt, LONG) for ask, prompt in asked]
-        wait_until(lambda: all(active(server) >= 2 for server in balancer.servers))
-        balancer.servers[0].process.kill()
+        heard: list[None] = []
+        answers = [pool.submit(ask, balancer, prompt, LONG, partial(heard.append, None)) for ask, prompt in asked]
+        wait_until(lambda: any(answer.done() for answer in answers))
+        settled(lambda: sum(answer.done() for answer in answers), at_most=len(asked) - 1)
+        before = len(heard)
+
+        def says_a_little() -> bool:
+            killed.send_signal(signal.SIGCONT)
+            time.sleep(0.005)
+            killed.send_signal(signal.SIGSTOP)
+            return len(heard) > before
+
+        wait_until(says_a_little)
+        killed.kill()
     broken = [answer.exception() is not None for answer in answers]
     assert 0 < sum(broken) < len(asked)
     for answer, text in zip(answers, wanted, strict=True):
@@ -262,7 +298,3 @@ def test_a_server_that_is_killed_takes_only_its_own_answers(balancer: Balancer) 
     for number in range(12):
         ask, prompt = ASKS[number % 2], PROMPTS[number % len(PROMPTS)]
         assert ask(balancer, prompt, 8) == ask(balancer.servers[1], prompt, 8)
-
-
-def active(server: ServerProcess) -> float:
-    return metric(server, "nv_trt_llm_request_metrics", 'request_type="active"')
