@@ -17,9 +17,9 @@ from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.number_formats import NumberFormat
 
 LEAST_TILE = 16  # of a product of tiles
-WIDE_HEAD = 128  # above, tiles of an integer cache have MOST_WIDE_KEYS: tensor memory cannot hold the sums of more
-MOST_WIDE_KEYS = 32
-WIDEST_HEAD = 256  # above, shared memory holds only half as many queries and keys
+# Above these, tiles have a half and a quarter of the queries: with more, registers spill. Above the second, tiles of a
+# float cache have half the keys, because shared memory holds no more.
+WIDE_HEAD, WIDEST_HEAD = 128, 256
 NO_STRIDES = {"KEY_STRIDE": 0, "VALUE_STRIDE": 0}
 NUM_WARPS = 8  # of a run of positions
 HALF_WARPS_ON = ("sm_90",)
@@ -264,10 +264,8 @@ class AttentionLowering(RoundedValues):
         )  # fmt: skip
 
     def _tile_keys(self, op: Op, cache: Cache) -> int:
-        head_dim, most = op.number("head_dim"), self._tiles.keys
-        if cache.format.is_rounded:
-            return min(most, MOST_WIDE_KEYS) if head_dim > WIDE_HEAD else most
-        return _halved(most) if head_dim > WIDEST_HEAD else most
+        most, is_widest = self._tiles.keys, op.number("head_dim") > WIDEST_HEAD
+        return max(most // 2, LEAST_TILE) if is_widest and not cache.format.is_rounded else most
 
     def _heads(self, count: int, tile_dim: int) -> dict[str, int]:
         return {"TILE_HEADS": self._tiles.heads(count, tile_dim), "TILE_DIM": tile_dim}
@@ -281,8 +279,9 @@ class AttentionLowering(RoundedValues):
 
 def tile_queries(program: Program, tiles: Tiles) -> int:
     """The number of rows in a tile of attention."""
-    head_dims = (op.number("head_dim") for op in program.ops if op.kind is OpKind.ATTENTION)
-    return _halved(tiles.queries) if max(head_dims, default=0) > WIDEST_HEAD else tiles.queries
+    widest = max((op.number("head_dim") for op in program.ops if op.kind is OpKind.ATTENTION), default=0)
+    parts = 1 if widest <= WIDE_HEAD else 2 if widest <= WIDEST_HEAD else 4
+    return max(tiles.queries // parts, min(tiles.queries, LEAST_TILE))
 
 
 def layer_heads(program: Program) -> tuple[LayerHeads, ...]:
@@ -294,10 +293,6 @@ def layer_heads(program: Program) -> tuple[LayerHeads, ...]:
         if op.kind is OpKind.ATTENTION
     }
     return tuple(found[layer] for layer in sorted(found))
-
-
-def _halved(rows: int) -> int:
-    return max(rows // 2, LEAST_TILE)
 
 
 def _tile_dim(op: Op, least: int) -> int:

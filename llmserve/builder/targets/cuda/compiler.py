@@ -32,7 +32,7 @@ ENVIRONMENT = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_INTERPRET": "0"}
 KEPT = ("TRITON_CACHE_DIR", "TRITON_HOME")  # where it keeps files
 # A product and a sum are never one operation: two kernels that do the same then have the same bits.
 OPTIONS = {"enable_fp_fusion": False}
-REGISTER_STEP, MAX_TRIES = 8, 3
+MORE_REGISTERS = (0, 8, 16, 64)  # tried where a kernel spills
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ def compile_kernel(kernel: Kernel, architecture: str) -> Compiled:
     usual = _compiled(kernel, architecture)
     if kernel.most_registers or not usual.spilled_bytes:
         return usual
-    # ptxas sometimes spills where the same number of registers, or a few more, set as a limit, would do
-    limits = range(usual.registers, MOST_REGISTERS, REGISTER_STEP)[:MAX_TRIES]
+    # ptxas sometimes spills where the same number of registers, or some more, set as a limit, would do
+    limits = {min(usual.registers + more, MOST_REGISTERS): None for more in MORE_REGISTERS}
     others = (_compiled(replace(kernel, most_registers=limit), architecture) for limit in limits)
     return next((other for other in others if not other.spilled_bytes), usual)
 
