@@ -16,7 +16,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/*.py": 1_465,
     "llmserve/backends": 7_363,
     "llmserve/benchmark": 1_383,
-    "llmserve/builder": 9_410,
+    "llmserve/builder": 9_415,
     "llmserve/checkpoint": 7_350,
     "llmserve/cli": 7_211,
     "llmserve/cluster": 1_506,

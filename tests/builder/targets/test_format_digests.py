@@ -37,11 +37,11 @@ DIGESTS = {  # dtype, quantization, kv_cache_dtype: engine files for cpu and cud
     ("float32", "", "auto"): ("6ea83f7ae0c5f513", "cf4ff74c88105836", "84e4793a38c68a5d"),
     ("float16", "", "auto"): ("dd30efa0fcc7bce0", "9dc977d1df130814", "03eaa66a42d13a0c"),
     ("bfloat16", "", "auto"): ("af40e3c82a921fc5", "6e88ccbe5c00ce67", "3b52fc8932546b30"),
-    ("float16", "", "int8"): ("ceca8de510bc3a95", "130d0aa76cf9d23c", "a7e3d1fb0dac1d74"),
+    ("float16", "", "int8"): ("ceca8de510bc3a95", "e8ad051bac077137", "a7e3d1fb0dac1d74"),
     ("float16", "int8", "auto"): ("e49224c7aa1edc97", "b3b2f93742393ec3", "f879d099ba931b4f"),
-    ("bfloat16", "int8", "int8"): ("91a0c95f9d172d15", "007ec726e0b59d18", "65a40d9466fa64a2"),
+    ("bfloat16", "int8", "int8"): ("91a0c95f9d172d15", "4289132fc0eb2144", "65a40d9466fa64a2"),
     ("float16", "int4", "auto"): ("a6447ad8f1deb18f", "163198ddeccd6b56", "5b6436bd2f1c07ec"),
-    ("float32", "int4", "int8"): ("142038f8601a5a22", "2ab3a5ee0a23f624", "4d8dda7e03511783"),
+    ("float32", "int4", "int8"): ("142038f8601a5a22", "a1f8e22f1d72252d", "4d8dda7e03511783"),
 }
 
 

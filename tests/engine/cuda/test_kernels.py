@@ -181,6 +181,13 @@ def test_attention_over_wide_heads_fits_every_architecture(
         assert row.compiled.shared_bytes <= SHARED_BYTES[row.architecture] * 1024 - RESERVED_SHARED_BYTES
 
 
+@pytest.mark.parametrize(("num_kv_heads", "expected"), [(8, 16), (1, 32)])
+def test_a_tile_has_room_for_all_heads_that_share_keys(num_kv_heads: int, expected: int) -> None:
+    kernels = kernels_of("Qwen3-0.6B", "float16+kv-int8", num_attention_heads=32, num_key_value_heads=num_kv_heads)
+    found = {value for kernel in kernels for name, value in kernel.constants if name == "TILE_QUERIES"}
+    assert found == {expected}
+
+
 def test_more_tensor_memory_than_there_is_becomes_an_error() -> None:
     """The compiler makes a trap of it, and says nothing."""
     kernels = kernels_of("Qwen3-0.6B", "float16+kv-int8", head_dim=256)

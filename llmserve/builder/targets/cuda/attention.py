@@ -14,15 +14,13 @@ from llmserve.builder.targets.cuda.tiles import MANY, Tiles
 from llmserve.builder.targets.cuda.values import Turning
 from llmserve.engine.cuda.layout import ITEM_BYTES, TYPES, Address, CacheHead, Extent, LayerHeads, Room
 from llmserve.models.graph import Op, OpKind, Program
-from llmserve.models.number_formats import NumberFormat
+from llmserve.models.number_formats import CACHES, NumberFormat
 
 LEAST_TILE = 16  # of a product of tiles
-# Above these, tiles have a half and a quarter of the queries: with more, registers spill. Above the second, tiles of a
-# float cache have half the keys, because shared memory holds no more.
+# Above these, tiles over a float cache have a half and a quarter of the queries: with more, registers spill. Above the
+# second, they have half the keys, because shared memory holds no more.
 WIDE_HEAD, WIDEST_HEAD = 128, 256
 NO_STRIDES = {"KEY_STRIDE": 0, "VALUE_STRIDE": 0}
-NUM_WARPS = 8  # of a run of positions
-HALF_WARPS_ON = ("sm_90",)
 SPLIT_ROWS = 64  # for at most so many rows, separate programs process segments of positions
 FEW_ROWS, MANY_ROWS = (1, SPLIT_ROWS), (SPLIT_ROWS + 1, MANY)
 
@@ -52,17 +50,12 @@ class AttentionLowering(RoundedValues):
     @property
     def _query_tokens(self) -> int:
         """The same in all layers, as tiles belong to the step."""
-        groups = [
-            int(op.number("num_heads")) // int(op.number("num_kv_heads"))
-            for op in self._program.ops
-            if op.kind is OpKind.ATTENTION
-        ]
-        return max(1, self._tile_queries // max(groups, default=1))
+        return max(1, self._tile_queries // max(groups(self._program), default=1))
 
     @property
     def _tile_queries(self) -> int:
         """The same in all layers."""
-        return tile_queries(self._program, self._tiles)
+        return tile_queries(self._program, self._tiles, self._cache_dtype)
 
     def _rope(self, op: Op) -> None:
         inv_freq, scale = op.attrs["inv_freq"], op.number("scale")
@@ -157,10 +150,7 @@ class AttentionLowering(RoundedValues):
         output = {"y": self._value(op.output)}
         num_segments, tile_dim = -(-self._max_seq_len // self._tiles.segment), int(constants["TILE_DIM"])
         tiles = Extent(of_tiles=True)
-        # The same in both kernels, as sums over a tile depend on it. Eight warps multiply the same queries twice, four
-        # have enough registers only where matrix products leave their operands in shared memory.
-        is_small = tile_dim <= WIDE_HEAD and constants["FORMAT"] == "float"
-        warps: Warps = {"num_warps": NUM_WARPS, "half_on": HALF_WARPS_ON if is_small else ()}
+        warps = _warps(tile_dim, is_rounded=constants["FORMAT"] != "float")
         self._record.launch(
             "attention.attention", {**arguments, **output}, {**constants, "Y_STRIDE": y.stride},
             (tiles, Extent(fixed=num_kv_heads), ONE), num_stages=2, **warps,
@@ -277,11 +267,20 @@ class AttentionLowering(RoundedValues):
         return Turning(anything, anything, 0)
 
 
-def tile_queries(program: Program, tiles: Tiles) -> int:
-    """The number of rows in a tile of attention."""
-    widest = max((op.number("head_dim") for op in program.ops if op.kind is OpKind.ATTENTION), default=0)
-    parts = 1 if widest <= WIDE_HEAD else 2 if widest <= WIDEST_HEAD else 4
-    return max(tiles.queries // parts, min(tiles.queries, LEAST_TILE))
+def groups(program: Program) -> set[int]:
+    """Query heads per key and value head, in all layers."""
+    heads = [(op.number("num_heads"), op.number("num_kv_heads")) for op in _attentions(program)]
+    return {int(num_heads) // int(num_kv_heads) for num_heads, num_kv_heads in heads}
+
+
+def tile_queries(program: Program, tiles: Tiles, cache_dtype: str) -> int:
+    """The number of rows in a tile of attention. Fewer take fewer instructions in answers, where a tile has one token;
+    more read the cache less often in prompts, which integers gain nothing from."""
+    widest = max((op.number("head_dim") for op in _attentions(program)), default=0)
+    is_quarter = CACHES[cache_dtype].is_rounded or widest > WIDEST_HEAD
+    least = power_of_two(max(groups(program), default=1))
+    wanted = tiles.queries // (4 if is_quarter else 2 if widest > WIDE_HEAD else 1)
+    return max(wanted, min(tiles.queries, max(least, LEAST_TILE)))
 
 
 def layer_heads(program: Program) -> tuple[LayerHeads, ...]:
@@ -289,11 +288,23 @@ def layer_heads(program: Program) -> tuple[LayerHeads, ...]:
     cache = program.cache
     found = dict.fromkeys(range(cache.num_layers), LayerHeads(cache.num_kv_heads, cache.head_dim)) | {
         int(op.number("layer")): LayerHeads(int(op.number("num_kv_heads")), int(op.number("head_dim")))
-        for op in program.ops
-        if op.kind is OpKind.ATTENTION
+        for op in _attentions(program)
     }
     return tuple(found[layer] for layer in sorted(found))
 
 
 def _tile_dim(op: Op, least: int) -> int:
     return max(power_of_two(int(op.number("head_dim"))), least)
+
+
+def _attentions(program: Program) -> list[Op]:
+    return [op for op in program.ops if op.kind is OpKind.ATTENTION]
+
+
+def _warps(tile_dim: int, *, is_rounded: bool) -> Warps:
+    """Of a run of positions. The same in both kernels, as sums over a tile depend on it."""
+    if is_rounded:
+        return {"num_warps": 4 if tile_dim <= WIDEST_HEAD else 8, "half_on": ()}
+    # Eight warps multiply the same queries twice; four have enough registers only where matrix products leave their
+    # operands in shared memory.
+    return {"num_warps": 8, "half_on": ("sm_90",) if tile_dim <= WIDE_HEAD else ()}

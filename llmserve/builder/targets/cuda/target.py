@@ -16,7 +16,7 @@ from typing import Any
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import WeightPart, quantized_params
 from llmserve.builder.targets.base import COMPUTES, CompileJob, Network, Target, quantization_problems, unknown_ops
-from llmserve.builder.targets.cuda.attention import layer_heads, tile_queries
+from llmserve.builder.targets.cuda.attention import groups, layer_heads, tile_queries
 from llmserve.builder.targets.cuda.compiler import Compiled, Compiler, TritonCompiler
 from llmserve.builder.targets.cuda.integers import MULTIPLIED, Panels
 from llmserve.builder.targets.cuda.kernel_file import StoredKernels, write_kernels
@@ -157,15 +157,10 @@ class CudaTarget:
             return [str(error)]
 
     def _group_problems(self, program: Program, options: BuildOptions) -> list[str]:
-        most = tile_queries(program, self._tiles_for(options))
-        groups = {
-            int(op.number("num_heads")) // int(op.number("num_kv_heads"))
-            for op in program.ops
-            if op.kind is OpKind.ATTENTION
-        }
+        most = tile_queries(program, self._tiles_for(options), options.cache().name)
         return [
             f"{group} query heads per key and value head; the cuda target supports at most {most}"
-            for group in sorted(groups)
+            for group in sorted(groups(program))
             if group > most
         ]
 
