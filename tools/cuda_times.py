@@ -335,8 +335,8 @@ Assumptions:
 The products of int8 and int4 have changed since then: they have about two thirds of the instructions, and from five
 rows on they use matrix instructions. Their ratios are what this should gain, and nothing has confirmed it on a GPU.
 With the kernels that were measured, the mean error of all 44 cells was 12%, and the worst 46%. The kernels of float16
-have changed slightly: launches were merged, long sums of many rows have smaller tiles, and prompts were measured with
-early launches.
+have changed slightly: launches were merged, long sums of many rows have smaller tiles, those of 129 to 256 rows are
+divided among more programs, and prompts were measured with early launches.
 
 ## Fraction of the nearer limit: {NUM_LAYERS} layers and head, H200 (H100)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from llmserve.models.number_formats import FLOATS
 
 MANY = 1 << 30
-SPLIT_ROWS = 128  # for at most so many rows, separate programs may process segments of a sum
+SPLIT_ROWS = 256  # for at most so many rows, separate programs may process segments of a sum
 MOST_SEGMENTS = 16
 MOST_SUMS_TWICE = 64  # per thread: more do not fit next to as many others
 FEW_SUMS_TWICE = 32  # with more, the registers of a multiprocessor suffice for one program only
@@ -122,12 +122,14 @@ def tiles_for(dtype: str) -> Tiles:
     if FLOATS[dtype].bits == 32:
         floats = by_rows((64, (ProductTile(64, 32, 4, 3),)), (MANY, (ProductTile(64, 64, 4, 3),)))
         return Tiles(tuple(floats), integers, inputs=32, queries=32, keys=32)
+    many = ProductTile(128, 128, 8, 3), ProductTile(128, 128, 4, 3), ProductTile(128, 64, 8, 4)
     floats = by_rows(
         (8, (ProductTile(8, 64, 4, 6), ProductTile(8, 128, 4, 4))),
         (16, (ProductTile(16, 64, 4, 6), ProductTile(16, 128, 4, 4))),
         (64, (ProductTile(64, 64, 4, 4), ProductTile(64, 128, 4, 4))),
         (128, (ProductTile(128, 64, 4, 4), ProductTile(128, 128, 8, 3))),
-        (MANY, (ProductTile(128, 128, 8, 3), ProductTile(128, 128, 4, 3), ProductTile(128, 64, 8, 4))),
+        (256, many),
+        (MANY, many),
     )
     return Tiles(tuple(floats), integers)
 
