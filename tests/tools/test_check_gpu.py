@@ -20,6 +20,7 @@ from tools.gpu_check.program import run
 from tools.gpu_check.steps import Details, NotRun, State, StepFailed, run_steps
 
 STEPS = ["environment", "names", "build", "contract", "evaluation", "parity", "benchmark"]
+INNER_TIMEOUT = "--timeout=120"  # seconds, of a test of the contract: one that hangs then says where, in the report
 QUICK = ("--suite", "eval/suites/docstrings-smoke.yaml", "--batches", "1,2")
 
 
@@ -28,8 +29,8 @@ def check_gpu(release: str, output: Path, *flags: str) -> tuple[int, dict[str, A
     (output.parent / "libmpi.so.40").touch()
     command = [sys.executable, "-m", "tools.check_gpu", "--output", str(output), *QUICK, *flags]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(release, LD_LIBRARY_PATH=str(output.parent)), capture_output=True,
-        text=True, timeout=280,
+        command, cwd=ROOT, capture_output=True, text=True, timeout=280,
+        env=environment(release, LD_LIBRARY_PATH=str(output.parent), PYTEST_ADDOPTS=INNER_TIMEOUT),
     )  # fmt: skip
     assert (output / "check-gpu.json").is_file(), done.stderr
     return done.returncode, json.loads((output / "check-gpu.json").read_text()), (output / "check-gpu.md").read_text()
