@@ -1,11 +1,11 @@
-"""Who owns which KV block. Ints only: what the blocks contain is the runner's business.
+"""Ownership of KV blocks. Blocks are ints here; the runner stores their contents.
 
 A block is used (one or more sequences refer to it) or free. A full block keeps the hash of its content when it becomes
-free, so that a later prompt with the same beginning can revive it; free blocks are taken least recently used first.
+free, so that a later prompt with the same prefix can reuse it. Free blocks are allocated least recently used first.
 
-Blocks are found by a chained SHA-256 of (parent hash, token ids). A short hash plus a comparison of the token ids would
-have to compare the whole chain up to the root, because the same ids after another beginning have another content. With
-a cryptographic hash equality of hashes is equality of contents, also when somebody chooses prompts in order to collide.
+Blocks are found by a chained SHA-256 of (parent hash, token ids). A short hash would need a comparison of token ids for
+the whole chain up to the root, because the same ids after another prefix have another content. With a cryptographic
+hash, equal hashes mean equal contents, even if somebody chooses prompts that should collide.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ ROOT_HASH = b""
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Hash of a full block that follows `parent`. What else changes its content (an adapter, a salt) is in the root."""
+    """Hash of a full block that follows `parent`. The root hash covers what else changes content (adapter, salt)."""
     return hashlib.sha256(len(parent).to_bytes(4, "little") + parent + array("q", token_ids).tobytes()).digest()
 
 
 def root_hash(adapter: str) -> bytes:
-    """What precedes the first block of a sequence that this adapter computes; empty: none does."""
+    """Parent hash of the first block of a sequence computed with this adapter; empty: no adapter."""
     return f"adapter {adapter}".encode() if adapter else ROOT_HASH
 
 
 class BlockListener(Protocol):
-    """Hears what could be found by its hash, and what no longer can. Called in the thread that plans, so briefly."""
+    """Is told which block hashes can be found, and which no longer can. Called by the planning thread: must be fast."""
 
     def stored(self, block_hash: bytes, parent: bytes, token_ids: Sequence[int]) -> None: ...
 
@@ -38,7 +38,7 @@ class BlockListener(Protocol):
 
 
 class BlockPool:
-    """`num_blocks` blocks, each free or referred to by one or more block tables."""
+    """Owns `num_blocks` blocks. Each is free, or one or more block tables refer to it."""
 
     def __init__(self, num_blocks: int, listener: BlockListener | None = None) -> None:
         self.num_blocks = num_blocks
@@ -46,10 +46,10 @@ class BlockPool:
         self.num_reused = 0  # blocks found by hash, since the start
         self.num_missed = 0  # blocks that had to be computed, since the start
         self._ref_counts: dict[int, int] = {}  # used blocks only
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # first: taken next
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # first: allocated next
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
-        self._unheard: set[bytes] = set()  # known hashes that no listener hears of
+        self._unheard: set[bytes] = set()  # known hashes that listeners are not told
         self._evicted: list[tuple[int, bytes]] | None = None
 
     @property
@@ -62,7 +62,7 @@ class BlockPool:
 
     @property
     def has_blank(self) -> bool:
-        """Whether there is a free block that nothing can be found in."""
+        """Whether there is a free block without reusable content."""
         return bool(self._free) and next(iter(self._free)) not in self._hash_of
 
     @property
@@ -70,16 +70,16 @@ class BlockPool:
         return self._listener is not None
 
     def known_hashes(self) -> Set[bytes]:
-        """Of blocks that can be found, and that listeners hear of."""
+        """Hashes that can be found and that listeners have been told."""
         return self._block_of.keys() - self._unheard
 
     def known_blocks(self) -> list[tuple[bytes, int]]:
-        """Hash and block of each that can be found, in the order in which they are given away; used ones last."""
+        """Every known hash and its block, in the order of future allocation; used blocks last."""
         found = ((self._hash_of.get(block), block) for block in (*self._free, *self._ref_counts))
         return [(block_hash, block) for block_hash, block in found if block_hash is not None]
 
     def watch_evicted(self) -> list[tuple[int, bytes]]:
-        """Blocks that are given away from now on, and what they held; whoever reads the list empties it."""
+        """A list that collects evicted blocks and their hashes from now on; the reader clears it."""
         self._evicted = []
         return self._evicted
 
@@ -87,11 +87,11 @@ class BlockPool:
         return block in self._ref_counts
 
     def has(self, block_hash: bytes) -> bool:
-        """Whether a block can be found by it."""
+        """Whether a block with this hash is known."""
         return block_hash in self._block_of
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
-        """The blocks that hold the longest known beginning of `hashes`. They are not owned before `acquire`."""
+        """Blocks of the longest known prefix of `hashes`. The caller does not own them until `acquire`."""
         blocks = []
         for block_hash in hashes:
             block = self._block_of.get(block_hash)
@@ -101,14 +101,14 @@ class BlockPool:
         return blocks
 
     def acquire(self, blocks: Sequence[int], *, counts: bool = True) -> None:
-        """One more owner for each of `blocks`, which `match` found. `counts`: as reused."""
+        """Add an owner to each of `blocks`, which `match` found. `counts`: count them as reused."""
         for block in blocks:
             self._free.pop(block, None)
             self._ref_counts[block] = self._ref_counts.get(block, 0) + 1
         self.num_reused += len(blocks) * counts
 
     def allocate(self, num_blocks: int, *, counts: bool = True) -> list[int]:
-        """Take the least recently used free blocks; their old content is forgotten. `counts`: as missed."""
+        """Take the least recently used free blocks and forget their content. `counts`: count them as missed."""
         assert num_blocks <= self.num_free, "the caller has checked num_free"
         blocks = [self._take_oldest() for _ in range(num_blocks)]
         for block in blocks:
@@ -117,20 +117,20 @@ class BlockPool:
         return blocks
 
     def adopt(self, block_hash: bytes, parent: bytes | None = None, token_ids: Sequence[int] = ()) -> int:
-        """A free block that can be found from now on, and has to get its content before the next step."""
+        """Register `block_hash` for a free block. The caller must fill the block before the next step."""
         block = self._take_oldest()
         self._free[block] = None
         self.register(block, block_hash, parent, token_ids)
         return block
 
     def touch(self, blocks: Sequence[int]) -> None:
-        """Free ones of a table are the last to be given away, its end before its beginning."""
+        """Make the free blocks of a table the last to be allocated; its end is allocated before its beginning."""
         for block in reversed(blocks):
             if block in self._free:
                 self._free.move_to_end(block)
 
     def _take_oldest(self) -> int:
-        """No longer free, and its content is forgotten."""
+        """Take the next free block and forget its content."""
         block, _ = self._free.popitem(last=False)
         if (block_hash := self._hash_of.pop(block, None)) is not None:
             del self._block_of[block_hash]
@@ -145,9 +145,9 @@ class BlockPool:
     def register(
         self, block: int, block_hash: bytes, parent: bytes | None = None, token_ids: Sequence[int] = ()
     ) -> None:
-        """`block` is full and computed: others may share it. Of two with the same content, the first is shared.
+        """Make `block`, which is full and computed, available to others. Of two equal blocks, the first is shared.
 
-        Without a parent no listener hears of it: it holds some layers only, beside a block that holds the others.
+        Without a parent, listeners are not told: the block holds only some layers, and another block holds the rest.
         """
         if block_hash not in self._block_of:
             self._block_of[block_hash] = block
@@ -158,10 +158,10 @@ class BlockPool:
                 self._listener.stored(block_hash, parent, token_ids)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """One owner less for each block of a table.
+        """Remove one owner from each block of a table.
 
-        The table's end becomes free first, so it is also taken first: a beginning without its end is of use, an end
-        without its beginning is not. A block without a hash can never be revived and goes to the front.
+        The table's end becomes free first and is allocated first: a prefix without its end is useful, an end without
+        its prefix is not. A block without a hash can never be reused, so it goes to the front.
         """
         for block in reversed(blocks):
             self._ref_counts[block] -= 1

@@ -1,4 +1,4 @@
-"""What may be drawn at each place of a draft: what might be if the tokens before it had been drawn."""
+"""Constrained decoding of drafts: the allowed tokens at each position, if the drafted tokens before it are accepted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmserve.core import Matcher
 
 
 class DraftedGuide:
-    """A guide's matcher at each place of a draft. A mask makes it from that of the place before, beside the step."""
+    """A guide's matcher at each position of a draft. Each is forked from the previous one while the step runs."""
 
     def __init__(self, matcher: Matcher, end_ids: Sequence[int], drafted: Sequence[int]) -> None:
         self._matchers = [matcher]
@@ -17,11 +17,11 @@ class DraftedGuide:
         self._drafted = drafted
 
     def mask(self, place: int) -> Callable[[], bytes]:
-        """To be called behind those of earlier places."""
+        """Makes the mask for `place`. Must be called in order of places."""
         return partial(self._mask, place)
 
     def matcher(self, place: int) -> Matcher:
-        """One that has seen the tokens before `place`, once its mask was made."""
+        """The matcher that has seen the tokens before `place`. Its mask must have been made."""
         return self._matchers[place]
 
     def _mask(self, place: int) -> bytes:

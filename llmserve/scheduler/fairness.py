@@ -1,19 +1,19 @@
-"""Who comes next, and who gives way, when requests of several tenants compete.
+"""Fair sharing between tenants: whose request starts next, and whose sequences are preempted.
 
-A tenant's **usage** is the larger of its parts of the batch's places and of the blocks, over its weight. Used evenly,
-an engine gives every tenant that has something to do the **fair level**: one over the sum of their weights.
+A tenant's **usage** is its share of the batch or of the blocks, whichever is larger, divided by its weight. The **fair
+level** is 1 / (sum of the weights of active tenants): the usage of every tenant if all get their fair share.
 
-* The tenant with the least usage goes first: its prompts are computed before others', and its next request starts.
-  Among equals the one that had fewer tokens computed for its weight. Who comes back after a pause starts level with
-  the others: what was not used is not saved up.
-* Who is above the fair level gives way, its last sequences first, when a tenant that would not exceed it cannot start:
-  under every policy; and when another's answer outgrows its blocks. Its first sequence stays, unless that alone takes
-  more blocks than are fair; after `MAX_DISPLACED` times it stays even so, and everything ends.
-* Whose part is less than one place, as a batch job's beside live requests, has its prompts computed in pieces: beside
-  the tokens of others a step is no longer than one token for each place.
-* A full queue still takes what a tenant's share of it has room for.
+* The tenant with the lowest usage goes first: its prompts are computed first, and its next request starts. Ties go to
+  the tenant with fewer computed tokens per weight. A tenant that returns after a pause starts level with the others:
+  unused share is not saved up.
+* A tenant above the fair level loses its newest sequences if a tenant below the level cannot start (under every
+  policy), or if another tenant's answer needs more blocks. It keeps its oldest sequence, unless that alone takes more
+  than the fair share of blocks. After `MAX_DISPLACED` preemptions it keeps that too, so that every sequence ends.
+* If a tenant's share is less than one sequence, as for a batch job next to live requests, its prompts are computed in
+  small chunks: in a step with other tenants' sequences, the step is at most `max_num_running` tokens long.
+* A full queue still accepts requests within a tenant's share of it.
 
-With one tenant none of this decides anything.
+With one tenant, none of this has an effect.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_DISPLACED = 2
 
 
 def has_queue_share(tenant: Tenant, num_arriving: int, counts: Mapping[Tenant, int], config: SchedulerConfig) -> bool:
-    """Whether a queue that others have filled owes a tenant room for more. `counts`: sequences of each, everywhere."""
+    """Whether a tenant may still enter a full queue. `counts`: waiting and running sequences of each tenant."""
     weights = sum(other.weight for other in counts.keys() | {tenant})
     room = (config.settings.max_queue_size + config.max_num_running) * tenant.weight / weights
     return weights > tenant.weight and counts.get(tenant, 0) + num_arriving <= room
@@ -49,10 +49,10 @@ class _Account:
 
 class Fairness:
     def __init__(self, config: SchedulerConfig, claim: Callable[[Sequence], int]) -> None:
-        """`claim`: blocks that a sequence has, or has been promised."""
+        """`claim`: returns the number of blocks that a sequence has or has been promised."""
         self._config = config
         self._claim = claim
-        self._accounts: dict[Tenant, _Account] = {}  # of those with sequences
+        self._accounts: dict[Tenant, _Account] = {}  # tenants with sequences
 
     @property
     def is_contested(self) -> bool:
@@ -79,12 +79,12 @@ class Fairness:
         self._accounts[tenant].served += num_tokens / tenant.weight
 
     def ranks(self, running: Iterable[Sequence]) -> Mapping[Tenant, Rank]:
-        """The lower, the earlier. Of every tenant that has sequences."""
+        """Rank of every tenant with sequences; the lowest goes first."""
         usages = self.usages(running)
         return {tenant: (usages[tenant], account.served) for tenant, account in self._accounts.items()}
 
     def usages(self, running: Iterable[Sequence]) -> Mapping[Tenant, float]:
-        """0 for who has nothing running."""
+        """Usage of each tenant; 0 if it has nothing running."""
         places: Counter[Tenant] = Counter()
         blocks: Counter[Tenant] = Counter()
         for sequence in running:
@@ -93,13 +93,13 @@ class Fairness:
         return Counter({tenant: self._usage(tenant, places[tenant], blocks[tenant]) for tenant in places})
 
     def may_displace(self, newcomer: Sequence, running: Collection[Sequence]) -> bool:
-        """Whether its tenant stays within what is fair; a first sequence needs no more than fair blocks."""
+        """Whether its tenant stays within the fair level. Only blocks count for a tenant's first sequence."""
         own = [sequence for sequence in running if sequence.tenant == newcomer.tenant]
         places = len(own) + 1 if own else 0
         return self._usage(newcomer.tenant, places, sum(map(self._claim, (*own, newcomer)))) <= self.fair_level
 
     def displaceable(self, newcomer: Sequence, running: Collection[Sequence], place: Place) -> Iterator[Sequence]:
-        """Who gives way, in this order; all of them leave nobody above the fair level who could be asked for more."""
+        """Sequences to preempt, in order, until no other tenant that can give more is above the fair level."""
         level = self.fair_level
         left: dict[Tenant, list[Sequence]] = {}
         for sequence in sorted(running, key=place):
@@ -119,7 +119,7 @@ class Fairness:
                 del left[tenant]
 
     def shorten(self, outline: Outline, newcomer: Sequence) -> None:
-        """Before the prompt of one whose part is less than a place, in a step with others."""
+        """Shorten the step before a prompt of a tenant whose share is less than one sequence, if others are in it."""
         if newcomer.is_decoding or not self.is_contested:
             return
         least = 1 / (self._config.max_num_running * self.fair_level)
@@ -127,7 +127,7 @@ class Fairness:
             outline.shorten(self._config.max_num_running)
 
     def num_sequences(self) -> Mapping[Tenant, int]:
-        """Waiting or running, of every tenant that has some."""
+        """Waiting and running sequences of every tenant that has any."""
         return {tenant: account.num_sequences for tenant, account in self._accounts.items()}
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:

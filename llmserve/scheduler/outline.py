@@ -1,4 +1,4 @@
-"""A plan in the making."""
+"""A step plan under construction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmserve.scheduler.windows import WindowedBlocks
 
 
 class Outline:
-    """Chunks of a step so far, whose they are, and how many more tokens there is room for."""
+    """The chunks of a step so far, their sequences, and the number of tokens left."""
 
     def __init__(self, max_num_tokens: int, *, needs_whole: bool = False) -> None:
         """`needs_whole`: all tokens of a sequence must be in one step."""
@@ -24,11 +24,11 @@ class Outline:
         return self._max_num_tokens - self.num_left
 
     def has_room(self, sequence: Sequence) -> bool:
-        """For some of its tokens, or for all. An empty step has room for any sequence."""
+        """Whether some of its tokens fit, or all of them if `needs_whole`. Any sequence fits into an empty step."""
         return self.num_left >= (sequence.num_pending if self._needs_whole else 1)
 
     def take(self, sequence: Sequence, num_most: int, states: StatePool, windows: WindowedBlocks) -> int:
-        """How many tokens it took, of `num_most`."""
+        """Add the next chunk of a sequence, at most `num_most` tokens. Returns their number."""
         num_tokens = min(num_most, self.num_left, states.most_tokens(sequence))
         states.prepare(sequence, num_tokens)
         windows.prepare(sequence, num_tokens)
@@ -38,7 +38,7 @@ class Outline:
         return num_tokens
 
     def shorten(self, num_tokens: int) -> None:
-        """To `num_tokens`, or to what it has."""
+        """Limit the step to `num_tokens`, or to what it already has."""
         num_dropped = max(0, self._max_num_tokens - max(num_tokens, self.num_tokens))
         if not self._needs_whole:
             self._max_num_tokens -= num_dropped
@@ -49,6 +49,6 @@ class Outline:
         self.chunks[index] = chunk
 
     def plan(self) -> StepPlan | None:
-        """Chunks with one adapter stand together, for their rows are multiplied together."""
+        """The plan, or None if it is empty. Chunks with the same adapter are adjacent: they are multiplied together."""
         chunks = sorted(self.chunks, key=lambda chunk: chunk.adapter)
         return StepPlan(tuple(chunks)) if chunks else None

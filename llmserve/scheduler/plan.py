@@ -1,4 +1,4 @@
-"""What the scheduler hands to a runner: one step, as data.
+"""The plan of one step, which the scheduler passes to a runner.
 
 A step is a list of chunks; a chunk is a run of consecutive tokens of one sequence. Prefill, chunked prefill and decode
 are the same thing with different lengths.
@@ -13,14 +13,14 @@ from typing import TypeAlias
 from llmserve.core import Logits, SamplingParams, TopTokens
 from llmserve.errors import Unsupported, raise_problems
 
-# [tokens, width]: what a network's head reads of each, or would. `Logits` are such rows of numbers, too.
+# [tokens, width]: inputs of a network's head. The same type as `Logits`, which are rows of floats, too.
 HiddenRows: TypeAlias = Logits
-UNSEEN = -1  # the last token of a chunk: the step before chooses it, and nobody has seen it yet
+UNSEEN = -1  # the last token of a chunk, if the previous step has not returned it yet
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What may be drawn at one place."""
+    """The allowed tokens at one position."""
 
     banned: Sequence[int] = ()
     mask: Callable[[], bytes] | None = None
@@ -28,32 +28,31 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """How to turn the logits after each of a chunk's last `num_samples` tokens into a token. Stateless: everything is
-    in here.
+    """How to sample a token after each of a chunk's last `num_samples` tokens. It contains all that sampling needs.
 
-    The fields describe the last sample. An earlier sample is drawn as if the chunk ended at its token: its `position`
-    counts the tokens up to there, its `history`, which penalties count, ends there, and `earlier` says what may be
-    drawn there. The random draw depends on `(params.seed, stream, position)` only. So n samples of a chunk equal those
-    of n steps of one token each, whatever else is in the batch.
+    The fields describe the last sample. An earlier sample is drawn as if the chunk ended at its token: `position` and
+    `history` end there, and `earlier` has its allowed tokens. The random draw depends on
+    `(params.seed, stream, position)` only. So n samples of a chunk equal those of n steps of one token each, whatever
+    else is in the batch.
     """
 
     params: SamplingParams
     stream: int  # index of the sequence within its request (n answers, n streams)
     position: int  # number of tokens in the sequence before the sampled one
-    history: Sequence[int] = ()  # prompt then output ids, as long as the step runs; empty unless a penalty needs them
+    history: Sequence[int] = ()  # prompt ids, then output ids, valid during the step; empty without penalties
     num_prompt: int = 0  # how many of `history` are prompt
     bias: Sequence[tuple[int, float]] = ()  # (token id, added to its logit)
-    banned: Sequence[int] = ()  # token ids that may not be drawn now
-    # makes a bit for each token id that may be drawn: `Matcher.mask`. Those of a chunk are called in order
+    banned: Sequence[int] = ()  # token ids that are not allowed
+    # Returns a bit per token id, 1: allowed (`Matcher.mask`). The masks of a chunk are called in order.
     mask: Callable[[], bytes] | None = None
     log_prob: bool = False
-    num_top: int = 0  # most likely tokens to tell beside the sampled one
+    num_top: int = 0  # number of most likely tokens to return with the sampled one
     logits: bool = False  # also return the logits
-    num_samples: int = 1  # tokens, counted from the chunk's end, after each of which one is drawn
-    earlier: Sequence[Constraint] = ()  # of the samples before the last, in order; empty: anything may be drawn there
+    num_samples: int = 1  # one after each of the chunk's last tokens
+    earlier: Sequence[Constraint] = ()  # for the samples before the last, in order; empty: no constraints
 
     def before(self, num_tokens: int) -> SampleRequest:
-        """The one sample whose token stands so many tokens earlier in the chunk."""
+        """The sample that is drawn `num_tokens` tokens before the last one."""
         history = self.history[: len(self.history) - num_tokens]
         num_prompt, position = min(self.num_prompt, len(history)), self.position - num_tokens
         last = Constraint(self.banned, self.mask)
@@ -76,25 +75,25 @@ class Chunk:
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int]
-    sample: SampleRequest | None = None  # None: the prompt goes on in a later step
+    sample: SampleRequest | None = None  # None: the prompt continues in a later step
     return_logits: bool = False  # also return logits of every token of this chunk
-    targets: Sequence[int] = ()  # what follows each of the first tokens of this chunk; their log-probs are wanted
-    num_top: int = 0  # most likely tokens to tell at each target
-    # Slots of its sequence's state before `start` and after the last token, where the network has states. The first one
-    # is not read at the start of a sequence.
+    targets: Sequence[int] = ()  # the tokens after the chunk's first tokens, whose log-probs to return
+    num_top: int = 0  # number of most likely tokens to return for each target
+    # If the network has states: slots of the state before `start` and after the last token. The first one is not read
+    # at the start of a sequence.
     states: tuple[int, int] = (0, 0)
-    # A slot for the state after so many of its tokens, not all; 0: none is wanted. Perhaps the slot that it reads.
+    # Slot for the state after the first n tokens, and n; n = 0: none. May be the slot that the chunk reads.
     kept_state: tuple[int, int] = (0, 0)
-    pooled: bool = False  # what the network makes of the whole sequence, which ends here, comes back as logits
-    second_segment: int = 0  # position from which on tokens belong to a second text; 0: there is one
-    adapter: int = 0  # slot of the adapter that computes it with the network; 0: none
-    num_again: int = 0  # of its first tokens: computed before, as drafts that were drawn
-    # Likewise of layers with a window, where these have tables of their own: as long as the chunk's end needs. Entries
-    # before the window of its first token mean nothing.
+    pooled: bool = False  # return the pooled output of the whole sequence, which ends here, as logits
+    second_segment: int = 0  # position of the first token of a second text; 0: there is one text
+    adapter: int = 0  # slot of the adapter; 0: none
+    num_again: int = 0  # number of first tokens computed again: accepted drafts whose state was lost
+    # Block tables of layers with a window, if they have their own; they cover the chunk's end. Entries before the
+    # window of its first token are not read.
     windowed: Sequence[Sequence[int]] = ()
 
     def __post_init__(self) -> None:
-        """Raises `Unsupported` for samples that no runner can draw: checked here only."""
+        """Raises `Unsupported` for samples that no runner can draw. This is the only check."""
         sample = self.sample
         if sample is not None and sample.num_samples != 1:
             place = f"sequence {self.sequence_id}, chunk from position {self.start} on"
@@ -110,17 +109,17 @@ class Chunk:
 
     @property
     def is_context(self) -> bool:
-        """Whether it computes tokens of a prompt, or of what was preempted."""
+        """Whether it computes prompt tokens, or tokens of a preempted sequence."""
         return self.start == 0 or len(self.token_ids) > self.num_again + self.num_samples
 
     @property
     def drafted(self) -> Sequence[int]:
-        """The tokens at its end that nobody has drawn yet: each is one if the sample before it says so."""
+        """The draft at its end. A drafted token is accepted if the sample before it equals it."""
         return self.token_ids[len(self.token_ids) - self.num_samples + 1 :] if self.num_samples > 1 else ()
 
     @property
     def samples(self) -> Sequence[SampleRequest]:
-        """One for each token that is drawn, in order."""
+        """Its samples, in order."""
         if self.sample is None:
             return ()
         if self.sample.num_samples == 1:
@@ -129,7 +128,7 @@ class Chunk:
 
     @property
     def num_logits(self) -> int:
-        """Tokens whose logits come back, counted from the end."""
+        """Number of tokens, counted from the end, whose logits are returned."""
         if self.return_logits:
             return len(self.token_ids)
         if self.pooled:
@@ -148,7 +147,7 @@ class Chunk:
 
 
 def _sample_problems(sample: SampleRequest, num_tokens: int) -> Iterator[str]:
-    """Of several samples, or none, for a chunk of so many tokens."""
+    """Problems of a sample request, for a chunk of `num_tokens` tokens."""
     if not 1 <= sample.num_samples <= num_tokens:
         yield f"num_samples must be from 1 to {num_tokens}, the number of its tokens, got {sample.num_samples}"
     if sample.earlier and len(sample.earlier) != sample.num_samples - 1:
@@ -159,15 +158,15 @@ def _sample_problems(sample: SampleRequest, num_tokens: int) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class ChunkScores:
-    """What a chunk asked for beyond samples and their log-probs. Logits are of all its tokens, or of the samples."""
+    """Results of a chunk other than samples and their log-probs. Logits are for all its tokens, or for the samples."""
 
-    log_probs: Sequence[float] = ()  # of the targets
-    top: Sequence[TopTokens] = ()  # likewise
-    sampled_top: Sequence[TopTokens] = ()  # of the samples
+    log_probs: Sequence[float] = ()  # for each target
+    top: Sequence[TopTokens] = ()  # for each target
+    sampled_top: Sequence[TopTokens] = ()  # for each sample
     logits: Logits | None = None
 
     def of_sample(self, index: int) -> ChunkScores:
-        """Of one of several samples."""
+        """The scores of one of several samples."""
         logits = None if self.logits is None else self.logits[index : index + 1]
         return ChunkScores(sampled_top=self.sampled_top[index : index + 1], logits=logits)
 
@@ -178,7 +177,7 @@ NO_SCORES = ChunkScores()
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     chunks: tuple[Chunk, ...]
-    hidden: HiddenRows | None = None  # of another network, for all tokens in order, where this one reads them
+    hidden: HiddenRows | None = None  # hidden rows of another network, for all tokens in order, if this one reads them
 
     @property
     def num_tokens(self) -> int:

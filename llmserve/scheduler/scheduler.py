@@ -7,16 +7,16 @@ One loop per step, on one thread:
     result = runner.step(plan)
     updates += scheduler.commit(plan, result.tokens, result.log_probs, result.scores)
 
-A runner that can begin a step before the last one's tokens are known gets the next plan from `foresee`, not `schedule`.
+For a runner that can begin a step before the previous step's tokens are known, `foresee` plans the next step.
 
 Order. A sequence's place is its arrival number, moved forward by `priority_step` places per priority level. The waiting
-queue is sorted by place, and nobody starts before the first that can: a large prompt is not overtaken by small ones.
+queue is sorted by place and started in this order, so small prompts do not overtake a large one.
 
-Why nobody starves. The running sequence with the best place is never preempted, and its length is limited, so it ends;
-so every running sequence ends or is preempted, and the head of the queue starts. A later arrival gets in front of a
-waiting sequence only by priority, so at most `priority_step` of them per level of difference do.
+No starvation. The running sequence with the best place is never preempted, and its length is limited, so it ends. So
+every running sequence ends or is preempted, and the head of the queue starts. A later arrival overtakes a waiting
+sequence only by priority: at most `priority_step` arrivals per level of difference.
 
-All of this is within a tenant. Between tenants `fairness.py` decides.
+This is the order within a tenant. `fairness.py` decides between tenants.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from llmserve.scheduler.speculation import Speculator
 from llmserve.scheduler.states import StatePool
 from llmserve.scheduler.windows import WindowedBlocks
 
-Update = tuple[int, TokenEvent]  # sequence id, what it has to tell
-Order: TypeAlias = Callable[[Sequence], tuple[Rank, tuple[int, int]]]  # the last one gives way
+Update = tuple[int, TokenEvent]  # sequence id, event
+Order: TypeAlias = Callable[[Sequence], tuple[Rank, tuple[int, int]]]  # the last one is preempted first
 UNRANKED: Rank = (0.0, 0.0)
 
 
@@ -64,15 +64,15 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # sorted by place
         self.running: dict[int, Sequence] = {}
         self.num_preemptions = 0  # since the start
-        self.num_generated = 0  # tokens, without the drafted ones
+        self.num_generated = 0  # tokens of steps without drafts
         self.speculator = Speculator(config, self.pool, self.states, self.windows)
         self._clock = clock
         self._wall_clock_ns = wall_clock_ns
         self._sequences: dict[int, Sequence] = {}  # waiting and running
-        self._deadlines: list[tuple[float, int]] = []  # heap; may name sequences that have ended
+        self._deadlines: list[tuple[float, int]] = []  # heap; may contain sequences that have ended
         self._reservations = Reservations(config, self.pool, self.windows, self.running.values())
         self._fairness = Fairness(config, self._reservations.num_guaranteed)
-        self._advanced: StepPlan | None = None  # by `foresee`, and not committed yet
+        self._advanced: StepPlan | None = None  # the plan given to `foresee`, until it is committed
 
     @property
     def has_work(self) -> bool:
@@ -80,19 +80,19 @@ class Scheduler:
 
     @property
     def num_sequences(self) -> Mapping[Tenant, int]:
-        """Waiting or running, of every tenant that has some."""
+        """Waiting and running sequences of every tenant that has any."""
         return self._fairness.num_sequences()
 
     @property
     def num_paused(self) -> int:
-        """Preempted sequences that wait to be computed again."""
+        """Number of preempted sequences in the queue."""
         return sum(1 for sequence in self.waiting if sequence.first_scheduled_ns)
 
     def runs(self, sequence_id: int) -> bool:
         return sequence_id in self.running
 
     def add(self, sequence: Sequence) -> None:
-        """Put a valid sequence into the queue. Ids must grow with arrival."""
+        """Add a valid sequence to the queue. Ids must increase with arrival."""
         self._sequences[sequence.id] = sequence
         self.speculator.arrive(sequence)
         self._fairness.arrive(sequence.tenant)
@@ -103,12 +103,12 @@ class Scheduler:
                 self._deadlines = sorted(entry for entry in self._deadlines if entry[1] in self._sequences)
 
     def cancel(self, sequence_id: int) -> None:
-        """Forget a sequence and free its blocks; nothing happens when it has ended already."""
+        """Remove a sequence and free its blocks. Does nothing if it has ended."""
         if (sequence := self._sequences.get(sequence_id)) is not None:
             self._remove(sequence)
 
     def shareable_hashes(self, sequence: Sequence) -> list[bytes]:
-        """Of blocks that it need not compute where they are found."""
+        """Hashes of the blocks that a sequence may reuse."""
         return sequence.block_hashes(self._num_shareable(sequence.max_num_found), self.config.block_size)
 
     def expire(self) -> list[Update]:
@@ -125,10 +125,10 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan one step.
 
-        There is no prefill phase and no decode phase. Every sequence has tokens known and tokens computed, and a step
-        lets the second catch up with the first, within `max_num_tokens`. Sequences that decode go first: they miss one
-        token, and those whose state a wrong draft has lost. Then running ones that miss more, then new ones. As no more
-        than `max_num_tokens` sequences run, every decoding one goes on in every step, whatever prompts arrive.
+        There is no prefill phase and no decode phase. A step computes pending tokens of sequences, `max_num_tokens` at
+        most. Decoding sequences go first: they have one pending token, and those whose state a wrong draft has lost.
+        Then other running sequences, then new ones. At most `max_num_tokens` sequences run, so every decoding one gets
+        its token in every step, whatever prompts arrive.
         """
         outline = Outline(self.config.max_num_tokens, needs_whole=self.config.needs_whole)
         is_contested = self._fairness.is_contested
@@ -137,7 +137,7 @@ class Scheduler:
         order = self._order()
         for sequence in sorted(self.running.values(), key=lambda s: (not s.is_decoding, order(s))):
             self._fairness.shorten(outline, sequence)
-            # an earlier one may have preempted this one
+            # a sequence before it may have preempted it
             is_wanted = outline.has_room(sequence) and sequence.id in self.running and not sequence.is_complete
             if is_wanted and self._grow(sequence, order):
                 self._take(outline, sequence)
@@ -147,10 +147,10 @@ class Scheduler:
         return outline.plan()
 
     def foresee(self, plan: StepPlan) -> StepPlan | None:
-        """The step after `plan`, which has begun and was planned last: tokens that `plan` chooses are UNSEEN there.
+        """Plan the step after `plan`, which is the last plan and is running. Tokens that it samples are UNSEEN.
 
-        None: nothing is left to plan, what comes depends on these tokens, or somebody would have to give way. In any
-        case `plan` is to be committed next. Who ends with it computes a token more, which nobody hears of.
+        None: there is nothing to plan, the next step depends on these tokens, or a sequence would be preempted. In any
+        case, commit `plan` next. A sequence that ends with it computes one more token, which is dropped.
         """
         if not self._is_foreseeable(plan):
             return None
@@ -169,14 +169,14 @@ class Scheduler:
         log_probs: Seq[float],
         scores: Mapping[int, ChunkScores] = MappingProxyType({}),
     ) -> list[Update]:
-        """Record what the step computed and sampled: one entry per sample, and `scores` of the chunks that asked."""
+        """Record the results of a step: a token and log-prob per sample, and `scores` by chunk, if requested."""
         now_ns = self._wall_clock_ns()
         updates: list[Update] = []
         end = 0
         for index, chunk in enumerate(plan.chunks):
             begin, end = end, end + chunk.num_samples
             sequence = self.running.get(chunk.sequence_id)
-            if sequence is None:  # cancelled while the step ran, or it had ended before
+            if sequence is None:  # cancelled during the step, or ended before
                 continue
             found = scores.get(index, NO_SCORES)
             if end - begin > 1:
@@ -199,7 +199,7 @@ class Scheduler:
         return updates
 
     def check_integrity(self) -> None:
-        """Assert every invariant; cheap enough to run whenever the scheduler is idle."""
+        """Assert every invariant. Fast enough to run whenever the scheduler is idle."""
         self.states.check_integrity(self.running.values())
         self.speculator.check_integrity(self.running)
         self.windows.check_integrity(self.running.values())
@@ -215,11 +215,11 @@ class Scheduler:
             assert sequence.num_computed_tokens <= len(sequence.block_table) * self.config.block_size
 
     def _place(self, sequence: Sequence) -> tuple[int, int]:
-        """Place in the queue, lower is better; also who is preempted: the last one."""
+        """Place in the queue; the lowest starts first, and the highest is preempted first."""
         return sequence.id - sequence.request.priority * self.config.settings.priority_step, sequence.id
 
     def _is_foreseeable(self, plan: StepPlan) -> bool:
-        """Whether tokens that `plan` chooses decide nothing of the next step, and there are blocks for all."""
+        """Whether the next step does not depend on the tokens that `plan` samples, and has enough blocks."""
         if self._fairness.is_contested and self.waiting:
             return False
         if any(chunk.drafted for chunk in plan.chunks):
@@ -232,7 +232,7 @@ class Scheduler:
         return num_missing <= self.pool.num_free - self.windows.num_promised
 
     def _advance(self, sequence: Sequence, start: int, end: int) -> None:
-        """A step has computed the tokens from `start` to `end`. Blocks that they fill can be shared."""
+        """Record that tokens `start` to `end` are computed, and make the blocks that they fill available to others."""
         sequence.num_computed_tokens, sequence.num_again = end, max(0, sequence.num_again - (end - start))
         size, first = self.config.block_size, start // self.config.block_size
         if first < end // size and self.config.settings.reuses_blocks:
@@ -260,9 +260,9 @@ class Scheduler:
             self.waiting = [sequence for sequence in self.waiting if sequence not in started]
 
     def _admit_fairly(self) -> None:
-        """Start what waits, the tenant with the lowest rank first; others give way where they have more than is fair.
+        """Start waiting sequences, of the tenant with the lowest rank first, and preempt others above the fair level.
 
-        As much as a step can compute beside the sequences that decode; how much of it does, its order decides.
+        As many tokens as a step can compute next to the decoding sequences. The step's order decides which it computes.
         """
         num_left = self.config.max_num_tokens - sum(s.num_pending for s in self.running.values() if s.is_decoding)
         queues: dict[Tenant, list[Sequence]] = {}
@@ -282,12 +282,12 @@ class Scheduler:
             num_left -= sequence.num_pending
 
     def _can_start(self, sequence: Sequence) -> bool:
-        """Starts it, if there is a place in the batch and blocks for it."""
+        """Start the sequence if the batch has a place and the pool has blocks. Returns whether it started."""
         return len(self.running) < self.config.max_num_running and self._start(sequence)
 
     def _displace_for(self, newcomer: Sequence) -> bool:
-        """Preempt sequences of tenants that have more than is fair until `newcomer` has started; nobody when it could
-        not start even so, or would have more itself."""
+        """Preempt sequences of tenants above the fair level until `newcomer` starts. Preempt none if it could not start
+        even so, or if its own tenant would exceed the level."""
         running = self.running.values()
         if not self._fairness.may_displace(newcomer, running):
             return False
@@ -307,14 +307,14 @@ class Scheduler:
         self._fairness.serve(sequence.tenant, outline.take(sequence, most, self.states, self.windows))
 
     def _order(self) -> Order:
-        """For one step. Without competition it is that of places."""
+        """The order of sequences in a step; by place if there is only one tenant."""
         if not self._fairness.is_contested:
             return lambda sequence: (UNRANKED, self._place(sequence))
         ranks = self._fairness.ranks(self.running.values())
         return lambda sequence: (ranks[sequence.tenant], self._place(sequence))
 
     def _waits_for_leader(self, sequence: Sequence) -> bool:
-        """Whether the request's first sequence is still computing prompt blocks that this one can share."""
+        """Whether the request's first sequence is still computing prompt blocks that this one can reuse."""
         leader = sequence.leader
         return (
             leader is not None
@@ -324,11 +324,11 @@ class Scheduler:
         )
 
     def _num_shareable(self, num_tokens: int) -> int:
-        """Blocks that may come from the cache, when what comes after `num_tokens` has to be computed."""
+        """Number of blocks of the first `num_tokens` tokens that may come from the cache."""
         return num_tokens // self.config.block_size if self.config.settings.reuses_blocks else 0
 
     def _start(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence the blocks of all its known tokens, or return False when the policy says wait."""
+        """Give a waiting sequence the blocks of all its known tokens. False if it must wait, by the policy."""
         config = self.config
         hashes = self.shareable_hashes(sequence)
         shared, state = self.states.match(sequence, hashes, self.windows)
@@ -348,9 +348,9 @@ class Scheduler:
         return True
 
     def _grow(self, sequence: Sequence, order: Order) -> bool:
-        """Make room for the known tokens. False when it is `sequence` itself that gives way.
+        """Allocate blocks for the known tokens. False if `sequence` itself was preempted.
 
-        Only decoding sequences ever miss a block, and they are planned in this order: who gives way is not planned.
+        Only decoding sequences can need a block. They are planned in this order: a preempted one is not planned yet.
         """
         num_missing = self.config.num_blocks_for(sequence.num_tokens) - len(sequence.block_table)
         while num_missing and num_missing > self.pool.num_free - self.windows.num_promised:
@@ -363,7 +363,7 @@ class Scheduler:
         return True
 
     def _gives_way(self, sequence: Sequence, order: Order) -> Sequence:
-        """Who comes later and has more than is fair; otherwise the last of the own tenant."""
+        """The sequence to preempt: a later one of a tenant above the fair level, or else its own tenant's last one."""
         running = self.running.values()
         if self._fairness.is_contested:
             for other in self._fairness.displaceable(sequence, running, self._place):
@@ -373,7 +373,7 @@ class Scheduler:
         return max((other for other in running if other.tenant == sequence.tenant), key=self._place)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the queue, at its old place. What it has computed is computed again, or found in the cache."""
+        """Return a sequence to the queue, at its old place. Its tokens are computed again, or found in the cache."""
         self.num_preemptions += 1
         sequence.num_preemptions += 1
         self._release(sequence)

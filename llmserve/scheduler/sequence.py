@@ -1,4 +1,4 @@
-"""One answer in the making: the tokens known, how many of them are computed, and the blocks that hold them."""
+"""One answer while it is generated: its known tokens, how many of them are computed, and their blocks."""
 
 from __future__ import annotations
 
@@ -29,51 +29,51 @@ from llmserve.scheduler.words import BadWords, StopWords
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`id` grows with arrival. Only the scheduler changes a sequence once it has been added."""
+    """`id` increases with arrival. After a sequence has been added, only the scheduler changes it."""
 
     id: int
     request: GenerateRequest
-    max_tokens: int  # the request's, or less where `max_seq_len` leaves less
+    max_tokens: int  # the request's, limited by `max_seq_len`
     stop_words: StopWords  # the end token is one of them
     bad_words: BadWords
     index: int = 0
-    leader: Sequence | None = None  # the first sequence of the request, which computes the prompt for all
-    matcher: Matcher | None = None  # of the request's guide; it has seen the output
+    leader: Sequence | None = None  # the request's first sequence, which computes the prompt for all of them
+    matcher: Matcher | None = None  # of the request's guide, advanced by the output
     cache_root: bytes = ROOT_HASH
-    adapter: int = 0  # the slot that the runner has it in
-    arrival_ns: int = 0  # when the request was made, before any queue
+    adapter: int = 0  # the adapter's slot in the runner
+    arrival_ns: int = 0  # when the request arrived, before any queue
 
-    token_ids: array[int] = field(init=False)  # prompt, then output; an array is copied as memory
+    token_ids: array[int] = field(init=False)  # prompt, then output; an array because it is fast to copy
     num_computed_tokens: int = 0
     block_table: array[int] = field(default_factory=lambda: array("i"))
-    windowed: tuple[array[int], ...] = ()  # tables of layers with a window, where these have some
-    num_given_back: int = 0  # blocks, from the beginning of each of these, that are not its own any more
-    num_in_known_blocks: int = 0  # tokens in blocks that were known when it started, whether a state was or not
-    kept_state: tuple[int, int] = (0, 0)  # of its next chunk, as `Chunk.kept_state`
-    states: tuple[int, int] = (0, 0)  # slots that its next chunk reads and writes, where the network has states
+    windowed: tuple[array[int], ...] = ()  # block tables of layers with a window, if they have their own
+    num_given_back: int = 0  # released blocks at the beginning of each of these tables
+    num_in_known_blocks: int = 0  # tokens in blocks that were known when it started, with or without a known state
+    kept_state: tuple[int, int] = (0, 0)  # `Chunk.kept_state` of its next chunk
+    states: tuple[int, int] = (0, 0)  # slots that its next chunk reads and writes, if the network has states
     drafted_state: int | None = None  # the slot that a chunk with drafts writes instead of the second
-    num_again: int = 0  # drafted tokens that were drawn, but whose state was lost: they are computed again
+    num_again: int = 0  # accepted drafts whose state was lost; they are computed again
     finish_reason: FinishReason | None = None
     first_scheduled_ns: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
-    num_cached_tokens: int = 0  # when it first started
-    num_preemptions: int = 0  # how often it gave way
-    num_displaced: int = 0  # of these, to another tenant's
+    num_cached_tokens: int = 0  # reused tokens when it first started
+    num_preemptions: int = 0
+    num_displaced: int = 0  # preemptions for another tenant
     num_emitted: int = 0
     cum_log_prob: float = 0.0
-    log_probs: list[float] = field(default_factory=list)  # of the output, where asked for; likewise the next two
+    log_probs: list[float] = field(default_factory=list)  # of the output, if requested; the next two, too
     top: list[TopTokens] = field(default_factory=list)
     logits: list[Logits] = field(default_factory=list)
-    num_prompt_scored: int = 0  # tokens of the prompt whose logits have said what was asked for
+    num_prompt_scored: int = 0  # prompt tokens whose scores are complete
     prompt_log_probs: list[float] = field(default_factory=list)
     prompt_top: list[TopTokens] = field(default_factory=list)
     prompt_logits: list[Logits] = field(default_factory=list)  # in pieces [tokens, vocabulary]
     num_drafted: int = 0
     num_accepted: int = 0
-    drafters: tuple[Drafter, ...] = ()  # the first that has an idea drafts
-    drafted_by: Drafter | None = None  # the draft of the step that runs
-    drafted_guide: DraftedGuide | None = None  # likewise
+    drafters: tuple[Drafter, ...] = ()  # in order of preference
+    drafted_by: Drafter | None = None  # drafter of the current step's draft
+    drafted_guide: DraftedGuide | None = None  # constraints of the current step's draft
     _expects: bool = False  # the last token is UNSEEN
     _block_hashes: list[bytes] = field(default_factory=list)
 
@@ -98,47 +98,47 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Tokens known but not computed. The scheduler exists to make this zero; sampling makes it one again."""
+        """Number of known tokens that are not computed. Each step makes it zero, and sampling makes it one again."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
     def is_decoding(self) -> bool:
-        """Whether all that is to be computed has been drawn since its last step."""
+        """Whether only the newest token is pending, and accepted drafts that must be computed again."""
         return self.num_pending == 1 + self.num_again
 
     @property
     def is_complete(self) -> bool:
-        """Whether it ends with the token that it expects, whichever that is."""
+        """Whether it has all its tokens, even if the last one has not been seen yet."""
         return self.num_output >= self.max_tokens
 
     @property
     def is_foreseeable(self) -> bool:
-        """Whether it can go on before its last token has been seen."""
+        """Whether its next step can be planned before its last token has been seen."""
         words = self.request.bad_ids
         return not (words or self.request.sampling.has_penalties or self.matcher is not None or self.scores_prompt)
 
     @property
     def num_draftable(self) -> int:
-        """Tokens that may be drafted now."""
+        """Number of tokens that may be drafted now."""
         return 0 if self._expects or self.scores_prompt else self.max_num_cached - self.num_tokens
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether logits of the prompt are still to be looked at; those of a request's first sequence are, for all."""
+        """Whether scores of the prompt are missing. A request's first sequence computes them for all."""
         return self.request.scores_prompt and self.index == 0 and self.num_prompt_scored < self.num_prompt
 
     @property
     def max_num_found(self) -> int:
-        """Tokens that may be found in the cache when it starts. What is computed gives the logits that are wanted."""
+        """Number of tokens that may come from the cache. The others are computed, because their logits are needed."""
         return self.num_prompt_scored if self.scores_prompt else self.num_tokens - 1
 
     @property
     def max_num_cached(self) -> int:
-        """Tokens that the cache may ever have to hold; nothing is computed after the last one sampled."""
+        """The most tokens that it can have in the cache. The last sampled token is never computed."""
         return self.num_prompt + self.max_tokens - 1
 
     def block_hashes(self, num_blocks: int, block_size: int) -> list[bytes]:
-        """Hashes of the first `num_blocks` blocks, all of whose tokens are known."""
+        """Hashes of the first `num_blocks` blocks, whose tokens must all be known."""
         hashes = self._block_hashes
         while len(hashes) < num_blocks:
             start = len(hashes) * block_size
@@ -147,7 +147,7 @@ class Sequence:
         return hashes[:num_blocks]
 
     def drafted_chunk(self, drafted: Seq[int]) -> Chunk:
-        """The pending tokens and what may follow them."""
+        """A chunk of the pending tokens and a draft."""
         start, ahead = self.num_computed_tokens, array("i", drafted)
         if self.matcher is not None:
             self.drafted_guide = DraftedGuide(self.matcher, self.stop_words.single_ids, drafted)
@@ -163,7 +163,7 @@ class Sequence:
             earlier=earlier,
         )
         states, kept_state = self.states, (0, 0)
-        if self.drafted_state is not None:  # the sequence goes back to the state before the drafts, if one is wrong
+        if self.drafted_state is not None:  # if a draft is wrong, the sequence returns to the state before the drafts
             states, kept_state = (self.states[0], self.drafted_state), (self.states[1], self.num_pending)
         return Chunk(
             sequence_id=self.id,
@@ -182,7 +182,7 @@ class Sequence:
         return tuple(table[:] for table in self.windowed) if self.windowed else ()
 
     def _constraints(self, ahead: array[int]) -> Seq[Constraint]:
-        """At each place of a draft, and behind it. Without any, of the last one only."""
+        """Constraints at each position of a draft and after it; only the last one if there are no constraints."""
         guide, count = self.drafted_guide, len(ahead)
         if guide is None and not self.request.bad_ids and self.num_output >= self.request.sampling.min_tokens:
             return (Constraint(),)
@@ -193,7 +193,7 @@ class Sequence:
         return list(map(Constraint, banned, masks))
 
     def chunk(self, num_tokens: int) -> Chunk:
-        """The next `num_tokens` pending tokens; the last pending one is sampled from."""
+        """The next `num_tokens` pending tokens, with a sample if these are all of them."""
         start = self.num_computed_tokens
         if self.scores_prompt:
             return self._scored_chunk(start, start + num_tokens)
@@ -258,14 +258,14 @@ class Sequence:
         )
 
     def _banned_ids(self, token_ids: array[int], num_ahead: int = 0) -> tuple[int, ...]:
-        """After these tokens, of which so many are drafted."""
+        """Banned tokens after `token_ids`, the last `num_ahead` of which are drafted."""
         banned = self.bad_words.banned_after(token_ids)
         if self.num_output + num_ahead < self.request.sampling.min_tokens:
             banned.update(self.stop_words.single_ids)
         return tuple(sorted(banned)) if banned else ()
 
     def score_prompt(self, chunk: Chunk, scores: ChunkScores) -> None:
-        """Take what a chunk says about the prompt. Its first tokens, or all, may be known from before a preemption."""
+        """Add a chunk's scores of the prompt. After a preemption, scores of some tokens are already known."""
         end = min(chunk.start + len(chunk.token_ids), self.num_prompt)
         if not self.scores_prompt or end <= self.num_prompt_scored:
             return
@@ -277,12 +277,12 @@ class Sequence:
         self.num_prompt_scored = end
 
     def expect(self) -> None:
-        """Its next token is being chosen, and has its place before it is seen."""
+        """Add a placeholder for the next token, which the running step samples."""
         self.token_ids.append(UNSEEN)
         self._expects = True
 
     def append(self, token: int, log_prob: float, now_ns: int, scores: ChunkScores = NO_SCORES) -> TokenEvent | None:
-        """Take a sampled token. Returns what may be told now; None while everything may be part of a stop word."""
+        """Add a sampled token. Returns the event to send, or None while all new tokens may be part of a stop word."""
         if self._expects:
             self.token_ids[-1] = token
             self._expects = False
@@ -310,13 +310,13 @@ class Sequence:
         return self._event(num_ready) if num_ready > self.num_emitted else None
 
     def pool(self, scores: ChunkScores, now_ns: int) -> TokenEvent:
-        """Take what was made of the whole prompt."""
+        """Finish with the pooled output of the whole prompt."""
         assert scores.logits is not None
         self.first_token_ns = self.last_token_ns = now_ns
         return replace(self._finish(FinishReason.LENGTH), logits=(scores.logits[0],))
 
     def _guided_end(self, matcher: Matcher, token: int) -> TokenEvent | None:
-        """The last event, when `token` was drawn where nothing was allowed but an end, whatever `min_tokens` says."""
+        """The last event if the guide allowed only the end, regardless of `min_tokens`; otherwise advance the guide."""
         if matcher.state is GuideState.OPEN and token != self.request.end_id:
             matcher.advance(token)
             return None
@@ -326,7 +326,7 @@ class Sequence:
         return self._finish(FinishReason.TIMED_OUT)
 
     def _stop_tail(self) -> tuple[int, ...]:
-        """As much of the output's end as a stop word can cover. None may reach into the first `min_tokens`."""
+        """The end of the output that can contain a stop word. Stop words do not count in the first `min_tokens`."""
         first = self.num_prompt + self.request.sampling.min_tokens
         return tuple(self.token_ids[max(first, self.num_tokens - self.stop_words.max_length) :])
 
@@ -335,7 +335,7 @@ class Sequence:
         return self._event(self.num_output - num_dropped)
 
     def _event(self, num_ready: int) -> TokenEvent:
-        """Everything up to output token `num_ready` that has not been told yet."""
+        """An event with the output up to token `num_ready` that has not been sent yet."""
         first = self.num_emitted
         tells_usage = first == 0 or self.finish_reason is not None
         self.num_emitted = num_ready
@@ -376,8 +376,8 @@ class Sequence:
 def sequences_for(
     request: GenerateRequest, ids: Iterator[int], *, max_seq_len: int, arrival_ns: int, adapter: int = 0
 ) -> list[Sequence]:
-    """The `num_sequences` answers to a valid request made at `arrival_ns`, with ids taken from `ids`; its adapter is in
-    the runner's slot `adapter`."""
+    """The sequences of a valid request: one for each of its `num_sequences` answers. `adapter`: the adapter's slot in
+    the runner."""
     stop_words = StopWords(request.stop_ids + (() if request.end_id is None else ((request.end_id,),)))
     bad_words = BadWords(request.bad_ids)
     max_tokens = request.max_new_tokens(max_seq_len)

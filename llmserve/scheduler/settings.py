@@ -1,4 +1,4 @@
-"""How the scheduler behaves (`SchedulerSettings`, the operator's choice) and what it plans with (`SchedulerConfig`)."""
+"""Settings of the scheduler: `SchedulerSettings` are the operator's, `SchedulerConfig` adds the runner's limits."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from llmserve.scheduler.drafts.drafter import Speculation
 
 
 class Policy(Enum):
-    """When a waiting sequence may start. Names are TensorRT-LLM's (`batch_scheduler_policy`)."""
+    """When a waiting sequence may start. The names are TensorRT-LLM's (`batch_scheduler_policy`)."""
 
-    GUARANTEED_NO_EVICT = "guaranteed_no_evict"  # when every block it may ever need can be reserved: never preempted
-    MAX_UTILIZATION = "max_utilization"  # when what it knows fits now: may be preempted, and is then computed again
+    GUARANTEED_NO_EVICT = "guaranteed_no_evict"  # if all blocks that it may need can be reserved: never preempted
+    MAX_UTILIZATION = "max_utilization"  # if its known tokens fit now: may be preempted and computed again
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """The operator's choices.
 
-    `priority_step` turns priorities into places in the queue: a sequence with a priority higher by one goes before the
-    last `priority_step` arrivals, and before no older one. So whoever waits is overtaken a bounded number of times.
+    `priority_step` converts priorities to places in the queue: a sequence with a priority higher by one goes before the
+    last `priority_step` arrivals, but not before older ones. So the number of times that a request is overtaken is
+    bounded.
     """
 
     policy: Policy = Policy.GUARANTEED_NO_EVICT
-    enable_block_reuse: bool | None = None  # None: the engine's choice, which is yes wherever it is known to be right
-    max_queue_size: int = 1000  # sequences waiting beyond those that the batch has room for; 0: no limit
+    enable_block_reuse: bool | None = None  # None: the engine decides; it reuses blocks wherever that is correct
+    max_queue_size: int = 1000  # waiting sequences beyond those that fit into the batch; 0: no limit
     priority_step: int = 1000
     speculation: Speculation = Speculation.ALL
     block_listener: BlockListener | None = field(default=None, compare=False, repr=False)
@@ -46,18 +47,18 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True)
 class WindowedLayers:
-    """Layers that read the last `window` positions only, where their blocks have `num_tables` tables of their own."""
+    """Layers that read only the last `window` positions. Their blocks are in `num_tables` separate tables."""
 
     window: int = 0
-    num_tables: int = 0  # 0: all layers share a sequence's one table
-    least_chunk: int = 64  # tokens that a sequence can always go on by: as many as make a step efficient
+    num_tables: int = 0  # 0: all layers share one table per sequence
+    least_chunk: int = 64  # tokens that a sequence can always compute next: enough for an efficient step
 
     def first_read(self, position: int) -> int:
-        """By a token at `position`, or a later one."""
+        """The first position that a token at `position`, or a later one, reads."""
         return max(0, position - self.window + 1)
 
     def num_blocks_for(self, num_tokens: int, block_size: int) -> int:
-        """That a sequence of so many tokens has in these tables at a time, unless blocks are left."""
+        """Blocks that a sequence of `num_tokens` is promised in these tables at a time."""
         all_blocks, of_window = -(-num_tokens // block_size), self.window - 1 + self.least_chunk
         return self.num_tables * min(all_blocks, -(-of_window // block_size) + 1)
 
@@ -67,7 +68,7 @@ NO_WINDOWS = WindowedLayers()
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The runner's limits and the operator's settings, all that a `Scheduler` needs to know."""
+    """The runner's limits and the operator's settings: everything that a `Scheduler` needs."""
 
     block_size: int
     num_blocks: int
@@ -76,17 +77,17 @@ class SchedulerConfig:
     max_seq_len: int
     settings: SchedulerSettings = field(default_factory=SchedulerSettings)
     num_states: int = 0  # slots for states; 0: the network has none
-    checkpoint_blocks: int = 1  # so many blocks lie between two states that are kept for other sequences
-    needs_whole: bool = False  # all tokens of a sequence must be in one step, and `max_num_tokens` has room for them
+    checkpoint_blocks: int = 1  # number of blocks between two states that are kept for other sequences
+    needs_whole: bool = False  # all tokens of a sequence must be in one step; they fit into `max_num_tokens`
     windowed_layers: WindowedLayers = NO_WINDOWS
 
     @property
     def max_num_running(self) -> int:
-        """Every running sequence can have a chunk, and a token, in every step, and a state where there are states."""
+        """Limited so that every running sequence gets a token in every step, and a state if the network has states."""
         return min(self.max_batch_size, self.max_num_tokens, self.num_states or self.max_batch_size)
 
     def check_fits(self, num_arriving: int) -> None:
-        """Raise `InvalidArgument` when the queue could never take that many sequences at once."""
+        """Raise `InvalidArgument` if the queue can never hold that many sequences at once."""
         limit = self.settings.max_queue_size
         if limit and num_arriving > limit + self.max_num_running:
             raise InvalidArgument(
@@ -95,7 +96,7 @@ class SchedulerConfig:
             )
 
     def check_room(self, num_arriving: int, *, num_waiting: int, num_running: int) -> None:
-        """Raise `ResourceExhausted` when the queue has no room for a request of `num_arriving` sequences."""
+        """Raise `ResourceExhausted` if the queue has no room for a request of `num_arriving` sequences."""
         limit = self.settings.max_queue_size
         num_starting = max(0, self.max_num_running - num_running)
         if limit and num_waiting + num_arriving > limit + num_starting:
@@ -108,5 +109,5 @@ class SchedulerConfig:
         return -(-num_tokens // self.block_size)
 
     def num_windowed_blocks_for(self, num_tokens: int) -> int:
-        """Beside these, in the tables of layers with a window."""
+        """Additional blocks, in the tables of layers with a window."""
         return self.windowed_layers.num_blocks_for(num_tokens, self.block_size)

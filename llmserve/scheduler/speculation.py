@@ -1,15 +1,15 @@
-"""Speculative decoding: a step also computes tokens that a sequence may go on with, and keeps those that are drawn.
+"""Speculative decoding: a step also computes drafted tokens, and accepts those that sampling confirms.
 
-A draw depends on logits, seed and position only, and logits do not depend on how many rows a step has. So every token,
-log-prob and finish reason is the one of a run without drafts, greedy or sampled. What changes is how many steps an
-answer takes.
+A sample depends on logits, seed and position only, and logits do not depend on the number of rows in a step. So every
+token, log-prob and finish reason equals that of a run without drafts, greedy or sampled. Only the number of steps
+changes.
 
-In a network with states, a draft that is wrong takes the state behind it along: tokens before it that were drawn are
-computed again in the next step (`StatePool`).
+In a network with states, a wrong draft also loses the state of the accepted drafts before it, so the next step computes
+these again (`StatePool`).
 
-A row more costs a little (`StepCosts`); a drafted token saves a step if it and all before it are drawn. A sequence
-drafts as many tokens as are worth their rows. A smaller network (`DraftModel`) is asked last, for all that are left at
-once; its tokens have to be worth its own steps, too.
+Each additional row costs a little (`StepCosts`). A drafted token saves a step if it and all before it are accepted. A
+sequence drafts as many tokens as are worth their rows. The draft model (`DraftModel`) is used last, for all remaining
+sequences at once. Its tokens must also be worth the time of its steps.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from llmserve.scheduler.states import StatePool
 from llmserve.scheduler.step_costs import LookBalance, StepCosts
 from llmserve.scheduler.windows import WindowedBlocks
 
-# With a token's probability p, token n of a draft is wrong behind n - 1 that were drawn with p**(n - 1) * (1 - p). Then
-# these are computed again: on average less than 1 / e rows, for every n and p.
-ROWS_PER_DRAFT = 1 + 1 / math.e  # in a network with states
+# If a token is accepted with probability p, token n of a draft is the first wrong one with p**(n - 1) * (1 - p). Then
+# the n - 1 before it are computed again: on average fewer than 1 / e rows per drafted token, for every n and p.
+ROWS_PER_DRAFT = 1 + 1 / math.e  # for a network with states
 COMPLETE = (FinishReason.END_ID, FinishReason.STOP_WORDS, FinishReason.LENGTH)
 
 
 class Speculator:
-    """Adds drafts to a step, and verifies them. Counts since the start."""
+    """Adds drafts to a step and verifies them. Its counters start at zero with the engine."""
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool, states: StatePool, windows: WindowedBlocks) -> None:
-        self.model: DraftModel | None = None  # of a smaller engine
+        self.model: DraftModel | None = None
         self._costs = StepCosts(ROWS_PER_DRAFT if config.num_states else 1.0)
         self._balance = LookBalance()
-        self._look_seconds = 0.0  # in the step that was planned last; 0: drafts were not looked for
-        self.num_generated = 0  # tokens, in chunks with drafts
+        self._look_seconds = 0.0  # time spent on drafting in the last plan; 0: none
+        self.num_generated = 0  # tokens of chunks with drafts
         self.num_drafted = 0
         self.num_accepted = 0
-        self._num_seen = 0  # of the accepted ones, when a step was observed last
+        self._num_seen = 0  # `num_accepted` when a step was last observed
         self._drafters = config.settings.speculation
         shares_answers = Speculation.HISTORY in self._drafters and config.settings.reuses_blocks
         self._history = History() if shares_answers else None
@@ -85,7 +85,7 @@ class Speculator:
         sequence.drafters = tuple(drafters)
 
     def extend(self, outline: Outline) -> None:
-        """Where every sequence decodes: beside a prompt, rows are not cheap. Nobody gives way to a draft."""
+        """Add drafts if every sequence decodes: next to a prompt, rows are not cheap. Drafts never preempt."""
         self._look_seconds = 0.0
         if not self._drafters or any(
             chunk.sample is None or len(chunk.token_ids) > 1 + chunk.num_again for chunk in outline.chunks
@@ -106,10 +106,10 @@ class Speculator:
         if self.model is not None and left:
             for index, drafter in self._ask(self.model, outline, left):
                 if drafter.drafted and not self._draft(outline, index, drafter, threshold):
-                    drafter.learn(1, 0)  # a guide forbids it, or there is no room
+                    drafter.learn(1, 0)  # the guide does not allow it, or there is no room
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """What a step took, when it has been committed. Those with a prompt in them say nothing about rows."""
+        """Learn from the time of a committed step. Steps with a prompt say nothing about the cost of rows."""
         num_accepted, self._num_seen = self.num_accepted - self._num_seen, self.num_accepted
         num_rows = plan.num_tokens
         if self._drafters and sum(max(1, chunk.num_again + chunk.num_samples) for chunk in plan.chunks) == num_rows:
@@ -118,14 +118,14 @@ class Speculator:
             self._balance.add(num_accepted / len(plan.chunks) - self._look_seconds / seconds)
 
     def keep(self, plan: StepPlan, hidden: HiddenRows | None, running: Mapping[int, Sequence]) -> None:
-        """The rows that a step has handed out, for a model that drafts with them. Before it is committed."""
+        """Pass a step's hidden rows to a model that drafts with them. Call it before `commit`."""
         if self.model is not None and hidden is not None:
             self.model.keep(plan, hidden, running)
 
     def verify(
         self, sequence: Sequence, chunk: Chunk, drawn: Iterable[tuple[int, float]], scores: ChunkScores, now_ns: int
     ) -> list[TokenEvent]:
-        """Take the tokens drawn, up to the first that ends the answer or is not the one that was drafted."""
+        """Accept samples up to the first that ends the answer or differs from the draft."""
         drafted = chunk.drafted
         sequence.num_drafted += len(drafted)
         events: list[TokenEvent | None] = []
@@ -146,7 +146,7 @@ class Speculator:
         return [event for event in events if event is not None]
 
     def settle(self, sequence: Sequence, chunk: Chunk, advance: Callable[[Sequence, int, int], None]) -> None:
-        """Say with `advance` what the verified chunk has computed for good, and forget the rest."""
+        """Report the valid tokens of the verified chunk with `advance`, and release the blocks of the others."""
         end, before = sequence.num_tokens - 1, chunk.end - len(chunk.drafted)
         if sequence.drafted_state is None:
             advance(sequence, chunk.start, end)
@@ -163,7 +163,7 @@ class Speculator:
         self._windows.shorten(sequence, num_known)
 
     def release(self, sequence: Sequence) -> None:
-        """It does not run any more. An answer that was cancelled, timed out or not to be drafted is not remembered."""
+        """Forget a sequence that stopped running. Only complete answers that allow drafts enter the history."""
         if self._history is not None and sequence.drafters and sequence.finish_reason in COMPLETE:
             self._history.add(sequence)
         if self.model is not None:
@@ -174,7 +174,7 @@ class Speculator:
             self.model.check_integrity(running)
 
     def _draft(self, outline: Outline, index: int, drafter: Drafter, threshold: float) -> bool:
-        """Whether the sequence gets a draft of this drafter."""
+        """Extend the sequence's chunk by a draft of this drafter. Returns whether there is one."""
         sequence = outline.sequences[index]
         if not (proposed := drafter.propose(sequence, threshold)):
             return False
@@ -187,8 +187,8 @@ class Speculator:
         return bool(drafted)
 
     def _ask(self, model: DraftModel, outline: Outline, indexes: Seq[int]) -> list[tuple[int, ModelDrafter]]:
-        """Have the model draft for these sequences of the outline. A step of it is the cheaper for each, the more of
-        them it drafts for: who would not be worth it even if all were does not count."""
+        """Let the model draft for these sequences of the outline. The more sequences share its step, the less it costs
+        each, so sequences that are not worth a draft are left out first."""
         asking = [
             (index, drafter)
             for index in indexes
@@ -214,7 +214,7 @@ class Speculator:
         return asking
 
     def _limit(self, outline: Outline, sequence: Sequence) -> int:
-        """Tokens that fit into the step, the answer, the blocks that it has or nobody has, and likewise states."""
+        """The most tokens to draft: limited by the step, the answer, free or own blocks, windows and states."""
         num_blocks = len(sequence.block_table) + self._pool.num_free - self._windows.num_promised
         room = num_blocks * self._config.block_size - sequence.num_tokens
         beside = min(self._states.num_draftable(sequence), self._windows.num_draftable(sequence))
@@ -227,7 +227,7 @@ class Speculator:
 
 
 def _allowed(sequence: Sequence, drafted: Seq[int]) -> Seq[int]:
-    """As far as its guide lets it."""
+    """The part of the draft that the sequence's guide allows."""
     if sequence.matcher is None or not drafted:
         return drafted
     return drafted[: sequence.matcher.num_allowed(drafted)]

@@ -1,21 +1,21 @@
-"""Who owns which slot for a state: what a network with states keeps of a sequence beside its blocks, of a fixed size.
+"""Ownership of state slots. A network with states (such as Mamba) keeps a state of fixed size for each sequence.
 
-A running sequence has a slot that its next chunk writes, and one that it reads. They are two where it starts from a
-state that was kept, or has just left one behind: a checkpoint, found by the hash of the blocks up to it. Nothing is
-copied to make one: the sequence goes on in another slot. One is also kept before the end of a chunk, in a third slot:
-few prompts need a step more.
+A running sequence has a slot that its next chunk reads and one that it writes. They differ if the sequence starts from
+a checkpoint, or has just left one behind. A checkpoint is a kept state, found by the hash of the blocks before it. It
+is made without a copy: the sequence continues in another slot. A chunk can also keep a state before its end, in a third
+slot, so that few prompts need an additional step.
 
-A prefix is found where its blocks and a checkpoint behind them are. So there are checkpoints
+A prefix can be reused if its blocks and a checkpoint at their end are known. So there are checkpoints
 
 * at the last block of a prompt that another prompt may share,
-* where a prompt leaves the beginning that it shares with earlier ones, as behind a system prompt,
-* every `checkpoint_blocks` blocks.
+* at the end of the prefix that a prompt shares with earlier ones, such as a system prompt,
+* after every `checkpoint_blocks` blocks.
 
-A chunk with drafts writes its last state into a slot more, and the state before the drafts into its sequence's own. If
-all drafts are drawn, the sequence goes on in the first; else it goes back to the second, and computes those that were
-drawn again. So each step computes at least one token for good.
+A chunk with drafts writes its last state into an additional slot, and the state before the drafts into the sequence's
+own slot. If all drafts are accepted, the sequence continues in the first. Otherwise it returns to the second and
+computes the accepted drafts again. So each step makes progress by at least one token.
 
-Slots are given away by the rules of blocks.
+Slots are allocated by the same rules as blocks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NO_STATE = -1
 
 
 class StatePool:
-    """Does nothing for a network without states."""
+    """Owns the state slots. Does nothing for a network without states."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -41,11 +41,11 @@ class StatePool:
 
     @property
     def num_free(self) -> int:
-        """Slots that no running sequence has."""
+        """Number of slots that no running sequence has."""
         return self.slots.num_free
 
     def match(self, sequence: Sequence, hashes: Seq[bytes], windows: WindowedBlocks) -> tuple[list[int], int]:
-        """The blocks that hold the longest known beginning of `hashes` with a state behind it, and that state."""
+        """Blocks of the longest known prefix of `hashes` that ends at a known state, and that state."""
         blocks = windows.pool.match(hashes)
         count = windows.longest(hashes[: len(blocks)])
         if not self._config.num_states:
@@ -53,13 +53,13 @@ class StatePool:
         sequence.num_in_known_blocks = len(blocks) * self._config.block_size
         while count:
             for state in self.slots.match(hashes[count - 1 : count]):
-                if self.slots.is_used(state) or self.slots.num_free > 1:  # it needs one of its own, too
+                if self.slots.is_used(state) or self.slots.num_free > 1:  # the sequence also needs its own slot
                     return blocks[:count], state
             count = windows.longest(hashes[: count - 1])
         return [], NO_STATE
 
     def start(self, sequence: Sequence, state: int) -> bool:
-        """Give it a slot, and `state`, which `match` found, to start from; False when there is none."""
+        """Give the sequence a slot, and `state` from `match` to start from. False if no slot is free."""
         if not self._config.num_states:
             return True
         if not self.slots.num_free:
@@ -71,13 +71,13 @@ class StatePool:
         return True
 
     def most_tokens(self, sequence: Sequence) -> int:
-        """That its next chunk may have: one state is kept before its end, and one behind it."""
+        """The most tokens of its next chunk, which can keep one state before its end and one at its end."""
         if not self._keeps:
             return sequence.num_pending
         return self._due(sequence, self._due(sequence, sequence.num_computed_tokens)) - sequence.num_computed_tokens
 
     def prepare(self, sequence: Sequence, num_tokens: int) -> None:
-        """Its next chunk has so many tokens, and perhaps a state is to be kept before its end."""
+        """Prepare a chunk of `num_tokens` tokens: allocate a slot if a state must be kept before its end."""
         done = sequence.num_computed_tokens
         if not (self._keeps and self.slots.num_free and (due := self._due(sequence, done)) < done + num_tokens):
             return
@@ -86,7 +86,7 @@ class StatePool:
             sequence.kept_state = (state, due - done)
 
     def advance(self, sequence: Sequence, start: int) -> None:
-        """Its chunk from `start` on has been computed: states may be left behind for others."""
+        """Record that its chunk from `start` on is computed. This may leave states for other sequences."""
         if not self._config.num_states:
             return
         state, num_tokens = sequence.kept_state
@@ -105,11 +105,11 @@ class StatePool:
 
     @property
     def num_draftable_sequences(self) -> int:
-        """That a draft can be begun for in a step."""
+        """Number of sequences that can have drafts in a step."""
         return self.slots.num_free if self._config.num_states else self._config.max_batch_size
 
     def num_draftable(self, sequence: Sequence) -> int:
-        """Tokens that its next chunk, which is planned, may have more: up to the next place where a state is kept."""
+        """Number of tokens that can be added to its planned chunk: up to the next position where a state is kept."""
         if not self._config.num_states:
             return MAX_DRAFTED
         if not self.slots.num_free or sequence.kept_state[1]:  # a chunk keeps one state
@@ -121,7 +121,7 @@ class StatePool:
             [sequence.drafted_state] = self.slots.allocate(1)
 
     def end_draft(self, sequence: Sequence, *, keeps: bool) -> None:
-        """What comes before the drafts has been computed. `keeps`: the state behind them is the sequence's, too."""
+        """Record that the tokens before the drafts are computed. `keeps`: so are the drafts, which were accepted."""
         state = sequence.drafted_state
         assert state is not None, "no draft was begun"
         if keeps:
@@ -149,9 +149,9 @@ class StatePool:
         return self._config.num_states > 0 and self._config.settings.reuses_blocks
 
     def _due(self, sequence: Sequence, done: int) -> int:
-        """The first place behind `done` tokens where a state is to be kept."""
+        """The first position after `done` tokens where a state must be kept."""
         size, interval = self._config.block_size, self._config.block_size * self._config.checkpoint_blocks
-        end_of_prompt = (sequence.num_prompt - 1) // size * size  # of what another prompt of these tokens may share
+        end_of_prompt = (sequence.num_prompt - 1) // size * size  # tokens that an equal prompt may reuse
         places = (done // interval + 1) * interval, end_of_prompt, sequence.num_in_known_blocks
         return min(place for place in places if place > done)
 

@@ -1,14 +1,14 @@
-"""Who owns the blocks of layers with a window: they hold what such layers can still read of a sequence, and no more.
+"""Ownership of the blocks of sliding-window layers, which contain only what these layers can still read.
 
-All blocks come from one pool and are equally large. One has room for a part of the layers only: those without a window,
-or as many of those with one. So a sequence has a table of blocks for the first, and `num_tables` tables for the others.
-Entries of these before the window of the next token are given back and are not read again.
+All blocks come from one pool and have the same size. A block contains only some of the layers: all those without a
+window, or as many of those with a window. So a sequence has one table of blocks for the layers without a window, and
+`num_tables` tables for the others. Blocks before the window of the next token are released and not read again.
 
-Each running sequence has been promised blocks for its window and for a small chunk behind it, under every policy. So it
-never waits for one. It takes more where blocks are left, for larger chunks.
+Under every policy, each running sequence is promised blocks for its window and a small chunk after it, so it never
+waits for one. It takes more for larger chunks if blocks are free.
 
-A prefix is found where its blocks are, and before its end those of a window. The key of such a block is the hash of the
-tokens up to its end, and the number of its table.
+A prefix can be reused if its blocks are known, and the window blocks before its end. The key of a window block is the
+hash of the tokens up to its end, and the number of its table.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from llmserve.scheduler.blocks import BlockPool
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig, WindowedLayers
 
-GIVEN_BACK = 0  # an entry of a table that is not read
+GIVEN_BACK = 0  # table entry of a released block; never read
 
 
 def windowed_keys(block_hash: bytes, num_tables: int) -> list[bytes]:
-    """Of the blocks that hold layers with a window, where another one with this hash holds the rest."""
+    """Keys of the window blocks that belong to the block with this hash."""
     return [block_hash + bytes((table,)) for table in range(num_tables)]
 
 
 def keys_read(layers: WindowedLayers, hashes: Seq[bytes], block_size: int) -> list[bytes]:
-    """Of blocks with a window that a token behind these reads; those of all tables at one place lie together."""
+    """Keys of the window blocks that the token after these blocks reads; ordered by position, then by table."""
     if not layers.num_tables:
         return []
     read = hashes[layers.first_read(len(hashes) * block_size) // block_size :]
@@ -41,7 +41,7 @@ def keys_read(layers: WindowedLayers, hashes: Seq[bytes], block_size: int) -> li
 
 
 class Windowed(Protocol):
-    """Of a sequence, what this module reads and writes."""
+    """The attributes of a sequence that this module uses."""
 
     block_table: array[int]
     windowed: tuple[array[int], ...]
@@ -55,38 +55,38 @@ class Windowed(Protocol):
 
 
 class WindowedBlocks:
-    """Does nothing for a network without windows."""
+    """Owns the window blocks. Does nothing for a network without windows."""
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
         self.pool = pool
         self._config = config
         self._layers = config.windowed_layers
         self._num_tables = config.windowed_layers.num_tables
-        self._promised: dict[Windowed, int] = {}  # blocks that each running sequence may need beside those that it has
-        self._num_promised = 0  # in all
-        self._num_shared = 0  # owners of blocks beyond the first of each
+        self._promised: dict[Windowed, int] = {}  # blocks that each running sequence may still need
+        self._num_promised = 0  # their sum
+        self._num_shared = 0  # owners of blocks, without the first owner of each
 
     @property
     def num_promised(self) -> int:
-        """Free blocks that running sequences may need here. A shared one does not become free with its first owner, so
-        there must be another one."""
+        """Free blocks that running sequences may need. A shared block does not become free with its first owner, so
+        each further owner needs a free one."""
         return self._num_promised + self._num_shared
 
     def num_promised_to(self, running: Collection[Windowed]) -> int:
-        """If only these ran."""
+        """`num_promised` if only these sequences ran."""
         if not self._num_tables:
             return 0
         owners = Counter(block for sequence in running for block in self._held(sequence))
         return owners.total() - len(owners) + sum(self._promised[sequence] for sequence in running)
 
     def num_needed(self, sequence: Windowed) -> int:
-        """At a time, at most, unless blocks are left."""
+        """Blocks that a sequence is promised at a time."""
         return self._config.num_windowed_blocks_for(sequence.max_num_cached) if self._num_tables else 0
 
     def longest(self, hashes: Seq[bytes], is_known: Callable[[bytes], bool] | None = None) -> int:
-        """How many of these blocks, which are known, are of use: those of a window before their end are known, too.
+        """How many of these known blocks can be reused, because the window blocks before their end are known, too.
 
-        `is_known`: by its key; None: in the pool.
+        `is_known`: whether a window block is known, by its key; None: look in the pool.
         """
         if not self._num_tables:
             return len(hashes)
@@ -99,15 +99,15 @@ class WindowedBlocks:
         return count
 
     def keys(self, hashes: Seq[bytes]) -> list[bytes]:
-        """As `keys_read`."""
+        """See `keys_read`."""
         return keys_read(self._layers, hashes, self._config.block_size)
 
     def num_used(self, hashes: Seq[bytes]) -> int:
-        """Blocks that a sequence which begins with these would share with a running one."""
+        """Number of window blocks that a sequence with this prefix would share with a running one."""
         return sum(map(self.pool.is_used, self._found(hashes)))
 
     def start(self, sequence: Windowed, hashes: Seq[bytes]) -> None:
-        """It begins with these blocks, of which `longest` says that they are of use."""
+        """Give the sequence the window blocks of its reused prefix, whose length `longest` has checked."""
         if not self._num_tables:
             return
         self._num_shared += self.num_used(hashes)
@@ -120,7 +120,7 @@ class WindowedBlocks:
         self._recount(sequence)
 
     def most_tokens(self, sequence: Sequence, num_left: Callable[[], int]) -> int:
-        """That its next chunk may have. `num_left`: free blocks that nobody has been promised."""
+        """The most tokens of its next chunk. `num_left`: number of free blocks that are not promised."""
         if sequence.num_pending <= self._layers.least_chunk or not self._num_tables:
             return sequence.num_pending
         num_blocks = len(sequence.windowed[0]) + (self._promised[sequence] + num_left()) // self._num_tables
@@ -128,12 +128,12 @@ class WindowedBlocks:
         return min(sequence.num_pending, max(self._layers.least_chunk, most))
 
     def num_draftable(self, sequence: Sequence) -> int:
-        """Tokens that its next chunk, which is planned, may have more."""
+        """Number of tokens that can be added to its planned chunk."""
         pending = sequence.num_pending
         return max(0, self._layers.least_chunk - pending) if self._num_tables else sequence.num_draftable
 
     def prepare(self, sequence: Windowed, num_tokens: int) -> None:
-        """Its next chunk has so many tokens."""
+        """Allocate the blocks for a chunk of `num_tokens` tokens."""
         end = self._config.num_blocks_for(sequence.num_computed_tokens + num_tokens)
         if num_missing := self.num_missing(sequence, end):
             blocks = self.pool.allocate(num_missing, counts=False)
@@ -142,16 +142,16 @@ class WindowedBlocks:
             self._recount(sequence)
 
     def num_missing(self, sequence: Windowed, num_blocks: int) -> int:
-        """For tables of so many entries."""
+        """Number of blocks missing for tables of `num_blocks` entries."""
         return max(0, num_blocks - len(sequence.windowed[0])) * self._num_tables if self._num_tables else 0
 
     def register(self, sequence: Windowed, index: int, block_hash: bytes) -> None:
-        """The blocks at this place are full and computed."""
+        """Make the blocks at this index, which are full and computed, available to others."""
         for table, key in zip(sequence.windowed, windowed_keys(block_hash, self._num_tables), strict=True):
             self.pool.register(table[index], key)
 
     def advance(self, sequence: Windowed) -> None:
-        """More has been computed: what the next token does not read is given back."""
+        """Release the blocks that the next token does not read."""
         if not self._num_tables:
             return
         begin, end = sequence.num_given_back, self._layers.first_read(sequence.num_computed_tokens)
@@ -164,7 +164,7 @@ class WindowedBlocks:
             self._recount(sequence)
 
     def shorten(self, sequence: Windowed, num_blocks: int) -> None:
-        """Tables keep so many entries, at most."""
+        """Cut tables to `num_blocks` entries."""
         if not (sequence.windowed and len(sequence.windowed[0]) > num_blocks):
             return
         self._give_back(table[num_blocks:] for table in sequence.windowed)
@@ -178,7 +178,7 @@ class WindowedBlocks:
         sequence.windowed, sequence.num_given_back = (), 0
 
     def owned(self, sequence: Windowed) -> list[int]:
-        """All of its blocks, in whatever table."""
+        """All of its blocks, in all tables."""
         return [*sequence.block_table, *self._held(sequence)]
 
     def check_integrity(self, running: Iterable[Windowed]) -> None:
@@ -206,7 +206,7 @@ class WindowedBlocks:
         self._promised[sequence] = num_promised
 
     def _first_read(self, num_blocks: int) -> int:
-        """The first block that a token behind so many reads."""
+        """The first block that the token after `num_blocks` blocks reads."""
         return self._layers.first_read(num_blocks * self._config.block_size) // self._config.block_size
 
     def _found(self, hashes: Seq[bytes]) -> list[int]:

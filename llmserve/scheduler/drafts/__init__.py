@@ -1,11 +1,11 @@
-"""Drafters, one file each, behind one protocol.
+"""Drafters: one file each, one protocol.
 
-drafter.py     the protocol, and which drafters there are
+drafter.py     the protocol, and the list of drafters
 acceptance.py  how many tokens of a draft are worth their rows
-lookup.py      what followed the newest tokens where they stood before
-own_text.py    these places in prompt and answer
-history.py     and in earlier answers
-grammar.py     what a guide leaves no choice of
-client.py      what the client thinks that the answer will be
-model.py       what a smaller network says
+lookup.py      what followed earlier occurrences of the newest tokens
+own_text.py    occurrences in prompt and answer
+history.py     occurrences in earlier answers
+grammar.py     tokens that a guide forces
+client.py      the client's predicted output
+model.py       a smaller network
 """

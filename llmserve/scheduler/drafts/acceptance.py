@@ -1,4 +1,4 @@
-"""How many tokens of a draft are worth their rows, as far as is known."""
+"""Estimates how many tokens of a draft are worth their rows."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Sequence
 
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED
 
-FORGETTING = 0.9  # what an older draft weighs beside the next one
-RECOVERY = 0.97  # what rejected drafts weigh after each token that was not worth a draft: it is tried again
+FORGETTING = 0.9  # weight of a draft, relative to the next one
+RECOVERY = 0.97  # weight of rejected drafts after each token without a draft, so that drafting is tried again
 
 
 class Acceptance:
-    """What the drafts of one drafter have been worth to one sequence."""
+    """Counts of accepted and rejected drafts of one drafter, for one sequence."""
 
     def __init__(self, num_rejected: float, num_accepted: float = 1.0) -> None:
-        """`num_rejected`: drafts, for so many tokens accepted, before anything is known."""
+        """`num_rejected` drafts and `num_accepted` tokens are the prior."""
         self.num_accepted = num_accepted
         self.num_rejected = num_rejected
 
     @property
     def probability(self) -> float:
-        """Of a token to be drawn."""
+        """Probability that a drafted token is accepted."""
         return (self.num_accepted + 0.1) / (self.num_accepted + self.num_rejected + 0.1)
 
     def worthwhile(self, token_ids: Sequence[int], threshold: float) -> Sequence[int]:
-        """Of a draft, those that are each likelier than `threshold` to be drawn."""
+        """The first tokens of a draft, as far as their probability of acceptance exceeds `threshold`."""
         return token_ids[: self.num_worthwhile(threshold)] if token_ids else token_ids
 
     def num_worthwhile(self, threshold: float) -> int:
@@ -35,7 +35,8 @@ class Acceptance:
         return num_tokens
 
     def num_likely(self, threshold: float) -> int:
-        """Token n of a draft is drawn with the n-th power of a token's probability."""
+        """The number of tokens whose probability exceeds `threshold`. Token n of a draft is accepted with the n-th
+        power of a token's probability."""
         if not self.num_rejected:
             return MAX_DRAFTED
         probability = self.probability

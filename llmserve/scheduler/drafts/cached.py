@@ -1,5 +1,5 @@
-"""What the cache of a model that drafts holds of a sequence. Blocks are given back behind the window of the next known
-token, so a wrong draft needs none of them."""
+"""A sequence's part of a draft model's KV cache. Window blocks are released only before the window of the next known
+token, so they remain valid after a wrong draft."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from llmserve.scheduler.sequence import Sequence
 @dataclass(slots=True, eq=False)
 class Cached:
     max_num_cached: int  # tokens
-    num_skipped: int = 0  # of the sequence's first tokens
+    num_skipped: int = 0  # first tokens of the sequence that are not in the cache
     block_table: array[int] = field(default_factory=lambda: array("i"))
-    windowed: tuple[array[int], ...] = ()  # as `Sequence` has them; the next one, too
+    windowed: tuple[array[int], ...] = ()  # see `Sequence`, also for the next one
     num_given_back: int = 0
-    num_computed_tokens: int = 0  # known ones
-    ahead: array[int] = field(default_factory=lambda: array("i"))  # drafts, computed behind them
-    states: tuple[int, int] = (0, 0)  # slots for the state behind known tokens, and for that behind drafts
+    num_computed_tokens: int = 0  # computed known tokens
+    ahead: array[int] = field(default_factory=lambda: array("i"))  # computed drafts after them
+    states: tuple[int, int] = (0, 0)  # slots for the state after known tokens, and for the state after drafts
     hashes: list[bytes] = field(default_factory=list)  # of full blocks of known tokens
-    rows: PendingRows | None = None  # where the model reads such
+    rows: PendingRows | None = None  # if the model reads hidden rows
 
     def num_known(self, sequence: Sequence) -> int:
-        """Tokens that could be computed now."""
+        """Number of tokens that can be computed now."""
         num_tokens = sequence.num_tokens - self.num_skipped
         return num_tokens if self.rows is None else min(num_tokens, self.num_computed_tokens + len(self.rows))
 

@@ -1,4 +1,4 @@
-"""What the client thinks that the answer will be."""
+"""Drafts from the client's predicted output."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from llmserve.scheduler.drafts.own_text import GRAM
 
 
 class ClientDrafter(Acceptance):
-    """Goes on in the client's text: at its beginning while the answer is the same, else where its newest tokens stand
-    there. Trusted until it was wrong."""
+    """Continues the predicted output: from its beginning while the answer equals it, otherwise after the answer's
+    newest tokens. It is trusted until it is wrong."""
 
     def __init__(self, draft_ids: Sequence[int], num_prompt: int) -> None:
         super().__init__(num_rejected=0.0)
         self._draft = array("i", draft_ids)
         self._num_prompt = num_prompt
-        self._num_same = 0  # of the answer's first tokens
+        self._num_same = 0  # first tokens of the answer that equal the prediction
         self._follows = {self._draft[end - GRAM : end].tobytes(): end for end in range(GRAM, len(self._draft))}
 
     def propose(self, sequence: Draftable, threshold: float) -> Sequence[int]:

@@ -1,7 +1,7 @@
-"""How likely a token that a model drafts is to be drawn, by the log-prob that the model gives it.
+"""Estimates how likely a model's token is accepted, from the log-prob that the model gives it.
 
-A model is taken at its word first. It may be too sure of itself, and with a temperature two models can draw the same
-unlikely token; so what became of its tokens counts soon, for each level of probability.
+At first, the model's own probability is used. It can be overconfident, and with a temperature two models can sample the
+same unlikely token. So the measured acceptance soon replaces it, for each level of probability.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 NUM_LEVELS = 8
-PRIOR = 10.0  # tokens of a level that its word is worth
-FORGETTING = 0.98  # what an older token of a level weighs beside the next one
+PRIOR = 10.0  # weight of the model's own probability, in tokens of a level
+FORGETTING = 0.98  # weight of a token, relative to the next one of its level
 
 
 class Confidence:

@@ -1,4 +1,4 @@
-"""What guesses how a sequence goes on."""
+"""The protocol of drafters, which guess how a sequence continues."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Protocol
 
 from llmserve.core import Matcher
 
-MAX_DRAFTED = 15  # of a sequence in a step
+MAX_DRAFTED = 15  # tokens per sequence and step
 
 
 class Speculation(Flag):
-    """Drafters that are used."""
+    """The enabled drafters."""
 
     OFF = 0
     LOOKUP = auto()  # from the sequence's own tokens
     GRAMMAR = auto()  # from its guide
     HISTORY = auto()  # from earlier answers
-    DRAFT = auto()  # from a smaller engine, where there is one
+    DRAFT = auto()  # from a draft engine, if there is one
     ALL = LOOKUP | GRAMMAR | HISTORY | DRAFT
 
     @classmethod
     def read(cls, text: str) -> Speculation:
-        """As operators write it: "off", or names with commas between them. `ValueError` for anything else."""
+        """Parse "off" or names separated by commas. Raises `ValueError` for anything else."""
         names = {name.strip().lower() for name in text.split(",")}
         known = {drafter.words(): drafter for drafter in cls.ALL}
         if names != {"off"} and names - known.keys():
@@ -38,20 +38,20 @@ class Speculation(Flag):
 
 
 class Draftable(Protocol):
-    """What a drafter looks at: an answer in the making."""
+    """The attributes of a sequence that drafters read."""
 
     token_ids: array[int]  # prompt, then output
-    matcher: Matcher | None  # has seen the output
+    matcher: Matcher | None  # of its guide, advanced by the output
 
 
 class Drafter(Protocol):
-    """Of one sequence."""
+    """Drafts for one sequence."""
 
     def propose(self, sequence: Draftable, threshold: float) -> Sequence[int]:
-        """Tokens that may follow, at most `MAX_DRAFTED`, each likelier than `threshold` to be drawn; none where it has
-        no idea. In the hot path: called for every token."""
+        """At most `MAX_DRAFTED` tokens, each accepted with a probability above `threshold`; none if it has no guess.
+        Called for every token, so it must be fast."""
         ...
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """How a draft has ended."""
+        """Learn from a verified draft."""
         ...

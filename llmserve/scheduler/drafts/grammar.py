@@ -1,4 +1,4 @@
-"""What a guide leaves no choice of, or only how much white space: its tokens need a row each, no step of their own."""
+"""Drafts tokens that a guide forces, or leaves only a choice of white space. They cost a row each instead of a step."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Draftable
 
-PRIOR_ACCEPTED = 8.0  # tokens: it is not given up for one draft that was wrong
+PRIOR_ACCEPTED = 8.0  # tokens, so that one wrong draft does not disable it
 
 
 class GrammarDrafter(Acceptance):
-    """Wrong where an answer writes other white space than before, or other tokens than the tokenizer."""
+    """Its drafts are wrong if an answer changes its white space, or splits text differently from the tokenizer."""
 
     def __init__(self) -> None:
         super().__init__(num_rejected=0.0, num_accepted=PRIOR_ACCEPTED)

@@ -1,8 +1,8 @@
-"""What followed the newest tokens in answers that were finished before.
+"""Finds earlier occurrences of the newest tokens in finished answers.
 
-Only answers of the same owner are read: of a tenant, with an adapter. So they draft for whoever could also find their
-blocks in the cache, and for no other tenant. The memory is a ring of a fixed size: the newest answers replace the
-oldest. Chains of places may lead to tokens that were replaced, so what is found there is always compared.
+Only answers of the same tenant and adapter are read, which could also share blocks of the cache. The memory is a ring
+of a fixed size: the newest answers replace the oldest. Chains of places may lead to replaced tokens, so tokens are
+always compared.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from llmserve.scheduler.drafts.drafter import MAX_DRAFTED
 from llmserve.scheduler.drafts.own_text import GRAM, MAX_MATCHED, NOTHING, Found, best_places, chain
 from llmserve.scheduler.sequence import Sequence
 
-NUM_TOKENS = 1 << 18  # that are remembered: 16 bytes each, and 4 for each place in the table
-MAX_OF_ANSWER = 2048  # tokens, its last: so much is read in a step
-END = -2  # behind each answer; no token, nor one that is expected
+NUM_TOKENS = 1 << 18  # size of the ring: 16 bytes per token, and 4 per entry of the hash table
+MAX_OF_ANSWER = 2048  # last tokens of an answer that are added, within one step
+END = -2  # after each answer; neither a token nor UNSEEN
 
 
 class History:
-    """Of one engine. Deterministic: what it finds depends on the answers and their order only."""
+    """The finished answers of one engine. Results depend only on the answers and their order."""
 
     def __init__(self, num_tokens: int = NUM_TOKENS) -> None:
         self._text = array("i", [END]) * num_tokens
         self._owners = array("q", [0]) * num_tokens
-        self._before = array("i", [0]) * num_tokens  # of each place: the one before it in its chain; 0: none
-        self._newest = array("i", [0]) * num_tokens  # by hash, of chains
+        self._before = array("i", [0]) * num_tokens  # for each place, the previous one in its chain; 0: none
+        self._newest = array("i", [0]) * num_tokens  # newest place of each chain, by hash
         self._next = 1
 
     def add(self, sequence: Sequence) -> None:
-        """An answer that is complete."""
+        """Add a complete answer."""
         text, owner = self._text, owner_of(sequence)
         most = min(MAX_OF_ANSWER, len(text) - 2)
         answer = sequence.token_ids[max(sequence.num_prompt, sequence.num_tokens - most) :]
@@ -61,6 +61,6 @@ class History:
 
 
 def owner_of(sequence: Sequence) -> int:
-    """A number for tenant and adapter."""
+    """A number that identifies tenant and adapter."""
     digest = hash_block(sequence.cache_root, tuple(sequence.tenant.name.encode()))
     return int.from_bytes(digest[:7])

@@ -1,7 +1,7 @@
-"""Lookup: what followed the newest tokens where they stood before, in the own text or in earlier answers.
+"""Prompt lookup: drafts what followed earlier occurrences of the newest tokens, in the own text or in earlier answers.
 
-The place decides behind which the most tokens are the same; where several do, they vote on each token. The more tokens
-are the same, the likelier is the next one. How likely is counted, for each source of its own.
+The occurrence with the longest match is used; several of equal length vote on each token. The longer the match, the
+likelier the next token. Acceptance is counted by match length, separately for each source.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from llmserve.scheduler.drafts.acceptance import RECOVERY, Acceptance
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Draftable
 from llmserve.scheduler.drafts.own_text import MAX_MATCHED, NOTHING, Find
 
-LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # tokens that are the same; acceptance is counted from one to the next
+LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # match lengths, in tokens, at which a new count of acceptance begins
 PRIOR_WEIGHT = 10.0  # tokens
-PRIOR_REJECTED = 3.0  # tokens, beside as many accepted as are the same
+PRIOR_REJECTED = 3.0  # rejected tokens, for as many accepted ones as the match is long
 
 
 class LookupDrafter:
-    """Of one sequence. The first of its sources is preferred where others know no longer match."""
+    """Drafts for one sequence. Of sources with equally long matches, the first is used."""
 
     def __init__(self, *sources: Find) -> None:
         self._sources = sources
         self._acceptances = [_priors() for _ in sources]
-        self._behind: list[Acceptance] = []  # of each token that is proposed
+        self._behind: list[Acceptance] = []  # the count that each proposed token belongs to
 
     def propose(self, sequence: Draftable, threshold: float) -> Sequence[int]:
         found, acceptances = NOTHING, self._acceptances[0]
@@ -53,13 +53,13 @@ class LookupDrafter:
         return drafted
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """The first wrong token says nothing about those behind it."""
+        """See `Drafter`. Tokens after the first wrong one are not counted."""
         for place, acceptance in enumerate(self._behind[: min(num_drafted, num_accepted + 1)]):
             acceptance.learn(1, int(place < num_accepted))
 
 
 def _elected(followed: Sequence[Sequence[int]], place: int) -> tuple[int, Sequence[Sequence[int]]]:
-    """The token that most have at this place, and who has it; of equals, the newest."""
+    """The most frequent token at this place (of equals, the newest), and the continuations that contain it."""
     token = followed[0][place]
     agreeing = [tokens for tokens in followed if tokens[place] == token]
     if 2 * len(agreeing) < len(followed):
@@ -69,7 +69,7 @@ def _elected(followed: Sequence[Sequence[int]], place: int) -> tuple[int, Sequen
 
 
 def _priors() -> list[Acceptance]:
-    """Behind any number of tokens that are the same, as votes count them: one for each level."""
+    """The prior for each match length, where votes can double the length; one object per level."""
     rejected = [PRIOR_WEIGHT * PRIOR_REJECTED / (level + PRIOR_REJECTED) for level in LEVELS]
     of_levels = [Acceptance(num_rejected=count, num_accepted=PRIOR_WEIGHT - count) for count in rejected]
     return [of_levels[max(0, bisect_right(LEVELS, count) - 1)] for count in range(2 * MAX_MATCHED + 1)]

@@ -1,19 +1,19 @@
-"""A smaller network guesses: one step of its engine drafts a token for every sequence that wants one.
+"""Drafts of a smaller network: each step of its engine drafts one token for every sequence that wants one.
 
-Its cache is its own. Of a sequence it holds tokens that are known, and behind them drafts; the next draft keeps those
-of them that were drawn, and writes over the others. So it is behind only where something else drafted meanwhile, and
-after a prompt. What it misses is computed with the next draft, at most `CAUGHT_UP_AT_ONCE` tokens beside a step.
+It has its own KV cache, which contains a sequence's known tokens and drafts after them. The next draft keeps accepted
+drafts and overwrites the others. So the cache is incomplete only after a prompt, or if another drafter was used.
+Missing tokens are computed with the next draft, at most `CAUGHT_UP_AT_ONCE` tokens per step.
 
-In a network with states, a sequence has two slots: for the state behind what is known, and for that behind drafts. The
-second becomes the first if all drafts were drawn; else they are computed again. Prompts are not found in its cache.
+In a network with states, a sequence has two slots: for the state after known tokens, and for the state after drafts. If
+all drafts are accepted, the slots are swapped; otherwise accepted drafts are computed again. Prompts are not reused.
 
-A layer for drafts reads, beside token n + 1, the row that the engine's head has read of token n: so its cache is of the
-tokens from the second on, or from later on where the engine has found what comes before in its cache, and the model has
-not. Rows are read as they come with a prompt, and later with the next draft. Behind known tokens it reads rows of its
-own, so what it has computed there is never right.
+A draft layer (multi-token prediction) reads token n + 1 and the hidden row of token n, which the engine's head has
+read. So its cache begins at the second token, or later if the engine has reused a prefix and the model could not. Rows
+of a prompt are read at once, others with the next draft. After known tokens it reads its own rows, so that part of its
+cache is never kept.
 
-A sequence for which there is no block, no state, no place in the step or no room before `max_seq_len` is not drafted
-for; nor one with a token that the smaller network does not have. Drafts under a guide are drawn under its masks.
+A sequence gets no draft if there is no block, no state, no place in the step or no room before `max_seq_len`, or if it
+has a token that is not in the smaller network's vocabulary. With a guide, drafts are sampled under its masks.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
 from llmserve.scheduler.windows import WindowedBlocks
 
-NUM_STATES = 2  # of a sequence
-CAUGHT_UP_AT_ONCE = 256  # tokens, in a step
-FORGETTING = 0.9  # what the time of an older step weighs beside the next one
-MAX_OUTLIER = 3.0  # times the usual: a step that took longer was interrupted
+NUM_STATES = 2  # per sequence
+CAUGHT_UP_AT_ONCE = 256  # tokens per step
+FORGETTING = 0.9  # weight of a step's time, relative to the next one
+MAX_OUTLIER = 3.0  # times the usual time: a step that took longer was interrupted
 
 
 class Drawn(NamedTuple):
-    tokens: Seq[int]  # one for each sample
-    log_probs: Seq[float]  # likewise
-    hidden: HiddenRows | None = None  # of each token of the step, where the model reads such
+    tokens: Seq[int]  # one per sample
+    log_probs: Seq[float]  # one per sample
+    hidden: HiddenRows | None = None  # one row per token of the step, if the model reads hidden rows
 
 
-Step: TypeAlias = Callable[[StepPlan], Drawn | None]  # None: it never drafts again
+Step: TypeAlias = Callable[[StepPlan], Drawn | None]  # None: the model failed and drafts no more
 
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """How many a model has, and the one that it drafts for: of one tokenizer, and padded as it may be."""
+    """Sizes of the two vocabularies, which belong to one tokenizer but may be padded differently."""
 
     of_model: int
     drafted_for: int
@@ -68,13 +68,13 @@ class TokenIds:
         return min(self.of_model, self.drafted_for)
 
     def fitted(self, mask: Callable[[], bytes]) -> bytes:
-        """A mask for the model."""
+        """The mask in the size of the model's vocabulary."""
         num_bytes = -(-self.of_model // 32) * 4
         return mask()[:num_bytes].ljust(num_bytes, b"\0")
 
 
 class DraftModel:
-    """Owns the blocks of its engine."""
+    """Drafts with a smaller engine, and owns that engine's blocks and states."""
 
     def __init__(
         self,
@@ -86,18 +86,18 @@ class DraftModel:
         reads_hidden: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`prior_cost`: of its step, as a part of one of the engine that it drafts for, until both were measured."""
+        """`prior_cost`: time of its step, as a fraction of the main engine's, until both have been measured."""
         self._config = config
         self._step = step
         self._token_ids = token_ids
         self._prior_cost = prior_cost
         self._reads_hidden = reads_hidden
         self._clock = clock
-        self._seconds = 0.0  # of a step that drafts, of late; 0: not known yet
+        self._seconds = 0.0  # recent time of a drafting step; 0: unknown
         self._acceptance = Acceptance(num_rejected=1.0)  # of all sequences
-        self._confidence = Confidence()  # likewise
+        self._confidence = Confidence()  # of all sequences
         self._cached: dict[int, Cached] = {}  # by sequence id
-        self._guided: dict[int, Matcher] = {}  # likewise: guides that have seen what is drafted
+        self._guided: dict[int, Matcher] = {}  # by sequence id: guides advanced by the drafts
         self.pool = BlockPool(config.num_blocks)
         self.windows = WindowedBlocks(config, self.pool)
         self.states = BlockPool(config.num_states)
@@ -106,12 +106,12 @@ class DraftModel:
         return ModelDrafter(self._acceptance, self._confidence)
 
     def cost(self, num_sequences: int, base_seconds: float) -> float:
-        """Of a drafted token, where a step drafts for so many, as a part of `base_seconds`; 0: that is not known."""
+        """Cost of a drafted token, if a step drafts for `num_sequences`, as a part of `base_seconds` (0: unknown)."""
         is_known = self._seconds > 0 and base_seconds > 0
         return (self._seconds / base_seconds if is_known else self._prior_cost) / num_sequences
 
     def draft(self, wishes: Seq[Wish], threshold_of: Callable[[int], float]) -> None:
-        """Its drafters propose what comes of it. `threshold_of`: a token, where a step drafts for so many sequences."""
+        """Fill the wishes' drafters. `threshold_of`: the least probability, by the number of sequences in a step."""
         chunks: list[Chunk] = []
         open_wishes: list[Wish] = []
         self._guided.clear()
@@ -133,14 +133,14 @@ class DraftModel:
             drawn = self._drawn(chunks, rows)
 
     def keep(self, plan: StepPlan, hidden: HiddenRows, running: Mapping[int, Sequence]) -> None:
-        """The rows of a step of the engine, which is not committed yet."""
+        """Keep the hidden rows of a step of the main engine. Call it before the step is committed."""
         end, behind = 0, []
         for chunk in plan.chunks:
             begin, end = end, end + len(chunk.token_ids)
             sequence = running.get(chunk.sequence_id)
             if sequence is None or not any(isinstance(drafter, ModelDrafter) for drafter in sequence.drafters):
                 continue
-            if sequence.num_tokens >= self._config.max_seq_len:  # it is not drafted for any more
+            if sequence.num_tokens >= self._config.max_seq_len:  # it gets no more drafts
                 self.release(sequence)
                 continue
             cached = self._cached.get(sequence.id)
@@ -154,7 +154,7 @@ class DraftModel:
         self._catch_up(behind)
 
     def release(self, sequence: Sequence) -> None:
-        """It has ended, or gives way."""
+        """Forget a sequence that has ended or was preempted."""
         if (cached := self._cached.pop(sequence.id, None)) is not None:
             self.pool.release(cached.block_table)
             self.windows.release(cached)
@@ -167,13 +167,13 @@ class DraftModel:
         self.states.check_integrity(cached.states for cached in self._cached.values() if self._config.num_states)
 
     def _fitting(self, wishes: Seq[Wish]) -> list[Wish]:
-        """Cut to the sequence's longest."""
+        """The wishes, limited by `max_seq_len`."""
         room = self._config.max_seq_len
         cut = (Wish(one.sequence, one.drafter, min(one.num_tokens, room - one.sequence.num_tokens)) for one in wishes)
         return [wish for wish in cut if wish.num_tokens > 0]
 
     def _first_chunk(self, wish: Wish, num_left: int) -> Chunk | None:
-        """Known tokens that are not computed yet; with all of them comes the first sample. None: there is no room."""
+        """A chunk of known tokens that are not computed yet, with a sample if these are all. None: there is no room."""
         sequence = wish.sequence
         cached = self._cached.get(sequence.id) or (None if self._reads_hidden else self._begin(sequence))
         if cached is None:
@@ -185,7 +185,7 @@ class DraftModel:
         return replace(chunk, sample=self._sample(wish))
 
     def _known_chunk(self, cached: Cached, sequence: Sequence, num_left: int, num_more: int) -> Chunk | None:
-        """`num_more`: tokens that blocks are needed for, too."""
+        """`num_more`: number of additional tokens to allocate blocks for."""
         start, skipped = cached.num_computed_tokens, cached.num_skipped
         end = min(cached.num_known(sequence), start + num_left)
         token_ids = sequence.token_ids[skipped + start : skipped + end]
@@ -198,7 +198,7 @@ class DraftModel:
         )
 
     def _begin_behind(self, sequence: Sequence, start: int) -> Cached:
-        """For rows from `start` on: with what others have computed of the tokens before, or without these tokens."""
+        """Start a cache for rows from `start` on: after reused blocks of the tokens before, or without these tokens."""
         self.release(sequence)
         cached = self._begin(sequence)
         assert cached is not None, "a layer for drafts has no states"
@@ -210,7 +210,7 @@ class DraftModel:
         return cached
 
     def _catch_up(self, sequences: list[Sequence]) -> None:
-        """Read rows that came with known tokens."""
+        """Let the model read pending rows of known tokens."""
         while sequences:
             num_left, behind = self._config.max_num_tokens, []
             chunks: list[Chunk] = []
@@ -223,25 +223,25 @@ class DraftModel:
                     chunks.append(chunk)
                     num_left -= len(chunk.token_ids)
                     behind += [sequence] if chunk.end < cached.num_known(sequence) else []
-                elif len(cached.rows or ()) > MAX_PENDING:  # there is no room for it
+                elif len(cached.rows or ()) > MAX_PENDING:  # there are no blocks for it
                     self.release(sequence)
             if not chunks:
                 return
             if self._step(StepPlan(tuple(chunks), self._rows_of(chunks))) is None:
-                for sequence in sequences:  # or their rows would grow in number
+                for sequence in sequences:  # otherwise their rows would accumulate
                     self.release(sequence)
                 return
             self._advance(chunks, sequences)
             sequences = behind
 
     def _rows_of(self, chunks: Seq[Chunk]) -> HiddenRows | None:
-        """That come with known tokens."""
+        """The pending rows of these chunks' tokens."""
         rows = ((chunk, self._cached[chunk.sequence_id].rows) for chunk in chunks)
         found = [pending.first(len(chunk.token_ids)) for chunk, pending in rows if pending is not None]
         return np.concatenate(found) if found else None
 
     def _begin(self, sequence: Sequence) -> Cached | None:
-        """With what others have computed of its tokens. None: there is no state for it."""
+        """Start a cache with the blocks that can be reused. None: no state slot is free."""
         cached, size = Cached(sequence.max_num_cached, int(self._reads_hidden)), self._config.block_size
         hashes: Seq[bytes] = ()
         if self._config.num_states:
@@ -261,7 +261,7 @@ class DraftModel:
         return cached
 
     def _settle(self, cached: Cached, sequence: Sequence) -> None:
-        """What of its cache is right, now that more is known."""
+        """Keep the accepted drafts in its cache, and drop the others."""
         ahead, start, num_before = cached.ahead, cached.num_computed_tokens, sequence.num_tokens - 1
         cached.ahead = array("i")
         if cached.rows is not None:
@@ -277,7 +277,7 @@ class DraftModel:
         self.windows.advance(cached)
 
     def _grow(self, cached: Cached, num_tokens: int) -> bool:
-        """Blocks for so many tokens; False where there are not enough."""
+        """Allocate blocks for `num_tokens` tokens. False if there are not enough."""
         num_blocks = self._config.num_blocks_for(num_tokens)
         num_missing = max(0, num_blocks - len(cached.block_table))
         if num_missing + self.windows.num_missing(cached, num_blocks) > self.pool.num_free:
@@ -289,14 +289,14 @@ class DraftModel:
     def _following(
         self, wishes: Seq[Wish], drawn: Drawn, threshold_of: Callable[[int], float]
     ) -> tuple[list[Chunk], list[Wish], list[int]]:
-        """Of each sequence that wants more than the token that it has just got; and which of them these are."""
+        """Chunks for the sequences that want another token after the one just drawn; their wishes and indexes."""
         places = []
         for index, (wish, token, log_prob) in enumerate(zip(wishes, drawn.tokens, drawn.log_probs, strict=True)):
             if token < self._token_ids.num_common:
                 wish.drafter.add(token, log_prob)
                 if len(wish.drafter.drafted) < wish.num_tokens and token not in wish.sequence.stop_words.single_ids:
                     places.append(index)
-        for _ in range(2):  # the fewer are left, the more the step costs each
+        for _ in range(2):  # the fewer sequences are left, the more the step costs each
             threshold = threshold_of(len(places))
             places = [index for index in places if wishes[index].drafter.goes_on(threshold)]
         chunks, open_wishes = [], [wishes[index] for index in places]
@@ -317,7 +317,7 @@ class DraftModel:
         return chunks, open_wishes, places
 
     def _sample(self, wish: Wish) -> SampleRequest:
-        """As the engine itself will draw: with the same draw, two networks that agree draw the same token."""
+        """Sample like the main engine: with equal random numbers, networks that agree sample the same token."""
         sequence, request, ahead = wish.sequence, wish.sequence.request, wish.drafter.drafted
         needs_history = request.sampling.has_penalties
         matcher, num_ids = self._guided.get(sequence.id, sequence.matcher), self._token_ids.num_common
@@ -339,14 +339,14 @@ class DraftModel:
         plan = StepPlan(tuple(chunks), hidden)
         started = self._clock()
         drawn = self._step(plan)
-        if plan.num_tokens <= 2 * len(chunks):  # no prompt is in it
+        if plan.num_tokens <= 2 * len(chunks):  # without a prompt
             seconds = self._clock() - started
             usual = self._seconds or seconds
             self._seconds = FORGETTING * usual + (1 - FORGETTING) * min(seconds, MAX_OUTLIER * usual)
         return drawn
 
     def _advance(self, chunks: Seq[Chunk], of: Iterable[Sequence]) -> None:
-        """They have been computed. Others may share the blocks that they fill, of sequences from their beginning."""
+        """Record that chunks are computed. Blocks that they fill can be reused if the cache has all tokens before."""
         sequences = {sequence.id: sequence for sequence in of}
         for chunk in chunks:
             sequence, cached = sequences[chunk.sequence_id], self._cached[chunk.sequence_id]
@@ -366,7 +366,7 @@ class DraftModel:
             self.windows.register(cached, index, hashes[index])
 
     def _hashes(self, cached: Cached, sequence: Sequence, num_blocks: int) -> list[bytes]:
-        """Of its first blocks."""
+        """Hashes of its first `num_blocks` blocks."""
         hashes = cached.hashes
         while len(hashes) < num_blocks:
             parent = hashes[-1] if hashes else self._root_hash(sequence)
@@ -374,11 +374,11 @@ class DraftModel:
         return hashes[:num_blocks]
 
     def _root_hash(self, sequence: Sequence) -> bytes:
-        """A model drafts without adapters; but rows that it reads are computed with them, and with the first token."""
+        """Models draft without adapters. But the rows that they read depend on the adapter and on the first token."""
         return hash_block(sequence.cache_root, sequence.token_ids[:1]) if self._reads_hidden else ROOT_HASH
 
     def _block(self, sequence: Sequence, index: int) -> array[int]:
-        """The tokens of one of its first blocks."""
+        """The tokens of block `index`."""
         size = self._config.block_size
         begin = index * size + self._reads_hidden
         return sequence.token_ids[begin : begin + size]

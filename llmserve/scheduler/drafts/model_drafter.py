@@ -1,4 +1,4 @@
-"""What a model has drafted for one sequence, and whether to draft another token behind it."""
+"""A model's drafts for one sequence, and whether to draft another token."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from llmserve.scheduler.drafts.confidence import Confidence
 from llmserve.scheduler.drafts.drafter import Draftable
 from llmserve.scheduler.sequence import Sequence
 
-MARGIN = 1.3  # times the threshold: drafts make steps rarer, so that time for one more is worth more than without them
+MARGIN = 1.3  # factor on the threshold: with drafts, steps are rarer, so the time of a model's step is worth more
 
 
 class ModelDrafter(Acceptance):
-    """It expects what the model's drafts were worth to others of late."""
+    """Its prior is the recent acceptance of the model's drafts for other sequences."""
 
     def __init__(self, others: Acceptance, confidence: Confidence) -> None:
         super().__init__(others.num_rejected, others.num_accepted)
-        self.drafted = array("i")  # and not proposed yet
-        self._log_probs: list[float] = []  # of what was drafted last
-        self._chance = 1.0  # of all of it to be drawn
+        self.drafted = array("i")  # drafted, not proposed yet
+        self._log_probs: list[float] = []  # of the last draft's tokens
+        self._chance = 1.0  # probability that the whole draft is accepted
         self._others = others
         self._confidence = confidence
 
@@ -35,11 +35,11 @@ class ModelDrafter(Acceptance):
         self._chance *= self._confidence.probability(log_prob)
 
     def goes_on(self, threshold: float) -> bool:
-        """Whether one more is worth a step of the model, of which nobody knows more than how often it is right."""
+        """Whether another token is worth a step of the model."""
         return self._chance * self.probability > MARGIN * threshold
 
     def propose(self, sequence: Draftable, threshold: float) -> Seq[int]:
-        """All of it: rows are cheap beside the steps that drafted it."""
+        """The whole draft: rows are cheap compared with the model's steps."""
         drafted, self.drafted = self.drafted, array("i")
         return drafted
 
@@ -51,7 +51,7 @@ class ModelDrafter(Acceptance):
 
 
 class Wish(NamedTuple):
-    """So many tokens, at most, are to be drafted for a sequence."""
+    """A request to draft at most `num_tokens` tokens for a sequence."""
 
     sequence: Sequence
     drafter: ModelDrafter

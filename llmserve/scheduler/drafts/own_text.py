@@ -1,5 +1,5 @@
-"""What followed the newest tokens earlier in prompt or answer: first places behind the same three tokens, then behind
-the same two, the newest first."""
+"""Finds earlier occurrences of the newest tokens in prompt and answer: first of the last three, then of the last two.
+The newest occurrence comes first."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple, TypeAlias
 
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED
 
-GRAM = 3  # tokens that have to be the same, if such a place exists
-INDEXED_AT_ONCE = 1024  # tokens, in a step
-MAX_PLACES = 8  # that are looked at for a draft
-MAX_MATCHED = 12  # tokens: whether more are the same is not looked at
+GRAM = 3  # tokens that must match, if there is such an occurrence
+INDEXED_AT_ONCE = 1024  # tokens per step
+MAX_PLACES = 8  # occurrences compared for a draft
+MAX_MATCHED = 12  # tokens compared at an occurrence
 
 
 class Found(NamedTuple):
-    """What followed at the places where the most tokens before are the same."""
+    """The continuations after the longest matches."""
 
     num_matched: int
     followed: Sequence[Sequence[int]]  # the newest place first; none is empty
@@ -27,7 +27,7 @@ NOTHING = Found(0, ())
 
 
 def best_places(text: array[int], places: Iterable[int], newest: Sequence[int]) -> tuple[int, list[int]]:
-    """Those behind the most of the newest tokens, and how many these are. A place follows the tokens before it."""
+    """The length of the longest match with the newest tokens, and its places. A place is the index after the match."""
     most, best = 0, list[int]()
     for place in places:
         count, longest = 0, min(MAX_MATCHED, place, len(newest))
@@ -41,7 +41,7 @@ def best_places(text: array[int], places: Iterable[int], newest: Sequence[int]) 
 
 
 def chain(newest: int, before: array[int]) -> list[int]:
-    """Places, the newest first. `before` each: the one before it in its chain, or 0."""
+    """The newest places of a chain, newest first. `before`: for each place, the previous one in its chain, or 0."""
     places = list[int]()
     while newest and len(places) < MAX_PLACES:
         places.append(newest)
@@ -50,7 +50,8 @@ def chain(newest: int, before: array[int]) -> list[int]:
 
 
 class OwnText:
-    """Of one sequence. Constant time a token; a long prompt is read over several steps, for others wait for each."""
+    """The text of one sequence. Takes constant time per token. A long prompt is indexed over several steps, so that
+    other sequences do not wait."""
 
     def __init__(self) -> None:
         self._indexes = [_Index(GRAM), _Index(GRAM - 1)]
@@ -62,7 +63,7 @@ class OwnText:
     def find(self, token_ids: array[int]) -> Found:
         end = min(len(token_ids), self.num_indexed + INDEXED_AT_ONCE)
         for index in self._indexes:
-            index.read(token_ids, end)  # the place behind the newest token is not among them
+            index.read(token_ids, end)  # without the place after the newest token
         for index in self._indexes:
             if places := index.places(token_ids):
                 most, best = best_places(token_ids, places, token_ids[-MAX_MATCHED:])
@@ -71,12 +72,12 @@ class OwnText:
 
 
 class _Index:
-    """Places behind the same `gram` tokens, in chains."""
+    """Chains of places after the same `gram` tokens."""
 
     def __init__(self, gram: int) -> None:
         self._gram = gram
         self._newest: dict[bytes, int] = {}
-        self._before = array("i", [0] * gram)  # of each place: the one before it in its chain; 0: none
+        self._before = array("i", [0] * gram)  # for each place, the previous one in its chain; 0: none
 
     @property
     def num_read(self) -> int:
@@ -94,7 +95,7 @@ class _Index:
 
 
 def _repeated(token_ids: list[int]) -> list[int]:
-    """What ends too early repeats itself."""
+    """A continuation that ends early, repeated up to `MAX_DRAFTED` tokens."""
     period = len(token_ids)
     while len(token_ids) < MAX_DRAFTED:
         token_ids.append(token_ids[-period])

@@ -1,4 +1,4 @@
-"""Hidden rows that the engine has handed out, and that a model which drafts with them has not read yet."""
+"""Hidden rows from the engine that the draft model has not read yet."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 
 from llmserve.scheduler.plan import HiddenRows
 
-MAX_PENDING = 64  # rows of a sequence, until they are read whether it is drafted for or not
+MAX_PENDING = 64  # rows per sequence; with more, the model reads them even if it does not draft
 
 
 class PendingRows:
-    """Of one sequence: of its tokens from `begin` up to `end`."""
+    """The rows of one sequence, for its tokens from `begin` to `end`."""
 
     def __init__(self, begin: int) -> None:
         self.begin = self.end = begin
@@ -20,7 +20,7 @@ class PendingRows:
         return self.end - self.begin
 
     def cut(self, end: int) -> None:
-        """Forget those from `end` on: of drafts that were not drawn."""
+        """Drop the rows from `end` on, which belong to rejected drafts."""
         while self.end > max(end, self.begin):
             last = self._pieces.pop()
             self.end -= len(last)
@@ -28,7 +28,7 @@ class PendingRows:
                 self._append(last[: end - self.end])
 
     def add(self, rows: HiddenRows, start: int) -> None:
-        """Of tokens from `start` on. Those that are here, or were, are left out."""
+        """Add rows for tokens from `start` on. Rows for tokens before `end` are skipped."""
         assert start <= self.end, "rows are missing"
         if len(rows) > self.end - start:
             self._append(rows[self.end - start :].copy())
@@ -38,7 +38,7 @@ class PendingRows:
         return found
 
     def read(self, count: int) -> None:
-        """The first `count` are not needed any more."""
+        """Drop the first `count` rows, which the model has read."""
         rest = self.first(len(self))[count:]
         self.begin += count
         self.end, self._pieces = self.begin, []
