@@ -1,4 +1,4 @@
-"""Which calls are served at all, decided by their metadata."""
+"""Decides by their metadata which calls are refused."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ CODE_OF_LACK: Mapping[Lack, StatusCode] = {
 def restricted(
     methods: Mapping[str, Method], restrictions: Restrictions, keys: ApiKeys | None = None
 ) -> dict[str, Method]:
-    """`methods` by path, each with what opens it. Every one belongs to a group."""
+    """`methods` by path, each with the check of its API group. Every method belongs to a group."""
     apis = {path: API_OF_RPC[path.rpartition("/")[2]] for path in methods}
     return {path: replace(method, refuse=_refuse(apis[path], restrictions, keys)) for path, method in methods.items()}
 
 
 def _refuse(api: Api, restrictions: Restrictions, keys: ApiKeys | None) -> Refuse | None:
-    """None: nothing is refused."""
+    """The check of an API group; None if it refuses nothing."""
     key = restrictions.keys.get(api)
     if key is None and keys is None:
         return None
@@ -53,5 +53,5 @@ def _unless_open(key: Key, metadata: Metadata) -> BadMessage | None:
 
 
 def header_of(metadata: Metadata) -> HeaderOf:
-    """The first of several counts."""
+    """Looks up a header by name; if it is repeated, the first value counts."""
     return lambda name: next((value for key, value in metadata if key == name), None)

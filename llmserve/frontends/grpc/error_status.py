@@ -1,4 +1,4 @@
-"""Errors as the status of a gRPC call."""
+"""Converts errors to the status of a gRPC call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def status_of(error: LlmserveError) -> grpc.StatusCode:
-    """The neutral codes are gRPC's, by name."""
+    """The status with the name of the error's neutral code."""
     return grpc.StatusCode[error.code.value]
 
 
@@ -27,7 +27,7 @@ def answers_errors(handler: Handler) -> Handler:
             return await handler(request, context)
         except LlmserveError as error:
             failure = error
-        except Exception as error:  # border: a fault of ours is INTERNAL to the client, a traceback in the log
+        except Exception as error:  # border: the client sees INTERNAL, the log has the traceback
             logger.exception("%s failed", handler.__name__)
             failure = InternalError(f"internal error: {error!r}")
         await context.abort(status_of(failure), str(failure))

@@ -23,7 +23,7 @@ from llmserve.frontends.shared.server_core import Core, check_known_model
 from llmserve.frontends.shared.shared_memory import CUDA_REFUSAL
 from llmserve.frontends.shared.trace_settings import SETTINGS
 
-# log setting -> the field of its value, and what errors call that
+# log setting -> the field of its value, and the field's name in errors
 LOG_FIELDS = {
     **dict.fromkeys(FLAGS, ("bool_param", "boolean")),
     "log_verbose_level": ("uint32_param", "int32"),
@@ -33,7 +33,7 @@ LOG_FIELDS = {
 
 
 class ExtensionRpcs:
-    """One method per RPC; the rest is in `inference_service`. What they raise becomes a status in `error_status`."""
+    """One method per RPC; the others are in `inference_service`. `error_status` converts their errors to a status."""
 
     def __init__(self, core: Core, extensions: Extensions) -> None:
         self._core = core
@@ -101,7 +101,7 @@ class ExtensionRpcs:
     async def SystemSharedMemoryUnregister(
         self, request: Any, context: Any
     ) -> service_pb2.SystemSharedMemoryUnregisterResponse:
-        """All of them without a name."""
+        """Unregisters all regions if the request has no name."""
         if request.name:
             self._extensions.memory.unregister(request.name)
         else:

@@ -12,7 +12,7 @@ from llmserve.wire.http2.method import Method
 
 
 class HealthCheckResponse(bytes):
-    """Encoded already."""
+    """An encoded message."""
 
     def SerializeToString(self) -> bytes:  # noqa: N802  # protobuf's
         return self

@@ -1,4 +1,4 @@
-"""`inference.GRPCInferenceService` messages to the core's requests."""
+"""Converts `inference.GRPCInferenceService` messages to the core's requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ InferInputTensor: TypeAlias = service_pb2.ModelInferRequest.InferInputTensor | L
 
 ONLY_EMPTY_FINAL = f"Only the following keys starting with 'triton_' are allowed: {EMPTY_FINAL_RESPONSE}"
 
-# typed contents: field -> the datatypes that it may carry; the first is the one named in errors
+# typed contents: field -> the datatypes that it may have; errors name the first
 CONTENTS: Mapping[str, tuple[str, ...]] = {
     "bool_contents": ("BOOL",),
     "int_contents": ("INT32", "INT8", "INT16"),
@@ -57,9 +57,9 @@ FIELD_OF = {datatype: name for name, datatypes in CONTENTS.items() for datatype 
 def parse_request(
     message: ModelInferRequest, config: ModelConfig, source: DataSource, *, deadline: float | None
 ) -> tuple[InferRequest, Delivery]:
-    """The core's request, and how the client wants its outputs.
+    """The core's request, and the delivery of outputs that the client requests.
 
-    Tensors are checked for form here; the core checks them against the model's config.
+    This function checks the form of tensors; the core checks them against the model's config.
     """
     parameters = read_parameters(message.parameters)
     parameters.pop(EMPTY_FINAL_RESPONSE, None)
@@ -91,7 +91,7 @@ def wants_empty_final_response(message: ModelInferRequest) -> bool:
 
 
 def deadline_after(seconds: float | None) -> float | None:
-    """`time.monotonic()` at which a call with this much time left is over."""
+    """The `time.monotonic()` at which a call ends that has this much time left."""
     return None if seconds is None else time.monotonic() + seconds
 
 
@@ -140,7 +140,7 @@ def _num_classes(parameter: service_pb2.InferParameter) -> int:
 def _place(
     tensor: InferInputTensor | service_pb2.ModelInferRequest.InferRequestedOutputTensor,
 ) -> Place:
-    """Where in shared memory a tensor is, or goes."""
+    """The place of a tensor in shared memory."""
 
     def read(name: str, field: str) -> Any:
         parameter = tensor.parameters[name]
@@ -158,7 +158,7 @@ def _place(
 
 
 def _parse_inputs(message: ModelInferRequest, config: ModelConfig, source: DataSource) -> dict[str, Tensor]:
-    """Raw contents are in the order of the inputs that are not in shared memory."""
+    """The inputs by name. Raw contents are in the order of the inputs that are not in shared memory."""
     try:
         return _read_inputs(message, config, source)
     except WrongSize as error:
@@ -251,7 +251,7 @@ def _typed_array(tensor: InferInputTensor, values: Iterable[Any], *, model: str)
         return _narrowed(tensor, values, model=model)
     try:
         return np.array(list(values), dtype=NUMPY_DTYPES[tensor.datatype])
-    except OverflowError as error:  # int_contents carries INT8 and INT16 too
+    except OverflowError as error:  # int_contents also carries INT8 and INT16
         _does_not_fit(tensor, model, str(error))
 
 

@@ -1,10 +1,10 @@
-"""One `ModelStreamInfer` call: many requests in flight, each a task; their responses interleave on one wire.
+"""One `ModelStreamInfer` call: many requests in flight, one task each; their responses interleave on one stream.
 
-Responses of one request stay in order because one task writes them, and a task pulls its next response only when the
-transport has taken the last one: a slow client slows its own requests down, and nothing piles up. A request that fails
-is answered in-band and the call goes on, unless the client has asked for an error to be the call's status (metadata
-`triton_grpc_error: true`): then that ends the call, as its deadline always does. A request that no model has been asked
-for is answered in-band all the same. When the call ends, every task is cancelled, which closes the core's streams.
+Responses of one request stay in order because one task writes them. A task pulls its next response when the transport
+has taken the previous one, so a slow client only slows its own requests and nothing accumulates. A failed request is
+answered in-band and the call continues. With the metadata `triton_grpc_error: true`, a model's error ends the call as
+its status instead; an error before any model runs is still answered in-band. The call's deadline always ends it. When
+the call ends, every task is cancelled, which closes the core's streams.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from llmserve.wire.http2.call import Received
 from llmserve.wire.http2.messages import LargeMessage
 from llmserve.wire.http2.sender import CallClosed
 
-MAX_IN_FLIGHT = 1024  # requests of one call; reading pauses there, and HTTP/2 flow control holds the client back
+MAX_IN_FLIGHT = 1024  # requests of one call; then reading pauses, and HTTP/2 flow control stops the client
 ERROR_STATUS = ("triton_grpc_error", "true")  # metadata
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class InferStream:
         self._write_lock = asyncio.Lock()
 
     async def run(self) -> None:
-        """Return when the client has half-closed and all its requests are answered."""
+        """Returns when the client has half-closed and all its requests are answered."""
         if self._extensions.grpc_compression:
             self._context.compress(self._extensions.grpc_compression)
         failed: LlmserveError | None = None
@@ -88,7 +88,7 @@ class InferStream:
         if failed is not None:
             await self._context.abort(status_of(failed), str(failed))
         time_left = self._context.time_remaining()
-        if time_left is not None and time_left <= 0:  # an engine that ends a request in time says so in its answer
+        if time_left is not None and time_left <= 0:  # an engine may have ended its requests in time, in their answers
             await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     async def _answer_all(self) -> None:
@@ -105,13 +105,13 @@ class InferStream:
         message = received.message
         try:
             await self._infer(received)
-        except DeadlineExceeded as error:  # there is one deadline, that of the call
+        except DeadlineExceeded as error:  # the call has the only deadline
             raise _CallFailed(error) from error
         except LlmserveError as error:
             await self._write(early_error_message(message.id, error))
         except _CallFailed:
             raise
-        except Exception as error:  # border: a fault of ours must not take the other requests down
+        except Exception as error:  # border: an internal error must not fail the other requests
             logger.exception("a request of a stream failed")
             await self._write(early_error_message(message.id, InternalError(f"internal error: {error!r}")))
         finally:
@@ -133,7 +133,7 @@ class InferStream:
     async def _respond(self, received: Received, trace: Trace | None) -> None:
         message, share = received.message, received.share
         keys = self._extensions.api_keys
-        if keys is not None and (lack := keys.lack(Api.INFERENCE, self._header)):  # withdrawn since the call began
+        if keys is not None and (lack := keys.lack(Api.INFERENCE, self._header)):  # withdrawn after the call began
             raise InvalidArgument(lack.value)
         config = self._core.model_config(message.model_name, message.model_version)
         decoupled = is_decoupled(config)
@@ -153,7 +153,7 @@ class InferStream:
                 if says_only_final:
                     if wants_empty_final:
                         await self._write(empty_final_message(response), trace)
-                elif num_bytes(response.outputs) <= INLINE_BYTES:  # as a token is
+                elif num_bytes(response.outputs) <= INLINE_BYTES:  # for example a token
                     delivered = deliver(response, delivery, core=self._core, memory=memory, config=config)
                     message = stream_message(delivered, decoupled=decoupled, elsewhere=delivery.places)
                     await self._write(message, trace)
@@ -174,7 +174,7 @@ class InferStream:
                 trace.stamp("GRPC_SEND_START")
             try:
                 await self._context.write(message)
-            except CallClosed as error:  # nobody waits
+            except CallClosed as error:  # the client no longer waits
                 raise asyncio.CancelledError from error
             if trace is not None:
                 trace.stamp("GRPC_SEND_END")

@@ -1,10 +1,10 @@
 """The gRPC front end: `inference.GRPCInferenceService` and `grpc.health.v1.Health` over `http2`.
 
     ModelInfer        unary; refused for decoupled models
-    ModelStreamInfer  see `grpc_stream`
+    ModelStreamInfer  see `infer_stream`
     everything else   a look-up in the core
 
-A client that cancels, goes away or runs out of its deadline cancels the handler's task, which closes the core's stream.
+If a client cancels, disconnects or reaches its deadline, the handler's task is cancelled. This closes its core stream.
 """
 
 # ruff: noqa: N802  # method names are the protocol's
@@ -116,7 +116,7 @@ class InferenceService(ExtensionRpcs):
         await InferStream(self._core, self._extensions, context).run()
 
     def _follow(self, trace: Trace, model: str, context: Any) -> None:
-        """Trace a unary call to its end. The message has been read when the handler starts."""
+        """Traces a unary call to its end. The message is already read when the handler starts."""
 
         def end(context: Any) -> None:
             trace.stamp("GRPC_SEND_END")
@@ -128,7 +128,7 @@ class InferenceService(ExtensionRpcs):
 
 
 def methods_of(service: InferenceService) -> dict[str, Method]:
-    """By path: every RPC of the protocol's description."""
+    """Every RPC in the protocol's description, by path."""
     description = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     return {
         f"/{description.full_name}/{rpc.name}": Method(
@@ -142,7 +142,7 @@ def methods_of(service: InferenceService) -> dict[str, Method]:
 
 
 def _large_messages(rpc: str) -> dict[str, Any]:
-    """Of the RPCs that take data."""
+    """The settings of RPCs that accept large messages."""
     if rpc in ("ModelInfer", "ModelStreamInfer"):
         return {"parse_large": parse_large, "largest_bytes": MAX_MESSAGE_BYTES}
     return {"largest_bytes": MAX_MESSAGE_BYTES} if rpc == "RepositoryModelLoad" else {}
@@ -160,7 +160,7 @@ async def start_grpc(
 ) -> Http2Server:
     """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken.
 
-    `extensions` are those of the server's other front ends; with `tls`, connections are encrypted. `shared`: the port.
+    `extensions` are shared with other front ends; `tls` encrypts connections. `shared`: other processes use the port.
     """
     extensions = extensions or Extensions()
     methods = {**methods_of(InferenceService(core, extensions)), **health_methods(core)}

@@ -1,4 +1,4 @@
-"""What is known of each call from its start, and the record that the log has of it at its end."""
+"""The context of each gRPC call from its start, and its log record at the end."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from llmserve.wire.http2.method import Method, OpenedCall
 
 
 def known(methods: Mapping[str, Method], extensions: Extensions) -> dict[str, Method]:
-    """`methods` by path, each with an eye on its calls."""
+    """`methods` by path, each with an `open` that enters and logs its calls."""
     return {path: replace(method, open=partial(_open, extensions)) for path, method in methods.items()}
 
 
 def _open(extensions: Extensions, call: OpenedCall) -> None:
-    """From here on what handles the call knows of its request, and its client hears the id that it gave."""
+    """Makes the request current for the call's handler, and returns the client's id in the answer's metadata."""
     header = header_of(call.invocation_metadata())
     context = RequestContext(call.path, header, extensions.api_keys, given_id(header))
     if context.id:
@@ -35,5 +35,5 @@ def _open(extensions: Extensions, call: OpenedCall) -> None:
 
 
 def _log(context: RequestContext, call: Any) -> None:
-    status = call.status or StatusCode.CANCELLED  # by its client, who is told nothing
+    status = call.status or StatusCode.CANCELLED  # without a status, the client cancelled the call
     log_request(context, status.name, is_complete=call.status is not None)

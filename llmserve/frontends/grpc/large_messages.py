@@ -1,8 +1,8 @@
-"""Large `ModelInferRequest`s, without protobuf for their data.
+"""Parses large `ModelInferRequest`s without protobuf for their data.
 
-protobuf parses a message in one call, which holds the interpreter lock: half a second for ten million elements. Here
-the tensors' data is found by walking over the message's fields; raw contents stay where they are, numbers are decoded
-many at a time. Only what is left, which is small, goes to protobuf. To be called in a worker thread.
+protobuf parses a message in one call, which holds the GIL: half a second for ten million elements. This module walks
+the message's fields to find the tensors' data. Raw contents are not copied, and numbers are decoded many at a time.
+Only the small rest goes to protobuf. Call it in a worker thread.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ INPUTS, OUTPUTS, RAW_CONTENTS = 5, 6, 7  # of ModelInferRequest
 SHAPE, CONTENTS = 3, 5  # of InferInputTensor
 BYTES_CONTENTS = 8  # of InferTensorContents
 MAX_FIELDS = 16 * 1024  # of a message, and of its inputs and outputs
-MAX_KEPT_BYTES = 4 * 1024 * 1024  # of names, ids and parameters
-MAX_SHAPE_BYTES = 512 * 1024  # protobuf decodes them in 10 ms; what is wrong with a longer one is not said
+MAX_KEPT_BYTES = 4 * 1024 * 1024  # most bytes of names, ids and parameters
+MAX_SHAPE_BYTES = 512 * 1024  # protobuf decodes it in 10 ms; a longer shape is refused without details
 CONTENT_NAMES = {
     1: "bool_contents", 2: "int_contents", 3: "int64_contents", 4: "uint_contents", 5: "uint64_contents",
     6: "fp32_contents", 7: "fp64_contents", BYTES_CONTENTS: "bytes_contents",
@@ -34,7 +34,7 @@ CONTENT_NAMES = {
 
 @dataclass(slots=True)
 class LargeContents:
-    """As `InferTensorContents`, with arrays for numbers."""
+    """Like `InferTensorContents`, with arrays for numbers."""
 
     bool_contents: Values = ()
     int_contents: Values = ()
@@ -48,7 +48,7 @@ class LargeContents:
 
 @dataclass(slots=True)
 class LargeInput:
-    """As `InferInputTensor`."""
+    """Like `InferInputTensor`."""
 
     name: str
     datatype: str
@@ -64,9 +64,9 @@ class LargeInput:
 
 @dataclass(slots=True)
 class LargeRequest:
-    """As `ModelInferRequest`."""
+    """Like `ModelInferRequest`."""
 
-    small: service_pb2.ModelInferRequest  # all but inputs and raw contents
+    small: service_pb2.ModelInferRequest  # without inputs and raw contents
     inputs: list[LargeInput] = field(default_factory=list)
     raw_input_contents: list[memoryview] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ class LargeRequest:
 
 
 def parse_large(data: Message, share: Share) -> LargeRequest:
-    """Raises `DecodeError` for what is no message, and `RequestTooLarge`."""
+    """Raises `DecodeError` for an invalid message, and `RequestTooLarge`."""
     budget = _Budget(share)
     inputs: list[LargeInput] = []
     raw: list[memoryview] = []
@@ -128,14 +128,14 @@ def _parse_input(data: memoryview, budget: _Budget) -> LargeInput:
 
 
 class _Budget:
-    """How much of a message is read, and what becomes of it."""
+    """Limits the parts of one message, and counts their memory."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
         self._num_fields = 0
         self._num_values = 0
         self._num_kept = 0  # bytes
-        self._num_uncounted = 0  # bytes of values that the share has not grown for
+        self._num_uncounted = 0  # bytes of values for which the share has not grown yet
 
     def counted(self, data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
         for each in fields_of(data):
@@ -145,7 +145,7 @@ class _Budget:
             yield each
 
     def kept(self, number: int, kind: int, value: memoryview) -> bytes:
-        """A field that is read in one piece, with others of its kind."""
+        """The encoding of a field that protobuf will parse."""
         self._num_kept += len(value)
         if self._num_kept > MAX_KEPT_BYTES:
             raise RequestTooLarge(f"the request has more than {MAX_KEPT_BYTES} bytes besides the data of its tensors")
@@ -156,7 +156,7 @@ class _Budget:
             pass
 
     def contents(self, data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-        """Fields of an `InferTensorContents`: many numbers each, or one, or one text."""
+        """The fields of an `InferTensorContents`: each has packed numbers, one number, or one text."""
         for number, kind, value in fields_of(data):
             if number not in CONTENT_NAMES:
                 continue

@@ -1,4 +1,4 @@
-"""The data of an `InferTensorContents`: many numbers at a time, and no call that takes long."""
+"""Decodes the data of an `InferTensorContents`: many numbers at a time, without long calls."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PIECE_BYTES = 64 * 1024
 
 
 def decoded_bytes(number: int, num_packed: int) -> int:
-    """The most that packed numbers of a field take once they are decoded: floats stay where they are."""
+    """The most memory for a field's packed numbers after decoding; 0 for floats, which are not copied."""
     return 0 if number in FLOATS else num_packed * np.dtype(DTYPES[number]).itemsize
 
 
 def decode_field(number: int, kind: int, value: memoryview) -> NDArray[Any] | bytes:
-    """One field: numbers, packed or one alone, or a text. Raises `DecodeError`."""
+    """Decodes one field: packed numbers, one number, or a text. Raises `DecodeError`."""
     if number not in DTYPES:
         if kind != LENGTH_DELIMITED:
             raise DecodeError("a string is expected")

@@ -1,4 +1,4 @@
-"""The core's responses as messages of `inference.GRPCInferenceService`."""
+"""Converts the core's responses to messages of `inference.GRPCInferenceService`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STREAM_RESPONSE = 2  # of ModelStreamInferResponse: infer_response
 
 
 def infer_message(response: InferResponse, *, elsewhere: Container[str] = ()) -> service_pb2.ModelInferResponse:
-    """A response with outputs; the tensors travel as raw bytes, but for those that are `elsewhere`."""
+    """A response with outputs. Tensors are sent as raw bytes, except those that are `elsewhere`."""
     message = service_pb2.ModelInferResponse()
     _write_response(message, response, elsewhere)
     return message
@@ -66,18 +66,18 @@ def _write_integer(parameter: service_pb2.InferParameter, value: int) -> None:
 
 
 def large_cost(response: InferResponse, delivery: Delivery) -> int:
-    """About how many bytes are gone through one by one, or copied, to deliver and encode a response of much data."""
+    """The approximate bytes that are converted one by one, or copied, to deliver and encode a large response."""
     copied = 0 if delivery.is_plain else num_bytes(response.outputs)
     return encoding_cost(response.outputs) + copied
 
 
 def large_infer_message(response: InferResponse, *, elsewhere: Container[str] = ()) -> LargeMessage:
-    """`infer_message` of much data."""
+    """Like `infer_message`, for large responses."""
     return LargeMessage(_large_parts(service_pb2.ModelInferResponse(), response, elsewhere))
 
 
 def large_stream_message(response: InferResponse, *, decoupled: bool, elsewhere: Container[str] = ()) -> LargeMessage:
-    """`stream_message` of much data, which is no error."""
+    """Like `stream_message`, for large responses without an error."""
     inner = service_pb2.ModelInferResponse()
     inner.parameters[FINAL_RESPONSE].bool_param = response.final or not decoupled
     parts = _large_parts(inner, response, elsewhere)
@@ -87,7 +87,7 @@ def large_stream_message(response: InferResponse, *, decoupled: bool, elsewhere:
 def _large_parts(
     message: service_pb2.ModelInferResponse, response: InferResponse, elsewhere: Container[str]
 ) -> list[Raw]:
-    """The message without its data, which follows: protobuf would copy it several times."""
+    """The message without its data, then the data in parts, because protobuf would copy it several times."""
     _write_heads(message, response)
     parts: list[Raw] = [message.SerializeToString()]
     for tensor in response.outputs:
@@ -119,7 +119,7 @@ def stream_message(
 
 
 def empty_final_message(response: InferResponse) -> service_pb2.ModelStreamInferResponse:
-    """The end of a decoupled request, when its last data response did not say so: no version, no outputs."""
+    """Marks the end of a decoupled request after a last data response that did not; no version, no outputs."""
     inner = service_pb2.ModelInferResponse(model_name=response.model_name, id=response.request_id)
     inner.parameters[FINAL_RESPONSE].bool_param = True
     return service_pb2.ModelStreamInferResponse(infer_response=inner)

@@ -12,7 +12,7 @@ MAX_VARINT_BYTES = 10
 
 
 def fields_of(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """Number, kind and value of each field; of a varint, its bytes. Raises `DecodeError`."""
+    """Yields number, kind and value of each field; the value of a varint is its bytes. Raises `DecodeError`."""
     offset = 0
     while offset < len(data):
         tag, offset = _varint(data, offset)
@@ -50,7 +50,7 @@ def encoded_varint(number: int) -> bytes:
 
 
 def _varint(data: memoryview, offset: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """A number, and the position after it."""
     number = shift = 0
     for at in range(offset, min(offset + MAX_VARINT_BYTES, len(data))):
         byte = data[at]

@@ -1,4 +1,4 @@
-"""Which requests are answered at all, decided by their headers: their bodies are not read before."""
+"""Decides by their headers which requests are refused, before their bodies are read."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ STATUS_OF_LACK: Mapping[Lack, int] = {
     Lack.NO_ADMIN: FORBIDDEN,
 }
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
-# A page that a browser shows can send a POST to any port that its machine reaches, loopback included, and needs no
-# permission for it. These calls let it run code, read memory, and have others' requests written to files.
+# A web page in a browser can send a POST to any port that its machine reaches, loopback included, without permission.
+# With these calls it could run code, read memory, and write others' requests to files.
 NOT_FOR_PAGES = FOR_ADMINS
 
 
-Refuse: TypeAlias = Callable[[Request, int, str], WholeAnswer]  # the answer with a status, in words
+Refuse: TypeAlias = Callable[[Request, int, str], WholeAnswer]  # makes an answer from a status and a problem
 
 
 def in_tritons_words(request: Request, status: int, problem: str) -> WholeAnswer:
@@ -36,7 +36,7 @@ def in_tritons_words(request: Request, status: int, problem: str) -> WholeAnswer
 def guard_of(
     api: Api, restrictions: Restrictions, keys: ApiKeys | None = None, refuse: Refuse = in_tritons_words
 ) -> Guard | None:
-    """What refuses requests of a group; None: nothing does."""
+    """The guard that refuses requests of an API group; None if it refuses none."""
     key = restrictions.keys.get(api)
     guards: list[Guard] = []
     if keys is not None:

@@ -1,10 +1,10 @@
 """An ASGI application behind our own listener.
 
-    scope       of a request: HTTP/1.1, with the wire's own request as the extension `llmserve.request`
-    receive     the whole body, read within the server's limits (it raises their errors), then the client's going away
-    send        holds the application back while the client does not read
+    scope       HTTP/1.0 or 1.1, with the wire's own request as the extension `llmserve.request`
+    receive     the whole body, read within the server's limits (raises their errors), then the client's disconnect
+    send        blocks the application while the client does not read
 
-A client that goes away cancels the application, as it does any other handler.
+If the client disconnects, the application is cancelled, like any other handler.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ REQUEST = "llmserve.request"  # among the scope's extensions
 
 @dataclass(frozen=True, slots=True)
 class AsgiAnswer:
-    """What an application says to one request, whose body is at most `max_input_bytes` long."""
+    """An application's answer to one request, whose body has at most `max_input_bytes`."""
 
     application: Application
     request: Request
     max_input_bytes: int
-    more_headers: Callable[[], Mapping[str, str]] = dict  # of the answer, when it begins
+    more_headers: Callable[[], Mapping[str, str]] = dict  # for the answer, called when it begins
 
     async def send(self, reply: Reply) -> None:
         await self.request.while_connected(self._run(reply))
@@ -48,7 +48,7 @@ class AsgiAnswer:
 
 
 def scope_of(request: Request, tenant: Tenant | None = None) -> Message:
-    """`tenant`: whom it is for, whatever its headers say. HEAD is GET; its answer's body is not sent."""
+    """`tenant` overrides the one of the request's headers. HEAD becomes GET; the body of its answer is not sent."""
     return {
         "type": "http",
         "asgi": VERSIONS,
@@ -74,7 +74,7 @@ class _Exchange:
         self._reply = reply
         self._max_input_bytes = answer.max_input_bytes
         self._more_headers = answer.more_headers
-        self._has_body = False  # it has been received
+        self._has_body = False  # whether the body was received
         self._status = 0  # none yet
         self._headers: dict[str, str] = {}
         self._content_type = ""
@@ -91,7 +91,7 @@ class _Exchange:
             return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Events in another order than ASGI's are a mistake of the application."""
+        """Sends one event. Events out of ASGI's order are a bug of the application, so they fail an assertion."""
         reply = self._reply
         if message["type"] == "http.response.start":
             assert not self._status
@@ -115,7 +115,7 @@ class _Exchange:
             await reply.whole(self._status, self._headers, self._content_type, body)
 
     def _read_headers(self, headers: Any) -> None:
-        """All but those that the reply writes itself."""
+        """Reads all headers except those that the reply writes itself."""
         for raw_name, value in headers:
             name = raw_name.decode("latin-1").lower()
             if name == "content-type":

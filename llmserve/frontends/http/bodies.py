@@ -1,8 +1,7 @@
 """Request and response bodies: size limits, gzip and deflate.
 
-What takes long (parsing and compressing much) is done in a worker thread: the event loop also streams tokens. A
-compressed body counts as what it may inflate to. Whatever a request's body becomes grows the request's share of the
-memory.
+Slow work (parsing or compressing a large body) runs in a worker thread, because the event loop also streams tokens. A
+compressed body is sized by the most that it can inflate to. All forms of a body grow the request's share of the memory.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ WINDOW_BITS = {"gzip": 31, "deflate": 15}  # zlib's: deflate means the zlib form
 COMPRESSION_LEVEL = 1
 MIN_COMPRESSED_BYTES = 256
 BODY_PAUSE_S = 60  # longest time without a byte of a body
-BODY_START_S = 60  # so much time has a body
-BODY_BYTES_PER_S = 1024  # and a second more for so many bytes
+BODY_START_S = 60  # time for every body
+BODY_BYTES_PER_S = 1024  # plus one second for each such number of bytes
 MAX_INFLATION = 1032  # deflate: 258 bytes from two bits
 
 Result = TypeVar("Result")
@@ -36,7 +35,7 @@ class BodyTooLarge(InvalidArgument):
 
 
 class BodyTooSlow(DeadlineExceeded):
-    """The client has stopped in the middle of its body."""
+    """The client stopped in the middle of its body, or sends it too slowly."""
 
 
 async def read_body(request: Request, limit: int) -> bytes | memoryview:
@@ -53,7 +52,7 @@ async def read_body(request: Request, limit: int) -> bytes | memoryview:
 
 
 async def _read_raw(request: Request, limit: int) -> bytes | memoryview:
-    """Read up to `limit`; of a larger body, read as much again and drop it, so that most clients get to the answer."""
+    """Read up to `limit` bytes. Of a larger body, drop up to `2 * limit`, so that most clients read the answer."""
     began_at = time.monotonic()
     if request.num_bytes <= limit:
         _grow_with(request)
@@ -110,7 +109,7 @@ def _malformed(encoding: str, problem: str) -> InvalidArgument:
 
 
 def off_loop(request: Request, work: Callable[[], Result], *, size: int) -> Awaitable[Result]:
-    """Do `work` on about `size` bytes of `request`: here when they are few, else in a worker thread."""
+    """Do `work` on about `size` bytes of `request`: in a worker thread, or here if they are few."""
     return beside_loop(work, size=size, memory=request.memory, share=request.share)
 
 
@@ -132,7 +131,7 @@ async def compress_for(
 
 
 def preferred_encoding(accept: str) -> str | None:
-    """gzip, deflate or None (identity) by the q-values of an Accept-Encoding header; gzip wins a draw."""
+    """gzip, deflate or None (identity) by the q-values of an Accept-Encoding header; gzip wins ties."""
     weights: dict[str, float] = {}
     for item in accept.lower().split(","):
         name, _, parameter = item.partition(";")

@@ -36,7 +36,7 @@ LAST_OF_CONNECTION: Mapping[type[LlmserveError], int] = {
 }
 RETRY_AFTER_S = 1
 JSON = "application/json"
-TEXT = "text/plain"  # as Triton says of errors outside of its JSON, and of empty answers: the body is JSON all the same
+TEXT = "text/plain"  # Triton's type for some errors and for empty answers; the body of an error is still JSON
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def json_response(document: Json) -> WholeAnswer:
 
 
 def done() -> WholeAnswer:
-    """There is nothing to say."""
+    """An empty answer."""
     return WholeAnswer(content_type=JSON)
 
 
@@ -58,7 +58,7 @@ def refused(
 
 def error_response(error: LlmserveError, content_type: str = JSON) -> WholeAnswer:
     for kind, status in LAST_OF_CONNECTION.items():
-        if isinstance(error, kind):  # the rest of the body may still be on its way: this connection is spent
+        if isinstance(error, kind):  # the rest of the body may still arrive, so the connection cannot be reused
             return refused(str(error), status, headers={"Connection": "close"})
     if isinstance(error, RequestTooLarge):
         return refused(str(error), CONTENT_TOO_LARGE)
@@ -70,15 +70,15 @@ def status_of(error: LlmserveError) -> int:
 
 
 def retry_headers(error: LlmserveError) -> dict[str, str]:
-    """When to come back, for every 429 and 503: a full queue empties, a starting server becomes ready, another replaces
-    one that stops."""
+    """Retry-After for every 429 and 503: a full queue empties, a starting server becomes ready, a stopping one is
+    replaced."""
     if isinstance(error, RateLimited):
         return {"Retry-After": str(math.ceil(error.retry_after_s))}
     return {"Retry-After": str(RETRY_AFTER_S)} if STATUS[error.code] == UNAVAILABLE else {}
 
 
 def internal_error(error: Exception) -> InternalError:
-    """What a client learns of a fault of ours; the log has the traceback."""
+    """Logs the traceback of an internal error, and returns the error for the client."""
     logger.exception("a request failed")
     return InternalError(f"internal error: {error!r}")
 
@@ -93,7 +93,7 @@ def answers_errors(handler: Handler, content_type: str = JSON) -> Handler:
             return error_response(error, content_type)
         except ClientGone:
             raise
-        except Exception as error:  # border: a fault of ours must not reach the client as a broken connection
+        except Exception as error:  # border: an internal error must not reach the client as a broken connection
             return error_response(internal_error(error), content_type)
 
     return answered

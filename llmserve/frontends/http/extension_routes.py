@@ -37,7 +37,7 @@ from llmserve.wire.http1.request import Request
 from llmserve.wire.request_memory import Share
 
 ROW_MEMBERS = ("name", "version", "state", "reason")
-PIECE_CHARS = 256 * 1024  # of base64, decoded in one call, which holds the interpreter lock
+PIECE_CHARS = 256 * 1024  # of base64, decoded in one call, which holds the GIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ExtensionApi:
     async def unload_model(self, request: Request) -> WholeAnswer:
         check_repository_name(request.path_params.get("repository", ""))
         document = await self._document(request, empty={}, lenient=True)
-        parameters = document.get("parameters")  # what is not as it should be is ignored, as in Triton
+        parameters = document.get("parameters")  # invalid values are ignored, as in Triton
         dependents = isinstance(parameters, dict) and parameters.get(UNLOAD_DEPENDENTS) is True
         await self.core.unload_model(request.path_params["model"], unload_dependents=dependents)
         return done()
@@ -131,18 +131,18 @@ class ExtensionApi:
         raise Unsupported(CUDA_REFUSAL)
 
     async def unregister_cuda_memory(self, request: Request) -> WholeAnswer:
-        """There is none, so there is none to forget."""
+        """Succeeds without effect: no CUDA region can be registered."""
         self.extensions.memory.check_allowed()
         return done()
 
     def _traced_model(self, request: Request) -> str:
-        """The model whose settings are meant; "" for the server's."""
+        """The model whose settings are requested; "" for the server's settings."""
         model: str = request.path_params.get("model", "")
         check_known_model(self.core, model)
         return model
 
     async def _document(self, request: Request, empty: Json = None, *, lenient: bool = False) -> Mapping[str, Json]:
-        """The body's JSON object; `empty` for no body, and where it is `lenient` for any other JSON."""
+        """The body's JSON object; `empty` if there is no body or, if `lenient`, for JSON of another type."""
         body = await read_body(request, self.max_input_bytes)
         if not body and empty is not None:
             return as_object(empty, "request")
@@ -151,7 +151,7 @@ class ExtensionApi:
 
 
 def _load_parameters(parameters: Mapping[str, Json], share: Share) -> tuple[str, dict[str, bytes]]:
-    """The config that replaces the model's own ("": none), and files (base64) by their path in its directory."""
+    """The config that replaces the model's own ("": none), and decoded files by their path in its directory."""
     config = ""
     files: dict[str, bytes] = {}
     for name, value in parameters.items():
@@ -170,7 +170,7 @@ def _load_parameters(parameters: Mapping[str, Json], share: Share) -> tuple[str,
 
 
 def _decoded(text: str) -> Iterator[bytes]:
-    """base64, a piece at a time. Raises `ValueError`."""
+    """Decodes base64 in pieces. Raises `ValueError`."""
     for start in range(0, len(text), PIECE_CHARS):
         piece = text[start : start + PIECE_CHARS]
         if piece.endswith("=") and start + PIECE_CHARS < len(text):
@@ -200,7 +200,7 @@ def _trace_value(name: str, value: Json) -> str | list[str] | None:
 
 
 def extension_routes(api: ExtensionApi) -> Iterator[tuple[str, str, Handler]]:
-    """Method, path, handler."""
+    """Yields method, path and handler."""
     system, cuda = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
     yield "GET", "/v2/logging", api.log_settings
     yield "POST", "/v2/logging", api.set_log_settings

@@ -1,7 +1,7 @@
-"""`POST .../generate` and `.../generate_stream`: a flat JSON object to tensors, responses to flat JSON objects.
+"""Converts bodies of `generate` and `generate_stream`: a flat JSON object to tensors, responses to flat objects.
 
 Keys that name an input of the model are tensors (a scalar is one element; lists, however nested, are the elements in
-order); the others are request parameters.
+order); other keys are request parameters.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def parse_generate(body: Raw, config: ModelConfig, source: DataSource, *, model:
 
 
 def _flattened(document: Mapping[str, Json], declared: Container[str]) -> dict[str, Json]:
-    """What is inside of `parameters` counts as if it were beside it: inputs of the model too."""
+    """Moves the members of `parameters` to the top level, including inputs of the model."""
     flat = dict(document)
     for name, value in as_object(flat.pop("parameters"), "parameters").items():
         if name in declared and name in document:
@@ -90,7 +90,7 @@ def _input_tensor(declared: ModelInput, value: Json, source: DataSource, *, batc
 
 
 def _fitting_shape(dims: list[int], count: int) -> list[int] | None:
-    """`dims` with its last variable one filled from the number of elements, and 1 for the others."""
+    """`dims` with the last variable one computed from the number of elements, and 1 for the others; None: no fit."""
     fixed = math.prod(dim for dim in dims if dim >= 0)
     variable = [place for place, dim in enumerate(dims) if dim < 0]
     shape = [1 if dim < 0 else dim for dim in dims]
@@ -118,7 +118,7 @@ def generate_document(response: InferResponse) -> dict[str, Json]:
 async def data_responses(
     stream: AsyncGenerator[InferResponse, None], *, decoupled: bool
 ) -> AsyncGenerator[InferResponse, None]:
-    """The responses that a client sees: without those that only say that a decoupled request is over."""
+    """The responses for the client, without those that only mark the end of a decoupled request."""
     async with aclosing(stream):
         async for response in stream:
             if response.outputs or response.error is not None or not (decoupled and response.final):
@@ -143,7 +143,7 @@ def event(response: InferResponse) -> bytes:
         return error_event(response.error)
     try:
         return _data(generate_document(response))
-    except LlmserveError as error:  # an output that JSON cannot carry
+    except LlmserveError as error:  # an output that JSON cannot represent
         return error_event(error)
 
 

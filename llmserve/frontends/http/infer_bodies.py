@@ -1,7 +1,7 @@
-"""`POST .../infer`: JSON requests, and JSON followed by binary tensors, to and from the core's values.
+"""Converts bodies of `POST .../infer` (JSON, or JSON followed by binary tensors) to the core's requests.
 
 With `Inference-Header-Content-Length: n` the first n bytes are JSON and the rest is the binary tensors, in input order.
-n = 0 is a "raw" request: the whole body is the model's one input, and the outputs come back as binary.
+n = 0 is a "raw" request: the whole body is the model's one input, and the outputs are binary.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from llmserve.serving.types import NUMPY_DTYPES, InferRequest, ParameterValue, T
 from llmserve.wire.pieces import copied
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-HEADER_LENGTH_NAME = HEADER_LENGTH.lower().encode()  # as requests have it
+HEADER_LENGTH_NAME = HEADER_LENGTH.lower().encode()  # its spelling in a `Request`
 DATA_SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
 
 
@@ -75,7 +75,7 @@ class BinarySection:
 
 
 def json_length(header: str | None, body_length: int) -> int:
-    """Where the JSON ends; 0 means that there is none."""
+    """The length of the JSON; 0 means that there is none."""
     if header is None:
         return body_length
     digits = header.strip()
@@ -89,7 +89,7 @@ def json_length(header: str | None, body_length: int) -> int:
 def parse_infer(
     body: Raw, header: str | None, config: ModelConfig, source: DataSource, *, version: str
 ) -> tuple[InferRequest, OutputForm]:
-    """The core's request, and how to answer it."""
+    """The core's request, and the form of its outputs."""
     model = config.name
     length = json_length(header, len(body))
     if length == 0:
@@ -199,7 +199,7 @@ def _parse_input(entry: Mapping[str, Json], section: BinarySection, source: Data
 
 
 def _binary_data(name: str, entry: Mapping[str, Json], section: BinarySection, source: DataSource) -> Raw | None:
-    """An input's bytes, from behind the JSON or from shared memory; None when its data is in the JSON."""
+    """An input's bytes, from after the JSON or from shared memory; None if its data is in the JSON."""
     parameters = as_object(entry.get("parameters", {}), "parameters")
     if ("data" in entry) + ("binary_data_size" in parameters) + (REGION in parameters) != 1:
         _refuse_sources(entry, parameters)
@@ -243,7 +243,7 @@ def _raw_request(body: Raw, config: ModelConfig, *, model: str, version: str) ->
 
 
 def _check_deducible(declared: ModelInput, datatype: str) -> None:
-    """Can the shape of a raw request be known?"""
+    """Refuse a raw request whose shape cannot be deduced."""
     dims = list(declared.dims)
     if datatype == "BYTES" and set(dims) != {1}:
         raise InvalidArgument(
@@ -257,7 +257,7 @@ def _check_deducible(declared: ModelInput, datatype: str) -> None:
 
 
 def _deduced_shape(dims: list[int], size: int, itemsize: int) -> list[int]:
-    """The declared dims, the first variable one filled from the number of bytes."""
+    """The declared dims, with the first variable one computed from the number of bytes."""
     fixed = math.prod(dim for dim in dims if dim >= 0)
     free = size // (fixed * itemsize) if fixed else 0
     shape: list[int] = []

@@ -1,4 +1,4 @@
-"""Outputs of `POST .../infer`: how a client wants them, and the response body that it gets."""
+"""Outputs of `POST .../infer`: the form that the client requests, and the response body."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from llmserve.frontends.shared.shared_memory import Place, SharedMemory
 from llmserve.serving.types import InferResponse, Tensor
 
 BINARY_ONLY = ("FP16", "BF16")
-PIECE_TEXT_BYTES = 256 * 1024  # of texts, encoded at a time
+PIECE_TEXT_BYTES = 256 * 1024  # of texts that are encoded at once
 
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """How the client wants its outputs: `binary` or not, but those that it names each in its own way."""
+    """The form of outputs that the client requests: `binary` or JSON; `by_name` has those that it names."""
 
     binary: bool = False
     by_name: Mapping[str, bool] = field(default_factory=dict)
@@ -46,7 +46,7 @@ ALL_JSON, ALL_BINARY = OutputForm(), OutputForm(binary=True)
 def parse_outputs(
     document: Mapping[str, Json], memory: SharedMemory, *, binary: bool
 ) -> tuple[tuple[str, ...], OutputForm]:
-    """The names of the wanted outputs (none: all), and their form; `binary` is that of outputs which are not named."""
+    """The names of the requested outputs (none: all), and their form; `binary` applies to outputs without a name."""
     if "outputs" not in document:
         return (), ALL_BINARY if binary else ALL_JSON
     by_name: dict[str, bool] = {}
@@ -70,7 +70,7 @@ def parse_outputs(
 
 
 def parse_place(parameters: Mapping[str, Json]) -> Place:
-    """Where in shared memory a tensor is, or goes."""
+    """The place of a tensor in shared memory."""
     return Place(
         as_string(parameters[REGION], REGION),
         as_unsigned(parameters.get(BYTE_SIZE, 0), BYTE_SIZE),
@@ -85,7 +85,7 @@ def _check_alone(parameters: Mapping[str, Json]) -> None:
 
 
 def encode_response(response: InferResponse, form: OutputForm) -> tuple[bytes, int | None]:
-    """The response body, and the length of its JSON when binary tensors follow it."""
+    """The response body, and the length of its JSON if binary tensors follow it."""
     binary: list[Raw] = []
     document = _document(response)
     document["outputs"] = [_encode_output(tensor, form, binary) for tensor in response.outputs]
@@ -94,14 +94,14 @@ def encode_response(response: InferResponse, form: OutputForm) -> tuple[bytes, i
 
 
 def encode_large_response(response: InferResponse, form: OutputForm) -> tuple[list[Raw], int | None]:
-    """As `encode_response`, in parts: to put them together takes long, too."""
+    """Like `encode_response`, but in parts, because joining them is slow."""
     binary: list[Raw] = []
     header = _encode_large(_document(response), response.outputs, form, binary)
     return [*header, *binary], sum(map(len, header)) if binary else None
 
 
 def large_cost(response: InferResponse, form: OutputForm) -> int:
-    """About how many bytes `encode_large_response` goes through one by one, or delivering copies."""
+    """The approximate number of bytes that `encode_large_response` converts one by one, or that delivery copies."""
     if not form.delivery.is_plain:
         return 2 * num_bytes(response.outputs)
     return num_bytes([each for each in response.outputs if each.datatype == "BYTES" or not form.is_binary(each.name)])
@@ -118,7 +118,7 @@ def _document(response: InferResponse) -> dict[str, Json]:
 def _encode_large(
     document: Mapping[str, Json], outputs: Sequence[Tensor], form: OutputForm, binary: list[Raw]
 ) -> list[bytes]:
-    """The document with its outputs, their values a piece at a time."""
+    """The document with its outputs, with values encoded in pieces."""
     parts = [encode_json(document)[:-1], b',"outputs":[']
     for number, tensor in enumerate(outputs):
         parts.append(b"," if number else b"")
@@ -142,7 +142,7 @@ def _encode_large(
 
 
 def _is_long(tensor: Tensor) -> bool:
-    """Of texts, which have any length."""
+    """Whether its texts are long: the number of elements does not limit their length."""
     return tensor.datatype == "BYTES" and sum(map(len, tensor.data.flat)) > PIECE_TEXT_BYTES
 
 
@@ -168,7 +168,7 @@ def _encode_output(tensor: Tensor, form: OutputForm, binary: list[Raw]) -> dict[
 
 
 def json_values(tensor: Tensor) -> list[Json]:
-    """The flat list of a tensor's elements as JSON has them; bytes that are not UTF-8 show as U+FFFD."""
+    """A tensor's elements as a flat list of JSON values; bytes that are not UTF-8 become U+FFFD."""
     if tensor.datatype in BINARY_ONLY:
         raise InvalidArgument(
             f"sending {tensor.datatype} data via JSON is not supported. "

@@ -1,6 +1,6 @@
 """The HTTP front end: KServe v2 with Triton's extensions.
 
-Paths are matched exactly. In Triton's, HEAD is not GET. A client that goes away cancels its request, streaming or not.
+Paths match exactly. Triton's paths do not support HEAD. If a client disconnects, its request is cancelled.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 METRICS_TEXT = "text/plain; charset=utf-8"
-PLAIN_ROUTES = ("/live", "/ready", "/infer")  # whose errors are sent as text, but those about an inference's JSON
+PLAIN_ROUTES = ("/live", "/ready", "/infer")  # whose error 405 has the content type of text
 
 
 @dataclass(frozen=True, slots=True)
 class EventStream:
     """Server-sent events, one per response of the core.
 
-    The status waits for the first response: an error before any model has answered is an ordinary JSON error; a model's
-    error that comes first sets the status of the stream; a later one is an event.
+    The status waits for the first response. An error before any model has answered is an ordinary JSON error. If the
+    first response is a model's error, it sets the status of the stream; a later error is an event.
     """
 
     responses: AsyncGenerator[InferResponse, None]
@@ -86,7 +86,7 @@ class EventStream:
                 first = await anext(responses, None)
             except LlmserveError as error:
                 return await error_response(error).send(reply)
-            except Exception as error:  # border: a fault of ours
+            except Exception as error:  # border: an internal error
                 return await error_response(internal_error(error)).send(reply)
             failure = None if first is None else first.error
             status = 200 if failure is None else status_of(failure)
@@ -102,13 +102,13 @@ class EventStream:
                 await reply.piece(event(response))
         except LlmserveError as error:
             await reply.piece(error_event(error))
-        except Exception as error:  # border: a fault of ours ends this stream with an event
+        except Exception as error:  # border: an internal error ends this stream with an event
             await reply.piece(error_event(internal_error(error)))
 
 
 @dataclass(frozen=True, slots=True)
 class InOnePiece:
-    """The answer of `generate`: Triton sends it as a stream of one."""
+    """The answer of `generate`: a stream of one piece, as Triton sends it."""
 
     body: bytes
 
@@ -137,7 +137,7 @@ class InferenceApi:
         return WholeAnswer(status=200 if self.core.ready() else 400, content_type=TEXT)
 
     async def health(self, request: Request) -> WholeAnswer:
-        """As servers of OpenAI's API tell it."""
+        """The health check of servers with OpenAI's API."""
         if not self.core.ready():
             raise Unavailable("the server is not ready: it is starting or stopping, or a model is missing")
         return json_response({"status": "ok"})
@@ -213,7 +213,7 @@ class InferenceApi:
     async def _large_answer(
         self, request: Request, response: InferResponse, form: OutputForm, config: ModelConfig
     ) -> WholeAnswer:
-        """What it takes is counted for as long as the client takes to read it."""
+        """An answer in parts. Its memory is counted until the client has read it."""
         cost, memory = large_cost(response, form), self.extensions.memory
         request.share.grow(cost)
         parts, json_length = await off_loop(
@@ -265,7 +265,7 @@ def _model_and_version(request: Request) -> tuple[str, str]:
 
 
 def _statistics_document(entry: ModelStatistics) -> Mapping[str, Json]:
-    """In Triton's order: the fields that the protocol has got since come before the batches."""
+    """In Triton's order: newer fields of the protocol come before the batches."""
     fields = message_to_dict(entry)
     return {name: fields[name] for name in sorted(fields, key=lambda name: name in ("batch_stats", "memory_usage"))}
 
@@ -280,7 +280,7 @@ async def _infer_answer(request: Request, parts: Sequence[Raw], json_length: int
 
 
 def triton_routes(api: InferenceApi) -> Iterator[tuple[str, str, Handler]]:
-    """Method, path, handler."""
+    """Yields method, path and handler."""
     yield "GET", "/v2", api.server_metadata
     yield "GET", "/v2/health/live", api.live
     yield "GET", "/v2/health/ready", api.ready
@@ -308,7 +308,7 @@ def http_handler(
     max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES,
     mounts: Sequence[MakeMount] = (),
 ) -> Handler:
-    """What answers every request."""
+    """The handler of all requests."""
     routes = Routes()
     guards = {api: guard_of(api, extensions.http_restrictions, extensions.api_keys) for api in Api}
     for method, path, handler in triton_routes(InferenceApi(core, extensions, max_input_bytes)):
@@ -380,8 +380,8 @@ async def start_http(
 ) -> HttpServer:
     """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken.
 
-    `extensions` are those of the server's other front ends; with `tls`, connections are encrypted.
-    `mounts` answers other paths. `shared`: the port.
+    `extensions` are shared with the server's other front ends; with `tls`, connections are encrypted.
+    `mounts` answer other paths. `shared`: whether other processes listen on the same port.
     """
     extensions = extensions or Extensions()
     handler = http_handler(core, extensions, max_input_bytes=max_input_bytes, mounts=mounts)

@@ -1,7 +1,7 @@
 """Typed access to a JSON document from a client.
 
-Shape errors (bad JSON, a missing member, a wrong type) are INTERNAL in this protocol, so clients see status 500 with a
-text that names the member: that is the contract, although 400 would be the better answer.
+Structural errors (bad JSON, a missing member, a wrong type) are INTERNAL in this protocol. Clients see status 500 with
+a text that names the member. That is the contract, although 400 would be the better status.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Json: TypeAlias = Any  # what `json.loads` returns
 ZERO = re.compile(rb"\0")
 PARSED_AT_ONCE = 256 * 1024  # bytes: a few milliseconds of `json.loads`
 ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-PIECE_VALUES = 16 * 1024  # converted in one call, which holds the interpreter lock
+PIECE_VALUES = 16 * 1024  # values converted in one call, which holds the GIL
 
 
 class Repeating(dict[str, Any]):
-    """An object with a member that is there more than once: the last of each, and the names of the others in order."""
+    """An object with repeated members: the last value of each, and the names of repeated ones in order."""
 
     repeated: tuple[str, ...] = ()
 
@@ -52,12 +52,12 @@ def _noting_repeats(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_json(body: Raw, share: Share, *, notes_repeats: bool = False) -> Json:
-    """The document in `body`; NaN and Infinity are accepted as bare words, and a zero byte ends it: binary tensors may
-    follow that the client has forgotten to announce.
+    """The document in `body`. NaN and Infinity are accepted as bare words. A zero byte ends the document, because
+    binary tensors may follow that the client forgot to announce.
 
-    `notes_repeats`: objects with a repeated member are `Repeating`. A body over `PARSED_AT_ONCE` is parsed more slowly
-    and so that other threads can run, and long arrays of numbers in it are `Numbers`: call from a worker thread. It
-    grows `share`.
+    `notes_repeats`: objects with repeated members are `Repeating`. A body over `PARSED_AT_ONCE` is parsed in a slower
+    way that lets other threads run, so call this from a worker thread. Long arrays of numbers in such a body become
+    `Numbers`, and `share` grows.
     """
     try:
         body = body.partition(b"\0")[0] if isinstance(body, bytes) else _before_zero(body)
@@ -85,7 +85,7 @@ def _before_zero(body: memoryview) -> memoryview:
 
 
 def _check_encodable(document: Json) -> None:
-    """`UnicodeEncodeError` when a string has no UTF-8 form (unpaired surrogate escapes)."""
+    """Raises `UnicodeEncodeError` if a string has no UTF-8 form (unpaired surrogate escapes)."""
     for piece in ENCODER.iterencode(document):
         piece.encode("utf-8")
 
@@ -155,7 +155,7 @@ def flatten(data: Json) -> list[Json] | Numbers:
 
 
 def tensor_values(leaves: Sequence[Json] | Numbers, datatype: str) -> NDArray[Any]:
-    """A flat array of the tensor's type; integers are accepted where floats are wanted, nothing else is converted."""
+    """A flat array of the tensor's type; integers are accepted for floats; nothing else is converted."""
     dtype = NUMPY_DTYPES[datatype]
     if isinstance(leaves, Numbers):
         return _tensor_of(leaves, dtype)

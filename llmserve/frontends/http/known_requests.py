@@ -1,4 +1,4 @@
-"""What is known of each HTTP request from its start, and the record that the log has of it at its end."""
+"""The context of each HTTP request from its start, and its log record at the end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from llmserve.frontends.shared.request_log import log_request
 from llmserve.wire.http1.answers import Answer, Reply
 from llmserve.wire.http1.request import ClientGone, Request
 
-ANTHROPIC_PATH, ANTHROPIC_ID = "/v1/messages", "request-id"  # as its clients call it
-CLIENT_GONE = 499  # as proxies say it: there is no such answer
+ANTHROPIC_PATH, ANTHROPIC_ID = "/v1/messages", "request-id"  # the name of the header in Anthropic's API
+CLIENT_GONE = 499  # as in proxies' logs; this status is never sent
 SERVER_FAULT = 500
 
 
 def enter(request: Request, extensions: Extensions, *, needs_id: bool) -> None:
-    """From here on this task answers `request`, which has an id if the client gave one or it `needs_id`."""
+    """Makes `request` the current request of this task. It has an id if the client gave one or it `needs_id`."""
     header = header_of(request)
     request_id = given_id(header) or (made_id() if needs_id else "")
     enter_request(RequestContext(f"{request.method} {request.path}", header, extensions.api_keys, request_id))
@@ -40,7 +40,7 @@ def enter(request: Request, extensions: Extensions, *, needs_id: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoggedAnswer:
-    """An answer of which the log tells when it has been sent."""
+    """An answer that is logged when it has been sent."""
 
     answer: Answer
 
@@ -52,13 +52,13 @@ class LoggedAnswer:
 
 
 async def logged(handling: Awaitable[Answer]) -> Answer:
-    """What a handler answers, errors included."""
+    """The answer of a handler. Errors are logged, too."""
     try:
         return LoggedAnswer(await handling)
     except Exception as error:
         _log(CLIENT_GONE if isinstance(error, ClientGone) else SERVER_FAULT, is_complete=False)
         raise
-    except BaseException:  # cancelled, with its client
+    except BaseException:  # cancelled because the client disconnected
         _log(CLIENT_GONE, is_complete=False)
         raise
 

@@ -1,9 +1,9 @@
-"""Parsing a large JSON document in a worker thread without holding the interpreter lock for long.
+"""Parses a large JSON document in a worker thread without holding the GIL for long.
 
-`json.loads` is one C call: in whatever thread it runs, nothing else does, for seconds on a body of tens of megabytes.
-Here the document is walked over in Python, which lets other threads run between any two values. Arrays of numbers,
-however nested, go to the C parser a piece at a time and become compact `Numbers`: as Python objects they would take
-several times the memory, and as long to free in one call. Of other values a document has a limited number.
+`json.loads` is one C call: it blocks all other threads, for seconds on a body of tens of megabytes. Here, Python code
+walks the document, so other threads can run between any two values. Arrays of numbers, nested or not, go to the C
+parser piece by piece and become compact `Numbers`: Python objects would take several times the memory, and freeing
+them in one call would also take long. The number of other values is limited.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from llmserve.frontends.http.large_json_text import LargeText, Malformed
 from llmserve.frontends.http.numbers import MAX_NESTING, Numbers, leaves_of
 from llmserve.wire.request_memory import RequestTooLarge, Share
 
-PairsHook: TypeAlias = Callable[[list[tuple[str, Any]]], Any]  # members of an object, in order, to its value
-MAX_VALUES = 1024 * 1024  # beside numbers in arrays
-VALUE_BYTES = 256  # of a value at most, with its place in what it is in: an object with one member
-VALUES_AT_ONCE = 1024  # whose memory is asked for together
-FEW_BYTES = 64  # of most arrays where there are many
-MIN_RUN_BYTES = 4096  # of an array of numbers that becomes `Numbers`
+PairsHook: TypeAlias = Callable[[list[tuple[str, Any]]], Any]  # from the members of an object, in order, to its value
+MAX_VALUES = 1024 * 1024  # other than numbers in arrays
+VALUE_BYTES = 256  # most memory of a value and its place in its container: an object with one member
+VALUES_AT_ONCE = 1024  # values whose memory is requested together
+FEW_BYTES = 64  # longer than most arrays in a document with many arrays
+MIN_RUN_BYTES = 4096  # shortest array of numbers that becomes `Numbers`
 PIECE_BYTES = 16 * 1024  # less than half a millisecond of the C parser
 MAX_NUMBER_BYTES = 5000  # more digits than Python reads
 
@@ -43,9 +43,9 @@ OPENING, CLOSING, QUOTE, OBJECT, OBJECT_END, COLON, SEPARATOR = b'[]"{}:,'
 
 
 def loads_large(data: bytes | memoryview, share: Share, pairs_hook: PairsHook | None = None) -> Any:
-    """What `json.loads` returns with this `object_pairs_hook`, with `Numbers` in the place of long arrays of numbers.
+    """Like `json.loads` with this `object_pairs_hook`, but long arrays of numbers become `Numbers`.
 
-    Raises `Malformed`, `RecursionError`, other `ValueError`s for what is no UTF-8, and what growing `share` raises.
+    Raises `Malformed`, `RecursionError`, other `ValueError`s for invalid UTF-8, and errors of growing `share`.
     """
     document = _Document(data, share, pairs_hook or dict)
     value, end = document.value(document.skip_space(0))
@@ -56,14 +56,14 @@ def loads_large(data: bytes | memoryview, share: Share, pairs_hook: PairsHook | 
 
 
 class _Document(LargeText):
-    """Methods read what begins at a position, and return it with the position behind it."""
+    """Methods read the value that begins at a position, and return it with the position after it."""
 
     def __init__(self, data: bytes | memoryview, share: Share, make_object: PairsHook) -> None:
         super().__init__(data, share)
         self._make_object = make_object
         self._num_values = 0
-        self._num_granted = 0  # values that the share has grown for
-        self._no_run_before = 0  # arrays that begin before have something else than numbers in them
+        self._num_granted = 0  # values for which the share has grown
+        self._no_run_before = 0  # arrays that begin before this position contain more than numbers
 
     def skip_space(self, at: int) -> int:
         while (match := SPACE.match(self.data, at, at + PIECE_BYTES)) is not None and match.end() > at:
@@ -101,7 +101,7 @@ class _Document(LargeText):
             self._num_granted += VALUES_AT_ONCE
 
     def _object(self, at: int) -> tuple[Any, int]:
-        """`at`: behind the brace, and space."""
+        """`at`: the position after the brace and white space."""
         members: list[tuple[str, Any]] = []
         if self.byte(at) == OBJECT_END:
             return self._make_object(members), at + 1
@@ -122,7 +122,7 @@ class _Document(LargeText):
             at = self.skip_space(at + 1)
 
     def _array(self, at: int) -> tuple[Any, int]:
-        """`at`: of the bracket."""
+        """`at`: the position of the bracket."""
         run = self._run(at) if at >= self._no_run_before else None
         if run is not None:
             return run
@@ -141,7 +141,7 @@ class _Document(LargeText):
             at = self.skip_space(at + 1)
 
     def _run(self, start: int) -> tuple[Any, int] | None:
-        """The array at `start`, when it and those in it have nothing but numbers in them."""
+        """The array at `start`, if it and its nested arrays contain only numbers or booleans."""
         for size in (FEW_BYTES, MIN_RUN_BYTES):
             first = OF_NUMBERS.match(self.data, start, start + size)
             assert first is not None
@@ -157,7 +157,7 @@ class _Document(LargeText):
         except _NoRun as problem:
             self._no_run_before = problem.at
             return None
-        except (ValueError, OverflowError):  # the slow way says what is wrong
+        except (ValueError, OverflowError):  # the slow path reports the problem
             self._no_run_before = end + 1
             return None
         return numbers, end
@@ -171,7 +171,7 @@ class _Document(LargeText):
         return values, start + len(array)
 
     def _leaves(self, array: bytes) -> list[Any]:
-        """Of nested arrays of numbers, in order. Where one of them is empty all count: numbers would not limit them."""
+        """The leaves of nested arrays, in order. If one array is empty, all are counted: numbers do not limit them."""
         values: list[Any] = json.loads(array)
         num_arrays = array.count(b"[")
         if num_arrays == 1:
@@ -184,7 +184,7 @@ class _Document(LargeText):
         return leaves
 
     def _pieces(self, start: int) -> Iterator[tuple[bytes, int]]:
-        """Documents that make up the array at `start`, with the brackets that each of them lacks; and their ends."""
+        """Pieces of the array at `start`, completed to documents with the brackets that they lack; and their ends."""
         at, depth = start, 0
         while True:
             piece = self._piece(at)
@@ -206,7 +206,7 @@ class _Document(LargeText):
             at += len(piece) + 1
 
     def _piece(self, at: int) -> bytes:
-        """What may be of an array of numbers, up to a comma if there is one."""
+        """Text that may belong to an array of numbers, up to a comma if there is one."""
         most = at + PIECE_BYTES
         match = OF_NUMBERS.match(self.data, at, most)
         assert match is not None
@@ -226,14 +226,14 @@ class _NoRun(Exception):
 
 
 def _depths(piece: bytes, depth: int) -> NDArray[np.int64]:
-    """How deep each byte leaves a piece that begins `depth` deep."""
+    """The nesting depth after each byte of a piece that begins at `depth`."""
     codes = np.frombuffer(piece, np.uint8)
     steps = (codes == OPENING).astype(np.int8) - (codes == CLOSING).astype(np.int8)
     return depth + np.cumsum(steps, dtype=np.int64)
 
 
 def _end_of_array(piece: bytes) -> int:
-    """Behind the bracket that closes the array which `piece` begins with; 0 when it is not in it."""
+    """The position after the bracket that closes the first array of `piece`; 0 if that bracket is missing."""
     depth = 0
     for bracket in BRACKET.finditer(piece):
         depth += 1 if bracket[0] == b"[" else -1

@@ -1,4 +1,4 @@
-"""The strings of a large JSON document, of which one may be most of it."""
+"""Reads the strings of a large JSON document. One string may be most of the document."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXT_PIECE_BYTES = 64 * 1024
 
 
 class Malformed(ValueError):
-    """As `json.JSONDecodeError`."""
+    """Malformed JSON, with `msg` and `pos` as in `json.JSONDecodeError`."""
 
     def __init__(self, msg: str, pos: int) -> None:
         super().__init__(f"{msg} at {pos}")
@@ -27,7 +27,7 @@ class Malformed(ValueError):
 
 
 class LargeText:
-    """A document as bytes; positions are places in it. Grows `share` with its strings."""
+    """A document as bytes; positions are byte offsets. It grows `share` by the size of its strings."""
 
     def __init__(self, data: bytes | memoryview, share: Share) -> None:
         self.data = data
@@ -35,13 +35,13 @@ class LargeText:
         self._num_uncounted = 0  # bytes that are not counted yet
 
     def byte(self, at: int) -> int:
-        """-1 behind the end."""
+        """The byte at a position; -1 after the end."""
         return self.data[at] if at < len(self.data) else -1
 
     def text(self, start: int) -> tuple[str, int]:
-        """The string that begins at `start`, behind its quote, and the position behind the other one."""
+        """The string that begins at `start`, after its quote, and the position after the closing quote."""
         first = SPECIAL.search(self.data, start, start + TEXT_PIECE_BYTES)
-        if first is not None and first[0] == b'"':  # most are short, and have nothing to be decoded
+        if first is not None and first[0] == b'"':  # most strings are short and have no escapes
             self._count_bytes(first.start() - start)
             return str(self.data[start : first.start()], "utf-8"), first.end()
         pieces: list[str] = []
@@ -54,7 +54,7 @@ class LargeText:
             plain = decoder.decode(raw)
             if "\\" in plain:
                 plain = json.loads(f'"{plain}"')
-                plain.encode("utf-8")  # an unpaired surrogate escape is a string that has no UTF-8 form
+                plain.encode("utf-8")  # raises for an unpaired surrogate escape, which has no UTF-8 form
             pieces.append(plain)
         pieces.append(decoder.decode(b"", final=True))
         return "".join(pieces), at + 1
@@ -62,7 +62,7 @@ class LargeText:
     def _count_bytes(self, size: int) -> None:
         self._num_uncounted += size
         if self._num_uncounted > TEXT_PIECE_BYTES:
-            self.share.grow(2 * self._num_uncounted)  # as they are here, and in a tensor
+            self.share.grow(2 * self._num_uncounted)  # once for the string, and once for a tensor
             self._num_uncounted = 0
 
     def _units(self, at: int, start: int) -> bytes:
@@ -74,7 +74,7 @@ class LargeText:
         if len(raw) > ESCAPE_BYTES and HIGH_SURROGATE.fullmatch(raw[-ESCAPE_BYTES:]):
             before = raw[: 1 - ESCAPE_BYTES]
             if (len(before) - len(before.rstrip(b"\\"))) % 2:  # else the backslash is itself escaped
-                return raw[:-ESCAPE_BYTES]  # its other half comes behind it
+                return raw[:-ESCAPE_BYTES]  # the other half of the pair follows
         return raw
 
     def _refuse(self, at: int, start: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What the HTTP port answers beside Triton's paths: other front ends, mounted by whoever starts the server."""
+"""Other front ends on the HTTP port, next to Triton's paths. The caller that starts the server mounts them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from llmserve.wire.http1.connection import Handler
 class Mount:
     paths: Sequence[tuple[str, str]]  # method, path
     handler: Handler
-    is_public: bool = False  # files, no calls: paths in no group that can be restricted
-    prefixes: tuple[str, ...] = ()  # where `refuse` answers for unknown paths, too, and every request has an id
+    is_public: bool = False  # static files: their paths are in no API group, so they are never restricted
+    prefixes: tuple[str, ...] = ()  # of paths where `refuse` also answers unknown ones, and every request has an id
     refuse: Refuse = in_tritons_words
-    canonical: Callable[[str], str] = str  # the path that an unknown one means
+    canonical: Callable[[str], str] = str  # maps an unknown path to the path that it means
 
     def guard(self, path: str, extensions: Extensions) -> Guard | None:
         if self.is_public:
@@ -29,4 +29,4 @@ class Mount:
         return guard_of(API_OF_PATH[path], extensions.http_restrictions, extensions.api_keys, self.refuse)
 
 
-MakeMount: TypeAlias = Callable[[Core, Extensions, int], Mount]  # the last: the most bytes of a body
+MakeMount: TypeAlias = Callable[[Core, Extensions, int], Mount]  # the last argument: maximum bytes of a body

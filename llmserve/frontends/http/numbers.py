@@ -1,4 +1,4 @@
-"""Arrays of numbers from JSON, compact."""
+"""Compact arrays of numbers from JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_NESTING = 100
 
 
 def leaves_of(data: Any) -> list[Any]:
-    """Of nested lists, in order; a scalar is one leaf. `ValueError` for more than `MAX_NESTING` levels."""
+    """The leaves of nested lists, in order; a scalar is one leaf. `ValueError` for more than `MAX_NESTING` levels."""
     leaves: list[Any] = []
     stack: list[Iterator[Any]] = [iter([data])]
     while stack:
@@ -31,12 +31,12 @@ def leaves_of(data: Any) -> list[Any]:
 
 
 class Numbers:
-    """The leaves of an array that was parsed in pieces: numbers, or truth values. Grows `share` with them."""
+    """The leaves of an array that was parsed in pieces: numbers or booleans. It grows `share` by their size."""
 
     __slots__ = ("_pieces", "_share", "kinds", "num_values")
 
     def __init__(self, share: Share) -> None:
-        self.kinds: set[type] = set()  # of the leaves
+        self.kinds: set[type] = set()  # types of the leaves
         self.num_values = 0
         self._pieces: list[NDArray[Any]] = []
         self._share = share
@@ -45,7 +45,7 @@ class Numbers:
         return self.num_values
 
     def add(self, leaves: list[Any]) -> None:
-        """`ValueError` for what is neither, or not what the others are."""
+        """Raises `ValueError` for other types, and for a mixture of numbers and booleans."""
         kinds = set(map(type, leaves))
         if not (self.kinds | kinds <= {int, float} or self.kinds | kinds == {bool}):
             raise ValueError("expected numbers or booleans")
@@ -56,7 +56,7 @@ class Numbers:
         self.num_values += len(leaves)
 
     def array(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """All of them as `dtype`, whose kind they have. Raises `OverflowError`."""
+        """All values as `dtype`, which must fit their kinds. Raises `OverflowError` if one is out of range."""
         array = np.empty(self.num_values, dtype)
         self._share.grow(array.nbytes)
         at = 0
@@ -73,7 +73,7 @@ def _compact(leaves: list[Any], kinds: set[type]) -> NDArray[Any]:
     if kinds == {bool}:
         return np.array(leaves, np.bool_)
     if float in kinds:
-        return np.array(leaves, np.float64)  # an integer that is too large for it is too large for any tensor
+        return np.array(leaves, np.float64)  # an integer too large for float64 is too large for any tensor
     try:
         wide = np.array(leaves, np.int64)
         narrow = wide.astype(np.int32)

@@ -1,4 +1,4 @@
-"""HTTP routes of rollouts: ours, beside those of the protocol's model repository extension, and in their group."""
+"""HTTP routes of rollouts: our addition to the protocol's model repository extension, in the same API group."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RolloutApi:
         return await self.status(request)
 
     async def _members(self, request: Request, known: tuple[str, ...]) -> Mapping[str, Json]:
-        """Of the body's JSON object; there need be none."""
+        """The members of the body's JSON object; empty if there is no body."""
         body = await read_body(request, self.max_input_bytes)
         if not body:
             return {}
@@ -82,7 +82,7 @@ def _check_names(given: Mapping[str, Json], known: tuple[str, ...], of: str) -> 
 
 
 def rollout_routes(api: RolloutApi) -> Iterator[tuple[str, str, Handler]]:
-    """Method, path, handler."""
+    """Yields method, path and handler."""
     path = "/v2/repository/models/{model}/rollout"
     yield "GET", "/v2/repository/rollouts", api.all
     yield "GET", path, api.status

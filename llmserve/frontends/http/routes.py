@@ -1,4 +1,4 @@
-"""Which handler a path means. Paths match exactly, each segment as it is or as a `{parameter}`."""
+"""Finds the handler of a path. Paths match exactly, segment by segment; a `{parameter}` matches any segment."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from llmserve.wire.http1.answers import Answer
 from llmserve.wire.http1.connection import Handler
 from llmserve.wire.http1.request import Request
 
-Guard: TypeAlias = Callable[[Request], Answer | None]  # the answer to a request that is refused
+Guard: TypeAlias = Callable[[Request], Answer | None]  # returns the answer to a refused request, else None
 
 PARAMETER = ""  # no path has an empty segment
-NUM_REMEMBERED = 64  # paths; clients ask for few of them, again and again
+NUM_REMEMBERED = 64  # paths; clients request few paths, repeatedly
 
 
 @dataclass(slots=True)
 class _Node:
-    """What may follow the segments before."""
+    """The segments that may follow a prefix of a path."""
 
     children: dict[str, _Node] = field(default_factory=dict)
-    parameter: str = ""  # the name of what `children[PARAMETER]` stands for
+    parameter: str = ""  # the parameter name of `children[PARAMETER]`
     methods: dict[str, Handler] = field(default_factory=dict)
     guard: Guard | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    handler: Handler | None  # None: not for this method
+    handler: Handler | None  # None: the path does not support the method
     params: Mapping[str, str]
-    guard: Guard | None  # of the path, whatever the method
+    guard: Guard | None  # of the path, for all methods
     methods: Sequence[str]
 
 
@@ -53,7 +53,7 @@ class Routes:
         self.find.cache_clear()
 
     def _find(self, method: str, path: str) -> Found | None:
-        """None for a path that is none of them. A parameter called version is a number."""
+        """Returns None for an unknown path. A parameter called version only matches digits."""
         params: dict[str, str] = {}
         node = _descend(self._root, _segments(path), 0, params) if path.startswith("/") else None
         return None if node is None else Found(node.methods.get(method), params, node.guard, [*node.methods])
@@ -64,7 +64,7 @@ def _segments(path: str) -> list[str]:
 
 
 def _descend(node: _Node, segments: Sequence[str], depth: int, params: dict[str, str]) -> _Node | None:
-    """The node of a path; a segment that is there by name is preferred to one that a parameter stands for."""
+    """The node of a path. A literal segment is preferred to a parameter."""
     if depth == len(segments):
         return node if node.methods else None
     segment = segments[depth]

@@ -1,4 +1,4 @@
-"""The HTTP end of a request's trace: from the handler's start to the last byte of the answer."""
+"""The HTTP part of a request's trace: from the handler's start to the last byte of the answer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The files of the web page. They are public and the same for everybody: what the page asks for needs its API key.
+"""Serves the files of the web page. They are public and the same for everybody; the page's own calls need an API key.
 
-`/` is the page, `/page/FILE` what it is made of. Nothing is read before somebody asks.
+`/` is the page, `/page/FILE` are its files. They are read at the first request.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ CONTENT_TYPES = {
     ".svg": "image/svg+xml",
 }
 COMMENT = re.compile(r"(?:^|\s)\s*// .*$|^/\*(?s:.*?)\*/$|^\s*/\*\*(?s:.*?)\*/$", re.MULTILINE)
-AROUND_MARKS = re.compile(r"\s*([{};,])\s*")  # of style sheets, where white space beside them means nothing
+AROUND_MARKS = re.compile(r"\s*([{};,])\s*")  # in style sheets, where white space next to these marks has no meaning
 POLICY = "; ".join((
     "default-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'", "object-src 'none'",
-    "require-trusted-types-for 'script'", "trusted-types 'none'",  # no text becomes markup, wherever it comes from
+    "require-trusted-types-for 'script'", "trusted-types 'none'",  # text never becomes markup, whatever its source
 ))  # fmt: skip
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # kept, and asked for again by its tag
+    "Cache-Control": "no-cache",  # cached, but revalidated by its ETag
 }
 
 
@@ -47,7 +47,7 @@ HEADERS = {
 class PageFile:
     content: bytes
     content_type: str
-    tag: str  # of this content, as HTTP writes it
+    tag: str  # ETag of the content, with its quotes
 
 
 def web_page(core: Core, extensions: Extensions, max_input_bytes: int) -> Mount:
@@ -56,14 +56,14 @@ def web_page(core: Core, extensions: Extensions, max_input_bytes: int) -> Mount:
 
 
 class WebPage:
-    """Of one server."""
+    """The web page of one server."""
 
     def __init__(self, root_path: str) -> None:
         self._root_path = root_path
-        self._files: Mapping[str, PageFile] | None = None  # nobody has asked yet
+        self._files: Mapping[str, PageFile] | None = None  # None before the first request
 
     async def answer(self, request: Request) -> WholeAnswer:
-        if request.path == self._root_path:  # the page's files are relative to it
+        if request.path == self._root_path:  # the page's links are relative to `root_path/`
             return WholeAnswer(status=307, headers={"Location": f"{self._root_path}/"})
         if self._files is None:
             self._files = await asyncio.to_thread(read_files)
@@ -77,7 +77,7 @@ class WebPage:
 
 
 def read_files() -> dict[str, PageFile]:
-    """By name."""
+    """The files by name."""
     contents = {
         path: lean(path.read_text("utf-8"), path.suffix) for path in FOLDER.iterdir() if path.suffix in CONTENT_TYPES
     }
@@ -88,13 +88,13 @@ def read_files() -> dict[str, PageFile]:
 
 
 def lean(source: str, suffix: str) -> bytes:
-    """Without indentation and comments, an eighth of it. No text in these files has ` // ` or several lines."""
+    """Removes indentation and comments, an eighth of it. No string in these files has ` // ` or several lines."""
     lines = (line.strip() for line in COMMENT.sub("", source).splitlines())
     text = "\n".join(filter(None, lines))
     return (AROUND_MARKS.sub(r"\1", text) if suffix == ".css" else text).encode()
 
 
 def has_tag(condition: str, tag: str) -> bool:
-    """Whether an If-None-Match is about `tag`; it compares weakly."""
+    """Whether an If-None-Match header matches `tag`; it compares weakly."""
     tags = [each.strip().removeprefix("W/") for each in condition.split(",")]
     return tag in tags or tags == ["*"]
