@@ -88,7 +88,7 @@ class InferStream:
         if failed is not None:
             await self._context.abort(status_of(failed), str(failed))
         time_left = self._context.time_remaining()
-        if time_left is not None and time_left <= 0:  # an engine may have ended its requests in time, in their answers
+        if time_left is not None and time_left <= 0:  # engines may end requests at the deadline with ordinary answers
             await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     async def _answer_all(self) -> None:
@@ -105,7 +105,7 @@ class InferStream:
         message = received.message
         try:
             await self._infer(received)
-        except DeadlineExceeded as error:  # the call has the only deadline
+        except DeadlineExceeded as error:  # all requests have the deadline of the call
             raise _CallFailed(error) from error
         except LlmserveError as error:
             await self._write(early_error_message(message.id, error))

@@ -126,7 +126,7 @@ def empty_final_message(response: InferResponse) -> service_pb2.ModelStreamInfer
 
 
 def early_error_message(request_id: str, error: BaseException) -> service_pb2.ModelStreamInferResponse:
-    """A request that failed before a model answered: only its id is known."""
+    """The message for a request that failed before a model answered, so only its id is known."""
     return service_pb2.ModelStreamInferResponse(
         error_message=str(error), infer_response=service_pb2.ModelInferResponse(id=request_id)
     )

@@ -52,7 +52,7 @@ async def read_body(request: Request, limit: int) -> bytes | memoryview:
 
 
 async def _read_raw(request: Request, limit: int) -> bytes | memoryview:
-    """Read up to `limit` bytes. Of a larger body, drop up to `2 * limit`, so that most clients read the answer."""
+    """Read up to `limit` bytes; of a larger body, read and drop up to `2 * limit`, so most clients get an answer."""
     began_at = time.monotonic()
     if request.num_bytes <= limit:
         _grow_with(request)

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: the status of each neutral code, and the one shape of an error body."""
+"""Errors as HTTP answers: the status of each neutral code, and the form of an error body."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What both protocols do alike: extensions of the inference protocol, raw tensors, what they ask of the server core."""
+"""Shared parts of both protocols: protocol extensions, raw tensors, and the interface of the server core."""

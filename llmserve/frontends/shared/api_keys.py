@@ -1,6 +1,6 @@
-"""Who may call at all: API keys, each with the name of its owner, in a file that is read again when it changes.
+"""API keys with the names of their owners, from a file that is read again when it changes.
 
-The server keeps digests. A key is compared by its digest with that of every owner, each in constant time.
+The server keeps digests. A key's digest is compared with that of every owner, each in constant time.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from llmserve.strict_yaml import read_yaml
 from llmserve.tenant_counters import MAX_ANSWERS, TOKENS_PER_MINUTE, TenantCounters
 
 HEADERS = frozenset(("authorization", "x-api-key"))
-SCHEME = "bearer "  # before the key; a bare one is taken, too
-SHORTEST_KEY = 16  # characters: no guessing
+SCHEME = "bearer "  # before the key; a key without it is also accepted
+SHORTEST_KEY = 16  # characters, so that keys cannot be guessed
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 LIMITS = (MAX_ANSWERS, TOKENS_PER_MINUTE)
 FIELDS = ("name", "key", "sha256", "admin", "weight", "adapters", *LIMITS)
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 100
-MOST = 10**12  # of a limit
-CHECK_INTERVAL_S = 1.0  # of the file
+MOST = 10**12  # largest limit
+CHECK_INTERVAL_S = 1.0  # how often the file is checked
 
-WITHOUT_KEY = frozenset((Api.HEALTH,))  # probes have none
+WITHOUT_KEY = frozenset((Api.HEALTH,))  # probes have no key
 FOR_ADMINS = frozenset((Api.MODEL_REPOSITORY, Api.SHARED_MEMORY, Api.TRACE, Api.LOGGING))
 
 HeaderOf: TypeAlias = Callable[[str], str | bytes | None]
-Version: TypeAlias = tuple[int, int, int]  # of a file
+Version: TypeAlias = tuple[int, int, int]  # of a file: inode, size in bytes, modification time in ns
 
 logger = logging.getLogger(__name__)
 
 
 class Lack(Enum):
-    """Why a call is refused."""
+    """The reason for refusing a call."""
 
     NO_KEY = "this server requires an API key: send the header 'Authorization: Bearer KEY'"
     WRONG_KEY = "this API key is not valid"
@@ -60,21 +60,21 @@ class KeyOwner:
 
 
 class ApiKeys:
-    """`fixed` owners are there whatever the file says."""
+    """The API keys of a file, and `fixed` owners that do not depend on it."""
 
     def __init__(self, file: Path | None, fixed: Sequence[KeyOwner] = ()) -> None:
-        """Raises `InvalidArgument` when the file cannot be read or is wrong."""
+        """Raises `InvalidArgument` if the file cannot be read or is invalid."""
         self._file = file
         self._fixed = tuple(fixed)
         self._owners: tuple[KeyOwner, ...] = ()
-        self._former: dict[bytes, KeyOwner] = {}  # by digest: of the files before
+        self._former: dict[bytes, KeyOwner] = {}  # by digest, from earlier versions of the file
         self._counters: dict[str, TenantCounters] = {}
         self._next_check = 0.0
         self._version = None if file is None else _version(file)
         self._admit(() if file is None else read_owners(file))
 
     def lack(self, api: Api, header: HeaderOf) -> Lack | None:
-        """What keeps a request with these headers from a group of calls; names are in lower case."""
+        """The reason for refusing a request with these headers in a group of calls; names are in lower case."""
         if api in WITHOUT_KEY:
             return None
         given = _given_key(header)
@@ -86,12 +86,12 @@ class ApiKeys:
         return Lack.NO_ADMIN if api in FOR_ADMINS and not owner.is_admin else None
 
     def tenant(self, header: HeaderOf) -> Tenant:
-        """Whom a request is for that lacks nothing."""
+        """The tenant of a request that is not refused."""
         owner = self.owner_of(header)
         return EVERYBODY if owner is None else owner.tenant
 
     def owner_of(self, header: HeaderOf) -> KeyOwner | None:
-        """Of the key that a request with these headers carries, also where it was withdrawn after the request came."""
+        """The owner of the key in these headers, including keys that were withdrawn after the request arrived."""
         given = _given_key(header)
         return None if given is None else self.owner(given) or self._former.get(hashlib.sha256(given).digest())
 
@@ -102,7 +102,7 @@ class ApiKeys:
         return found[0] if found else None
 
     def tenant_of(self, name: str) -> Tenant:
-        """Of a key by its name. Raises `InvalidArgument` for one that is not there any more."""
+        """The tenant of a key by its name. Raises `InvalidArgument` if the key was withdrawn."""
         self._reread()
         for owner in self._owners:
             if owner.name == name:
@@ -110,13 +110,13 @@ class ApiKeys:
         raise InvalidArgument(f"the API key '{name}' has been withdrawn")
 
     def counters(self) -> Mapping[str, TenantCounters]:
-        """What the owners that there are now have done, by name."""
+        """The counters of current owners, by name."""
         self._reread()
         return self._counters
 
     def _admit(self, owners: Sequence[KeyOwner]) -> None:
-        """From here on these and the fixed ones are all. A name that was there goes on counting. Raises
-        `InvalidArgument`, and changes nothing, where there is none."""
+        """Replace all owners by these and the fixed ones. Known names keep their counters. Without any owner, raises
+        `InvalidArgument` and changes nothing."""
         owners = (*self._fixed, *owners)
         if not owners:
             raise InvalidArgument(f"{self._file} has no key, so no client could call this server")
@@ -127,7 +127,7 @@ class ApiKeys:
         )
 
     def _reread(self) -> None:
-        """A file that is wrong, or gone, changes nothing, and the log says so once."""
+        """Read the file again if it changed. An invalid or missing file changes nothing, and is logged once."""
         now = time.monotonic()
         if self._file is None or now < self._next_check:
             return
@@ -144,14 +144,14 @@ class ApiKeys:
 
 
 def read_owners(file: Path) -> tuple[KeyOwner, ...]:
-    """Raises one `InvalidArgument` with everything that is wrong, and no key in it."""
+    """Raises one `InvalidArgument` with all problems, without any key."""
     try:
         document = read_yaml(file.read_bytes())
     except OSError as error:
         raise InvalidArgument(f"the API keys cannot be read: {error}") from error
-    except ValueError:  # a name may look like a date that there is not
+    except ValueError:  # a name may look like an invalid date
         problem = f"{file} is not valid YAML, or has a duplicate key; put names and keys in quotes"
-        raise InvalidArgument(problem) from None  # whose own message would quote a part of it
+        raise InvalidArgument(problem) from None  # the original message would quote part of the file
     entries = document.get("keys") if isinstance(document, Mapping) and set(document) == {"keys"} else None
     if not isinstance(entries, list):
         raise InvalidArgument(f"{file} must be a mapping with one entry, `keys`, which is a list")
@@ -166,14 +166,14 @@ def read_owners(file: Path) -> tuple[KeyOwner, ...]:
 
 
 def owner_of_key(name: str, key: str, *, is_admin: bool, source: str) -> KeyOwner:
-    """Raises `InvalidArgument`, which names the source, for a key that is no key."""
+    """Raises `InvalidArgument`, which names the source, for an invalid key."""
     problems = _key_problems(key)
     raise_problems(InvalidArgument, source, problems)
     return KeyOwner(name, hashlib.sha256(key.encode()).digest(), is_admin, Tenant(name))
 
 
 def _owner(entry: Any, number: int, problems: list[str]) -> KeyOwner | None:
-    """None where something is wrong, which is added to `problems`."""
+    """The owner in an entry of the file; None if it is invalid. Its problems are added to `problems`."""
     if not isinstance(entry, Mapping):
         problems.append(f"entry {number} is not a mapping of {', '.join(FIELDS)}")
         return None
@@ -228,7 +228,7 @@ def _given_key(header: HeaderOf) -> bytes | None:
 
 
 def _version(file: Path) -> Version | None:
-    """None where it is not there."""
+    """Changes whenever the file does; None if the file does not exist."""
     try:
         status = file.stat()
     except OSError:

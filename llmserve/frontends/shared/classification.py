@@ -23,7 +23,7 @@ def classified(tensor: Tensor, num_classes: int, labels: Sequence[str], *, batch
         )
     batch_size = tensor.shape[0] if batched and tensor.shape else 1
     rows = tensor.data.reshape(batch_size, tensor.data.size // max(1, batch_size))
-    # stable, so that the first of equal values comes first: the smallest of the reversed row, from behind
+    # a stable ascending sort of the reversed row, read backwards: of equal values, the lowest index comes first
     size = rows.shape[1]
     order = size - 1 - np.argsort(_sortable(rows)[:, ::-1], axis=1, kind="stable")[:, ::-1]
     top = order[:, : min(num_classes, size)]

@@ -1,7 +1,7 @@
-"""Which pages of other origins may read the answers (CORS): by default none, and nothing is said of it.
+"""Cross-origin access (CORS): which pages of other origins may read the answers. The default is none, without headers.
 
-Unless the operator says so, nothing is allowed with a browser's own credentials: keys are in headers that a page has to
-set by itself.
+Unless the operator allows it, requests with a browser's own credentials are not permitted: keys are in headers that a
+page must set itself.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from llmserve.wire.http1.answers import WholeAnswer
 from llmserve.wire.http1.request import Request
 
 EVERY, LOCAL = "*", "localhost"
-LOOPBACK = ("localhost", "127.0.0.1", "::1")  # hosts that LOCAL stands for, with any port
+LOOPBACK = ("localhost", "127.0.0.1", "::1")  # hosts that LOCAL allows, with any port
 METHODS = "GET, POST, DELETE, OPTIONS"
-MAX_AGE_S = 600  # for which a browser remembers a permission
-USUAL_PORTS = {"http": 80, "https": 443}  # which browsers leave out
-KINDS, FACTS = ("requests", "tokens"), ("limit", "remaining", "reset")  # of the limits of a key
-READABLE = ", ".join(  # headers of answers, besides those that every page may read
+MAX_AGE_S = 600  # how long a browser may cache a permission
+USUAL_PORTS = {"http": 80, "https": 443}  # ports that browsers omit
+KINDS, FACTS = ("requests", "tokens"), ("limit", "remaining", "reset")  # of a key's limits
+READABLE = ", ".join(  # headers of answers, in addition to those that every page may read
     (
         "x-request-id", "request-id", "retry-after", "inference-header-content-length",
         *(f"x-ratelimit-{fact}-{kind}" for kind in KINDS for fact in FACTS),
@@ -31,17 +31,17 @@ READABLE = ", ".join(  # headers of answers, besides those that every page may r
 
 @dataclass(frozen=True, slots=True)
 class CrossOrigin:
-    """`origins` as browsers write them, `LOCAL`, or `EVERY` alone."""
+    """`origins` are in the form that browsers send, `LOCAL`, or only `EVERY`."""
 
     origins: frozenset[str] = frozenset()
     with_credentials: bool = False
 
     def headers(self, request: Request) -> dict[str, str]:
-        """That every answer to `request` has."""
+        """The headers of every answer to `request`."""
         if not self.origins:
             return {}
         allowed = self._allowed(request)
-        headers = {} if self._is_for_all else {"Vary": "Origin"}  # a cache must not show it to other origins
+        headers = {} if self._is_for_all else {"Vary": "Origin"}  # a cache must not return it to other origins
         if allowed:
             headers |= {"Access-Control-Allow-Origin": allowed, "Access-Control-Expose-Headers": READABLE}
             headers |= {"Access-Control-Allow-Credentials": "true"} if self.with_credentials else {}
@@ -49,12 +49,12 @@ class CrossOrigin:
 
     @property
     def _is_for_all(self) -> bool:
-        """Whether one answer is for every origin. With credentials browsers want to read their own."""
+        """Whether one answer fits every origin. With credentials, browsers require their own origin in it."""
         return EVERY in self.origins and not self.with_credentials
 
     def preflight(self, request: Request) -> WholeAnswer | None:
-        """The answer to a browser that asks before it sends a page's request; None: it is not that, or no page may.
-        A page that may not is told nothing, so its browser does not send the request."""
+        """The answer to a preflight request; None if it is none, or if no page is allowed. The answer to a page that
+        is not allowed grants nothing, so its browser does not send the request."""
         if request.method != "OPTIONS" or not self.origins or request.header(b"origin") is None:
             return None
         if request.header(b"access-control-request-method") is None:
@@ -67,7 +67,7 @@ class CrossOrigin:
         return WholeAnswer(headers=headers)
 
     def _allowed(self, request: Request) -> str:
-        """Whom the answer is for: an origin, or all of them; "": nobody."""
+        """The value of Access-Control-Allow-Origin: an origin, or `EVERY`; "": not allowed."""
         origin = request.header(b"origin")
         if origin is None:
             return ""
@@ -78,7 +78,7 @@ class CrossOrigin:
 
 
 def parse_origins(origins: Sequence[str], flag: str) -> CrossOrigin:
-    """Raises `InvalidArgument` with everything that is wrong."""
+    """Raises `InvalidArgument` with all problems."""
     problems = [
         f"{origin}: expected SCHEME://HOST or SCHEME://HOST:PORT in lower case, {LOCAL} for pages of this machine, or "
         f"{EVERY} for every page"

@@ -1,4 +1,4 @@
-"""Where the data of one request's tensors comes from, and what it takes."""
+"""The source of the data of one request's tensors, and the memory that the data takes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from llmserve.wire.event_loop import INLINE_BYTES, leave_loop
 from llmserve.wire.request_memory import RequestTooLarge, Share
 
 MAX_TEXTS = 1024 * 1024  # elements of a request's BYTES tensors
-INLINE_TEXTS = 4096  # that are decoded on the event loop
-TEXT_BYTES = 64  # of an element: its object, and where an array has it
+INLINE_TEXTS = 4096  # most elements that are decoded on the event loop
+TEXT_BYTES = 64  # per element: its object, and its place in an array
 
 
 @dataclass(slots=True)
 class DataSource:
-    """Of one request. What is decoded grows the request's share of the memory before it is there."""
+    """Belongs to one request. It grows the request's share of the memory before data is decoded."""
 
     memory: SharedMemory
     share: Share
@@ -28,9 +28,9 @@ class DataSource:
         return self.memory.read(place)
 
     def expect_texts(self, name: str, count: int, num_bytes: int = 0) -> None:
-        """Before the elements of a BYTES tensor are decoded, and copied from `num_bytes`.
+        """Call this before the elements of a BYTES tensor are decoded and copied from `num_bytes`.
 
-        Raises `RequestTooLarge` when they are too many.
+        Raises `RequestTooLarge` if there are too many elements.
         """
         if count <= INLINE_TEXTS and not self.num_texts and num_bytes <= INLINE_BYTES:
             self.num_texts = count

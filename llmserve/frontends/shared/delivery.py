@@ -1,6 +1,6 @@
-"""How a client wants its outputs, beyond which: as classes, in shared memory, or both protocols' plain way.
+"""The delivery of outputs that a client requests: as classes, in shared memory, or in the protocol's plain form.
 
-Parsed from a request beside the core's own request, and applied to each of its responses.
+It is parsed from a request, separately from the core's request, and applied to each response.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llmserve.serving.types import InferResponse, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """By output name. An output is in at most one of them."""
+    """Settings by output name. An output is in at most one of the mappings."""
 
     num_classes: Mapping[str, int] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Delivery:
         return not self.num_classes and not self.places
 
     def check(self, memory: SharedMemory) -> None:
-        """Before the model runs: is there room where its outputs shall go?"""
+        """Check before the model runs that the places for its outputs exist."""
         for place in self.places.values():
             memory.check(place)
 
@@ -40,7 +40,7 @@ PLAIN = Delivery()
 def deliver(
     response: InferResponse, delivery: Delivery, *, core: Core, memory: SharedMemory, config: ModelConfig
 ) -> InferResponse:
-    """Outputs as classes; those that have a place are written there. Raises when one cannot be delivered."""
+    """Convert outputs to classes, and write those with a place to it. Raises if an output cannot be delivered."""
     if delivery.is_plain or not response.outputs:
         return response
     labels = core.labels(response.model_name, response.model_version) if delivery.num_classes else {}

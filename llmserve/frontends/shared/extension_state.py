@@ -1,4 +1,4 @@
-"""What the front ends of one server share besides the core: state that clients set and see over either protocol."""
+"""State that a server's front ends share besides the core. Clients can read and set it over either protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llmserve.wire.request_memory import RequestMemory
 
 @dataclass(frozen=True, slots=True)
 class Extensions:
-    """Made once per server, before its front ends."""
+    """Created once per server, before its front ends."""
 
     memory: SharedMemory = field(default_factory=SharedMemory)
     tracer: Tracer = field(default_factory=Tracer)
@@ -31,25 +31,25 @@ class Extensions:
     grpc_headers: ForwardedHeaders = field(default_factory=ForwardedHeaders)
     http_restrictions: Restrictions = field(default_factory=Restrictions)
     grpc_restrictions: Restrictions = field(default_factory=Restrictions)
-    api_keys: ApiKeys | None = None  # None: nobody needs one
-    root_path: str = ""  # that may stand before every path over HTTP, as behind a proxy
+    api_keys: ApiKeys | None = None  # None: no key is required
+    root_path: str = ""  # optional prefix of every HTTP path, for example behind a proxy
     cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
     requests: RequestMemory = field(default_factory=RequestMemory)
     background: set[asyncio.Task[None]] = field(default_factory=set)  # work that no client waits for
     closing: ExitStack = field(default_factory=ExitStack)
     text: TextSettings = field(default_factory=TextSettings)
-    grpc_compression: int = 0  # zlib's level for the answers to inference; 0: they are sent as they are
+    grpc_compression: int = 0  # zlib's level for answers to inference; 0: no compression
 
     def tenant(self, header: HeaderOf) -> Tenant:
-        """Whom a request with these headers is for; names are in lower case."""
+        """The tenant of a request with these headers; names are in lower case."""
         return EVERYBODY if self.api_keys is None else self.api_keys.tenant(header)
 
     def tenant_counters(self) -> Mapping[str, TenantCounters]:
-        """By the names of the API keys that there are now; anonymous requests are not counted."""
+        """Counters by the names of current API keys; anonymous requests are not counted."""
         return {} if self.api_keys is None else self.api_keys.counters()
 
     def close(self) -> None:
-        """After the front ends have stopped."""
+        """Call this after the front ends have stopped."""
         for task in [*self.background]:
             task.cancel()
         self.closing.close()

@@ -1,6 +1,6 @@
-"""The chat format of a model that takes text alone (tensorrtllm_backend's ensembles do), applied outside of it.
+"""The chat format of a model that only accepts text (such as tensorrtllm_backend's ensembles), applied outside of it.
 
-It is that of the tokenizer which the model's own steps read, as far as its directory is on this machine.
+The format comes from the tokenizer that the model's own steps read, if its directory is on this machine.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from llmserve.stages.chat_style import ChatStyle
 from llmserve.stages.files import TextFiles
 from llmserve.stages.tokenizer import tokenizer_of
 
-TOKENIZER_PATH = "tokenizer_dir"  # among the parameters of a model's config
+TOKENIZER_PATH = "tokenizer_dir"  # a parameter of a model's config
 NO = ("false", "0", "f", "n", "no")
 
 
 @dataclass(frozen=True, slots=True)
 class FormattedChat:
-    """`begin` is what the model's own tokenizer puts before every text.
+    """`begin` is the text that the model's own tokenizer adds before every text.
 
-    A template runs as long as it may, so the event loop leaves it to one thread, where others wait until they give up.
+    A template may run for long, so it runs in one thread, where other requests wait for their turn.
     """
 
     format: TemplateFormat
@@ -42,7 +42,7 @@ class FormattedChat:
     def text(
         self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
-        """`values`: further names that the template may read. `tools`: as OpenAI's API describes them."""
+        """`values`: more variables for the template. `tools`: in the form of OpenAI's API."""
         return self.format.text(messages_of(messages), values, tools).removeprefix(self.begin)
 
     async def text_in_thread(
@@ -51,19 +51,19 @@ class FormattedChat:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.text, messages, values, tools)
 
     async def style_in_thread(self, values: Mapping[str, Any]) -> ChatStyle:
-        """How answers are to be read."""
+        """The style that parses answers."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.format.style, values)
 
 
 def tokenizer_dirs(steps: Sequence[ModelConfig]) -> list[Path]:
-    """Those of an ensemble's steps that are on this machine."""
+    """The tokenizer directories of an ensemble's steps that are on this machine."""
     named = [step.parameters[TOKENIZER_PATH].string_value for step in steps if TOKENIZER_PATH in step.parameters]
     return [path for name in dict.fromkeys(named) if name and (path := Path(name)).is_absolute() and path.is_dir()]
 
 
 def formatted_chat(directory: Path, steps: Sequence[ModelConfig]) -> FormattedChat:
-    """Reads files, which takes a while. Raises `Unsupported` when a conversation has no form in text there, and
-    `LlmserveError` for a directory that cannot be read."""
+    """The chat format in a directory; reading its files is slow. Raises `Unsupported` if conversations have no text
+    form, and `LlmserveError` for a directory that cannot be read."""
     files = TextFiles.read(directory)
     tokenizer = tokenizer_of(files)
     found = chat_format(tokenizer, files)

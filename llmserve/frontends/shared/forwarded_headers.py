@@ -1,4 +1,4 @@
-"""Headers and metadata of requests that go on to the model as request parameters."""
+"""Forwards headers and metadata of requests to the model as request parameters."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ FLAGS_AT_START = re.compile(r"\(\?([a-z]*-[a-z]+)\)(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ForwardedHeaders:
-    """Those whose name contains a match, whatever its case unless the pattern begins with (?-i); none without one."""
+    """Selects headers whose name contains a match; none without a pattern. Ignores case unless it begins with (?-i)."""
 
     pattern: re.Pattern[str] | None = None
-    secret: Set[str] = frozenset()  # in lower case: these stay here, whatever the pattern
+    secret: Set[str] = frozenset()  # names in lower case that are never forwarded
 
     @classmethod
     def matching(cls, pattern: str, flag: str, secret: Set[str] = frozenset()) -> ForwardedHeaders:
-        """Raises `InvalidArgument`, naming the flag, when `pattern` is no regular expression."""
-        # RE2, which Triton has, takes flags away from all that follows; Python wants to be told where that ends
+        """Raises `InvalidArgument`, naming the flag, if `pattern` is not a regular expression."""
+        # RE2, which Triton uses, removes flags for the rest of the pattern; Python requires an explicit scope
         scoped = FLAGS_AT_START.sub(r"(?\1:\2)", pattern) if FLAGS_AT_START.fullmatch(pattern) else pattern
         try:
             return cls(re.compile(scoped, re.IGNORECASE) if scoped else None, secret)
@@ -32,7 +32,7 @@ class ForwardedHeaders:
             raise InvalidArgument(f"{flag} {pattern}: not a regular expression: {error}") from error
 
     def chosen(self, headers: Callable[[], Iterable[tuple[str, str | bytes]]]) -> dict[str, str]:
-        """By name; the last of several wins. Without a pattern, `headers` is not asked."""
+        """The selected headers by name; the last of several wins. Without a pattern, `headers` is not called."""
         if self.pattern is None:
             return {}
         return {
@@ -43,7 +43,7 @@ class ForwardedHeaders:
 
 
 def accompanied(request: InferRequest, trace: Trace | None, headers: dict[str, str], tenant: Tenant) -> InferRequest:
-    """The request with its trace, with headers as parameters, which go before the client's own, and whom it is for."""
+    """The request with its trace and tenant, and with headers as parameters, which override the client's own."""
     if trace is None and not headers and tenant is EVERYBODY:
         return request
     return replace(request, trace=trace, parameters={**request.parameters, **headers}, tenant=tenant)

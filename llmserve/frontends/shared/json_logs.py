@@ -1,10 +1,10 @@
-"""Log records as JSON objects, one a line: for programs that collect them.
+"""Formats log records as JSON objects, one per line, for programs that collect them.
 
     time        UTC, RFC 3339
     level, logger, message
-    request_id, model, key, trace_id    of the request that is being answered, where known; `key` is a name
+    request_id, model, key, trace_id    of the current request, if known; `key` is the name of the API key
     exception   the traceback
-and what the record brings as `fields`.
+and the record's own `fields`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 
 from llmserve.frontends.shared.request_context import current_request
 
-FIELDS = "fields"  # of a record: a mapping
+FIELDS = "fields"  # the attribute of a record with a mapping
 
 
 class JsonFormatter(logging.Formatter):

@@ -1,4 +1,4 @@
-"""Which log records appear and in what form; clients may look and change it while the server runs."""
+"""The levels and format of log records. Clients can read and change them while the server runs."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ LogValue: TypeAlias = bool | int | str
 
 
 class LogFile(WatchedFileHandler):
-    """On a full disk it says so once, on standard error; the records are lost, and the server goes on. When somebody
-    has moved the file, another one begins."""
+    """On a full disk, reports it once on standard error; records are lost, and the server continues. If the file was
+    moved, a new one is opened."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, encoding="utf-8", errors="backslashreplace")  # a path may have any bytes
-        self._has_failed = False  # with this record
+        self._has_failed = False  # for the current record
         self._is_reported = False
 
     def emit(self, record: logging.LogRecord) -> None:
         self._has_failed = False
         try:
             super().emit(record)
-        except OSError:  # it cannot be opened anew
+        except OSError:  # the file cannot be reopened
             self.handleError(record)
         self._is_reported = self._has_failed
 
@@ -56,9 +56,9 @@ class LogFile(WatchedFileHandler):
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """Verbose levels above 0 add debug records, and one for each request that is answered."""
+    """Verbose levels above 0 add debug records, and a record for each answered request."""
 
-    log_file: str = ""  # where the handlers write, for clients to see; "": standard error
+    log_file: str = ""  # the handlers' file, shown to clients; "": standard error
     log_info: bool = True
     log_warning: bool = True
     log_error: bool = True
@@ -83,7 +83,7 @@ class LogControl(logging.Filter):
         logger: logging.Logger | None = None,
         handlers: Sequence[logging.Handler] = (),
     ) -> None:
-        """Without a logger the settings are only kept: for a server inside another program."""
+        """Without a logger, the settings are only stored: for a server inside another program."""
         super().__init__()
         self._settings = settings or LogSettings()
         self._logger = logger
@@ -98,15 +98,15 @@ class LogControl(logging.Filter):
 
     @property
     def shows_requests(self) -> bool:
-        """Whether each request is logged when it has been answered."""
+        """Whether each answered request is logged."""
         return self._settings.log_verbose_level > 0
 
     def describe(self) -> dict[str, LogValue]:
-        """As clients see it."""
+        """The settings for clients."""
         return asdict(self._settings)
 
     def update(self, values: Mapping[str, LogValue]) -> None:
-        """Change what is named; names that are unknown are ignored, as Triton does. All or nothing."""
+        """Change the named settings: all or none. Unknown names are ignored, as in Triton."""
         if "log_file" in values:
             raise Unsupported("log file location can not be updated through network protocol")
         known = {name: value for name, value in values.items() if name in LogSettings.__dataclass_fields__}

@@ -1,4 +1,4 @@
-"""What both protocols say about loading and unloading models: names of parameters, and refusals."""
+"""Parameter names and errors for loading and unloading models, for both protocols."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNLOAD_DEPENDENTS = "unload_dependents"
 
 
 def check_repository_name(name: str) -> None:
-    """A server's repositories have no names of their own."""
+    """Raises `Unsupported` for any name: a server's repositories have no names."""
     if name:
         raise Unsupported("'repository_name' specification is not supported")
 

@@ -1,6 +1,6 @@
-"""Raw little-endian tensor bytes, as both protocols carry them, to and from `Tensor`.
+"""Converts raw little-endian tensor bytes, which both protocols use, to and from `Tensor`.
 
-A BYTES tensor is a run of elements, each a 4-byte little-endian length and that many bytes.
+A BYTES tensor is a sequence of elements, each a 4-byte little-endian length and that many bytes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from llmserve.wire.pieces import BLOCK_BYTES, copied
 
 LENGTH = struct.Struct("<I")
 FULL_BUFFER = "Please make sure the string length indicator is in one buffer."
-MAX_RANK = 64  # numpy's
-PIECE_TEXTS = 16 * 1024  # moved in one call, which holds the interpreter lock
+MAX_RANK = 64  # numpy's limit
+PIECE_TEXTS = 16 * 1024  # elements copied in one call, which holds the GIL
 Raw: TypeAlias = bytes | memoryview
 MAX_ELEMENTS = 2**63 - 1
 
 
 class WrongSize(InvalidArgument):
-    """An input's data is not as long as its shape says."""
+    """The size of an input's data does not match its shape."""
 
 
 def element_count(name: str, shape: Sequence[int], *, model: str) -> int:
-    """Number of elements of a shape that came from the wire: cheap, however long the shape and large its numbers."""
+    """The number of elements of a client's shape. The cost is bounded for long shapes and large numbers."""
     where = f"input '{name}' for model '{model}'"
     if len(shape) > MAX_RANK:
         refuse_rank(name, len(shape), model=model)
@@ -52,17 +52,17 @@ def refuse_rank(name: str, rank: int, *, model: str) -> NoReturn:
 
 
 def shaped(name: str, datatype: str, values: NDArray[Any], shape: Sequence[int]) -> Tensor:
-    """`values`, whose count is already known to fit, as a tensor of `shape`."""
+    """`values` as a tensor of `shape`. The caller has checked that their count fits."""
     try:
         return Tensor(name, datatype, values.reshape(tuple(shape)))
-    except (ValueError, OverflowError) as error:  # too many dimensions, or one that no array can have
+    except (ValueError, OverflowError) as error:  # too many dimensions, or one that is too large for an array
         raise InvalidArgument(f"input '{name}' has an unusable shape {list(shape)}: {error}") from error
 
 
 def decode_tensor(
     name: str, datatype: str, shape: Sequence[int], raw: Raw, *, model: str, source: DataSource | None = None
 ) -> Tensor:
-    """A tensor from its wire bytes; `datatype` must be a known name. `source`: what bounds the tensors of a request."""
+    """A tensor from its wire bytes; `datatype` must be a known name. `source` limits the tensors of a request."""
     count = element_count(name, shape, model=model)
     if datatype == "BYTES":
         if source is not None:
@@ -136,23 +136,23 @@ def encode_tensor(tensor: Tensor) -> bytes:
 def _encode_texts(texts: Sequence[bytes]) -> bytes:
     if sum(map(len, texts)) <= BLOCK_BYTES:
         return b"".join([LENGTH.pack(len(text)) + text for text in texts])
-    return b"".join([part for text in texts for part in (LENGTH.pack(len(text)), text)])  # gives the lock away
+    return b"".join([part for text in texts for part in (LENGTH.pack(len(text)), text)])  # this join releases the GIL
 
 
 def tensor_bytes(tensor: Tensor) -> Raw:
-    """`encode_tensor`, without a copy of numbers: they must not change while what this returns is in use."""
+    """Like `encode_tensor`, but without copying numbers: they must not change while the result is in use."""
     if tensor.datatype == "BYTES":
         return encode_tensor(tensor)
     return np.ascontiguousarray(tensor.data).reshape(-1).view(np.uint8).data
 
 
 def encoding_cost(tensors: Iterable[Tensor]) -> int:
-    """About how many bytes encoding has to go through one by one: texts, not numbers."""
+    """The approximate number of bytes that encoding converts one by one: texts, not numbers."""
     return num_bytes([tensor for tensor in tensors if tensor.datatype == "BYTES"])
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """Texts about: of many it does not look at the lengths."""
+    """The size of tensors. For many texts it is an estimate that does not read their lengths."""
     total = 0
     for tensor in tensors:
         total += _texts_bytes(tensor.data) if tensor.datatype == "BYTES" else tensor.data.nbytes

@@ -1,4 +1,4 @@
-"""A record for each request that has been answered, when the log settings ask for them (verbose level 1)."""
+"""Logs a record for each answered request, if the log settings request it (verbose level 1)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger("llmserve.requests")
 
 
 def log_request(context: RequestContext, status: int | str, *, is_complete: bool) -> None:
-    """`status`: of HTTP, or of gRPC by name. Not complete: the client has gone, or the answer broke off."""
+    """`status`: of HTTP, or the name of gRPC's. Not complete: the client disconnected, or the answer was cut off."""
     duration_ms = round((time.monotonic_ns() - context.began_ns) / 1e6, 3)
     name = shown(context.name)
     known = context.fields()

@@ -1,4 +1,4 @@
-"""Request parameters that the server itself understands, and the rest, which goes to the model.
+"""Separates the request parameters that the server reads from the others, which go to the model.
 
 `sequence_id`, `sequence_start`, `sequence_end`, `priority` and `timeout` become fields of the request; every name that
 starts with `triton_` is reserved.
@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol, TypeGuard
 from llmserve.errors import InvalidArgument, Unsupported
 from llmserve.serving.types import ParameterValue
 
-MAX_PARAMETERS = 1024  # of a request: they are sorted on the event loop, and told one by one in warnings
+MAX_PARAMETERS = 1024  # of a request: they are sorted on the event loop, and warnings list each of them
 
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 # parameters of tensors
@@ -25,7 +25,7 @@ MAX_SEQUENCE_ID = 128  # characters
 
 @dataclass(frozen=True, slots=True)
 class RequestParameters:
-    """Parameters of one request, sorted by who reads them."""
+    """The parameters of one request: those that the server reads, and `custom` ones for the model."""
 
     sequence_id: int | str = 0
     sequence_start: bool = False
@@ -39,7 +39,7 @@ NO_PARAMETERS = RequestParameters()
 
 
 class WrongType(Protocol):
-    """How a protocol says that a parameter has the wrong type; raises."""
+    """Raises a protocol's error for a parameter of the wrong type."""
 
     def __call__(self, name: str, expected: str) -> NoReturn: ...
 
@@ -47,9 +47,9 @@ class WrongType(Protocol):
 def sort_parameters(
     values: Mapping[str, ParameterValue], wrong_type: WrongType, allowed: str = ""
 ) -> RequestParameters:
-    """Type-check the parameters that the server reads.
+    """Check the types of the parameters that the server reads, and separate them from the others.
 
-    `values` has no `triton_` name that is allowed; `allowed` says which would be.
+    Every `triton_` name in `values` is an error, whose text ends with `allowed`, a list of the allowed names.
     """
     if len(values) > MAX_PARAMETERS:
         raise InvalidArgument(f"the request has {len(values)} parameters, more than {MAX_PARAMETERS}")

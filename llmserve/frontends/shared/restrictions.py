@@ -1,6 +1,6 @@
-"""Who may call what: the groups of calls that can be restricted, and the header that opens one.
+"""Restricted APIs: the groups of calls that an operator can restrict, and the header that allows a group.
 
-`CALLS` says of every call of both protocols which group it belongs to. A call that is in none of them cannot be served.
+`CALLS` assigns every call of both protocols to a group. A call without a group cannot be served.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from enum import StrEnum
 
 from llmserve.errors import InvalidArgument, raise_problems
 
-GRPC_PREFIX = "triton-grpc-protocol-"  # of the header that opens a group over gRPC
-VARIABLES = (  # of a server's environment, which takes them out of it
+GRPC_PREFIX = "triton-grpc-protocol-"  # prefix of the header that allows a group over gRPC
+VARIABLES = (  # secrets in the environment, which the server removes from it
     "LLMSERVE_HTTP_RESTRICTED_API", "LLMSERVE_GRPC_RESTRICTED_PROTOCOL", "LLMSERVE_API_KEY", "LLMSERVE_ADMIN_API_KEY",
 )  # fmt: skip
 MEMORY_KINDS = ("System", "Cuda")
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # what every client can send and every proxy leaves as it is
+HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # values that every client can send and no proxy changes
 
 
 class Api(StrEnum):
-    """Groups by their names in Triton."""
+    """API groups, with their names in Triton."""
 
     HEALTH = "health"
     METADATA = "metadata"
@@ -39,7 +39,7 @@ class Api(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Calls:
     rpcs: Sequence[str]
-    paths: Sequence[str]  # for every method of HTTP
+    paths: Sequence[str]  # for all HTTP methods
 
 
 def _of_model(*ends: str) -> tuple[str, ...]:
@@ -110,37 +110,37 @@ API_OF_PATH = {path: api for api, calls in CALLS.items() for path in calls.paths
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a request has to carry. The value is in no text that this makes."""
+    """The header that a request must have. No message or representation contains its value."""
 
-    header: str  # as it was given
+    header: str  # in the operator's spelling
     value: bytes = field(repr=False)
 
     def opens_for(self, given: str | bytes | None) -> bool:
-        """Takes as long for every wrong value of the right length."""
+        """Compares in constant time for values of the right length."""
         found = given.encode("utf-8", "surrogateescape") if isinstance(given, str) else given
         return found is not None and hmac.compare_digest(found, self.value)
 
     def opens(self, headers: Iterable[tuple[str, str | bytes]]) -> bool:
-        """The first of several headers of that name counts."""
+        """Whether the headers contain the value; of several headers with this name, the first counts."""
         name = self.header.lower()
         return self.opens_for(next((value for key, value in headers if key == name), None))
 
 
 @dataclass(frozen=True, slots=True)
 class Restrictions:
-    """Groups that are not in it are open to everybody."""
+    """The keys of restricted groups. Other groups are open to everybody."""
 
     keys: Mapping[Api, Key] = field(default_factory=dict)
 
     def headers(self) -> frozenset[str]:
-        """In lower case: what else reads requests has no business with their values."""
+        """The names of the headers in lower case. Their values must not be passed on."""
         return frozenset(key.header.lower() for key in self.keys.values())
 
 
 def parse_restrictions(options: Iterable[str], flag: str, *, kind: str, prefix: str = "") -> Restrictions:
-    """Options `API[,API...]:HEADER=VALUE` of one flag; `kind`: what Triton calls a group there.
+    """Parse the options `API[,API...]:HEADER=VALUE` of one flag; `kind` is Triton's word for a group there.
 
-    Raises `InvalidArgument`, which names what is wrong with all of them, and no value.
+    Raises one `InvalidArgument` with the problems of all options, without values.
     """
     keys: dict[Api, Key] = {}
     problems: list[str] = []

@@ -1,7 +1,7 @@
-"""What a front end asks of the server core, and the two ways of asking.
+"""The interface of the server core for front ends, with streaming and unary inference.
 
-A unary call is a stream of one: `single_response` is the only place that knows it. Closing the stream is the only way
-to cancel, so every stream that a front end opens sits in `aclosing`.
+A unary call is a stream of one response; only `single_response` knows this. Closing the stream is the only way to
+cancel, so front ends open every stream in `aclosing`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class ModelStatus(Protocol):
 
 
 class Core(Protocol):
-    """The server core, as front ends see it; all on one event loop.
+    """The server core's interface for front ends; all calls are on one event loop.
 
-    Versions are as clients write them, "" being the highest. Whatever is wrong, it raises `LlmserveError`s only.
+    Versions are in the form that clients send; "" is the highest version. All errors are `LlmserveError`s.
     """
 
     @property
@@ -74,13 +74,13 @@ def is_decoupled(config: ModelConfig) -> bool:
 
 
 def check_known_model(core: Core, name: str) -> None:
-    """Settings of a model need a model, loaded or not; "" stands for all of them."""
+    """Raises `InvalidArgument` unless the repository has the model, loaded or not; "" stands for all models."""
     if name and all(row.name != name for row in core.repository_index()):
         raise InvalidArgument(f"Request for unknown model : {name}")
 
 
 async def single_response(core: Core, request: InferRequest) -> InferResponse:
-    """The one response of a model that is not decoupled, or its error; raises why the request is refused."""
+    """The only response of a model that is not decoupled, or its error. Raises if the request is refused."""
     answer: InferResponse | None = None
     async with aclosing(core.infer_stream(request)) as stream:
         async for response in stream:

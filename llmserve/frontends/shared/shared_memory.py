@@ -1,8 +1,8 @@
-"""System shared memory that clients have registered: tensors are read from it and written to it, for both protocols.
+"""System shared memory that clients registered, for tensors of both protocols.
 
-A region is a range of a POSIX shared-memory object. It is read and written through its file descriptor instead of being
-mapped: a client may shrink the object at any time, which would be a bus error for a mapping and is a short read here.
-The client owns the object; unregistering only forgets it.
+A region is a range of a POSIX shared-memory object. It is read and written through its file descriptor and not mapped:
+a client may shrink the object at any time, which is a short read here but a bus error with a mapping. The client owns
+the object; unregistering does not delete it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy as np
 from llmserve.errors import AlreadyExists, InternalError, InvalidArgument, NotFound, ResourceExhausted, Unsupported
 
 NOT_ALLOWED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-MAX_REGIONS = 1024  # and of the files that the process may have open, at most one of `SHARE_OF_FILES`
+MAX_REGIONS = 1024  # also limited to the number of files that the process may open, divided by `SHARE_OF_FILES`
 SHARE_OF_FILES = 4
 MAX_NAME = 256  # characters
 OBJECTS = Path("/dev/shm")  # where Linux shows POSIX shared memory
-RESERVED_PREFIX = "triton_python_backend_shm_region_"  # of processes that execute Python models
+RESERVED_PREFIX = "triton_python_backend_shm_region_"  # used by processes that execute Python models
 CUDA_REFUSAL = (
     "CUDA shared memory is not available: this server keeps tensors in the memory of the CPU. "
     "Use system shared memory instead"
@@ -46,7 +46,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor is, or goes: a range of a region."""
+    """The place of a tensor: a range of a region, in bytes."""
 
     region: str
     byte_size: int
@@ -65,7 +65,7 @@ class SharedMemory:
         self._lock = threading.Lock()  # held while a descriptor is borrowed or closed, not while it is used
 
     def register(self, name: str, key: str, *, offset: int, byte_size: int) -> None:
-        """Open the object `key`. Raises when it is not there or smaller than the region."""
+        """Open the object `key`. Raises if it does not exist or is smaller than the region."""
         self.check_allowed()
         if name in self._regions:
             raise AlreadyExists(f"shared memory region '{name}' already in manager")
@@ -75,7 +75,7 @@ class SharedMemory:
             raise ResourceExhausted(f"{limit} shared memory regions are registered, the maximum: unregister one")
         if key.lstrip("/").startswith(RESERVED_PREFIX):
             _refuse(name, f"keys that start with '{RESERVED_PREFIX}' are reserved for the server")
-        descriptor = _open_object(key)  # before name and size are looked at, as in Triton
+        descriptor = _open_object(key)  # before name and size are checked, as in Triton
         try:
             if not name:
                 raise InvalidArgument("a shared memory region must have a name")
@@ -90,12 +90,12 @@ class SharedMemory:
         self._regions[name] = Region(name, key, offset, byte_size, descriptor)
 
     def check_allowed(self) -> None:
-        """Raises `Unsupported` unless the server was told that its clients may use its memory."""
+        """Raises `Unsupported` unless the operator allowed clients to use shared memory."""
         if not self._allowed:
             raise Unsupported(NOT_ALLOWED)
 
     def unregister(self, name: str) -> None:
-        """Forget a region; one that is not registered is none to forget."""
+        """Close a region; an unknown name is ignored."""
         self.check_allowed()
         self._forget(name)
 
@@ -110,12 +110,12 @@ class SharedMemory:
         self.close()
 
     def close(self) -> None:
-        """Forget all regions."""
+        """Close all regions."""
         for name in list(self._regions):
             self._forget(name)
 
     def status(self, name: str = "") -> list[Region]:
-        """One region, or all of them by name."""
+        """One region, or all regions sorted by name."""
         if not name:
             return [region for _, region in sorted(self._regions.items())]
         if name not in self._regions:
@@ -141,7 +141,7 @@ class SharedMemory:
         with self._borrowed(place) as (region, descriptor):
             if os.fstat(descriptor).st_size < region.offset + place.offset + place.byte_size:
                 _shrunk(region)
-            data = np.empty(place.byte_size, np.uint8).data  # not written yet, unlike a bytearray
+            data = np.empty(place.byte_size, np.uint8).data  # not initialized, unlike a bytearray
             position = region.offset + place.offset
             for part in _parts(data):
                 if os.preadv(descriptor, [part], position) != len(part):
@@ -159,7 +159,7 @@ class SharedMemory:
         with self._borrowed(place) as (region, descriptor):
             position = region.offset + place.offset
             if os.fstat(descriptor).st_size < position + len(data):
-                _shrunk(region)  # writing would make it grow again
+                _shrunk(region)  # writing would enlarge it again
             for part in _parts(memoryview(data)):
                 while part:
                     num_written = _written(descriptor, part, position, output)
@@ -167,7 +167,7 @@ class SharedMemory:
 
     @contextmanager
     def _borrowed(self, place: Place) -> Iterator[tuple[Region, int]]:
-        """The region of `place` with a descriptor that stays open when the region is unregistered meanwhile."""
+        """The region of `place`, with a descriptor that stays open if the region is unregistered in the meantime."""
         with self._lock:
             region = self.check(place)
             descriptor = os.dup(region.descriptor)
@@ -178,20 +178,20 @@ class SharedMemory:
 
 
 def max_regions() -> int:
-    """Each has an open file, and connections need theirs."""
+    """The maximum number of regions. Each has an open file, and connections need files, too."""
     num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_REGIONS if num_files == resource.RLIM_INFINITY else min(MAX_REGIONS, num_files // SHARE_OF_FILES)
 
 
 def _parts(view: memoryview) -> Iterator[memoryview]:
-    """Pieces that one system call moves whole (Linux moves at most 2 GiB)."""
+    """Pieces that one system call can copy completely (Linux copies at most 2 GiB)."""
     piece = 1 << 30
     for start in range(0, len(view), piece):
         yield view[start : start + piece]
 
 
 def _written(descriptor: int, part: memoryview, position: int, output: str) -> int:
-    """How many bytes, which may be fewer where memory runs out."""
+    """The number of bytes written, which is smaller than `part` if memory runs out."""
     try:
         return os.pwrite(descriptor, part, position)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Spans to a collector, with OpenTelemetry's own library (extra `otel`): OTLP over HTTP.
+"""Exports spans to a collector with OpenTelemetry's own library (extra `otel`): OTLP over HTTP.
 
-A bounded queue and a thread are the library's: whoever adds a span never waits, and a collector that is slow or away
-costs spans and nothing else. What OTEL_* in the environment says of headers, certificates and the resource is in force.
+The library has a bounded queue and a thread, so adding a span never blocks, and a slow or missing collector only loses
+spans. The OTEL_* variables for headers, certificates and the resource apply.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from llmserve import __version__
 from llmserve.errors import InvalidArgument
 from llmserve.serving.instruments.spans import Span
 
-EXPORT_TIMEOUT_S = 5.0  # of one request to the collector, with all tries
+EXPORT_TIMEOUT_S = 5.0  # for one request to the collector, with all retries
 CLOSE_TIMEOUT_S = 3.0
 SERVICE = "llmserve"
 
 
 @dataclass(frozen=True, slots=True)
 class ExportSettings:
-    """None: as the library has it, or as OTEL_* in the environment says."""
+    """None: the library's default, or the value of an OTEL_* variable."""
 
     url: str | None = None
     resource: Mapping[str, str] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class ExportSettings:
 
 class SpanExport:
     def __init__(self, settings: ExportSettings) -> None:
-        """Raises `InvalidArgument` when the library is not there, or cannot work like this."""
+        """Raises `InvalidArgument` if the library is not installed or refuses the settings."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
@@ -41,7 +41,7 @@ class SpanExport:
             from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         except ImportError as error:
             raise InvalidArgument("exporting spans requires OpenTelemetry: pip install 'llmserve[otel]'") from error
-        logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)  # failures, but not every try
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)  # logs failures, but not every retry
         ours, given = {SERVICE_NAME: SERVICE, SERVICE_VERSION: __version__}, OTELResourceDetector().detect().attributes
         self._resource = Resource.create({**ours, **given, **settings.resource})
         self._scope = InstrumentationScope(SERVICE, __version__)
@@ -82,10 +82,10 @@ class SpanExport:
             )
 
     def close(self) -> None:
-        """See `SpanSink`. A collector that is away would have the library wait for it."""
+        """See `SpanSink`. The library would wait for a missing collector, so this stops after a time limit."""
         closing = threading.Thread(target=self._processor.shutdown, name="span-export-close", daemon=True)
         closing.start()
         closing.join(CLOSE_TIMEOUT_S)
         if closing.is_alive():
-            # or its thread would go on trying, span after span
+            # else its thread would continue to retry, span after span
             self._exporter.shutdown()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""How the text APIs of one server answer, as its operator has it."""
+"""The operator's settings for a server's text APIs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TextSettings:
-    refuses_unknown_fields: bool = False  # and those without effect: they are noted in the answer otherwise
-    served_names: tuple[str, ...] = ()  # of the only model, in place of its own
-    takes_any_name: bool = False  # for the only model
-    batch_dir: Path | None = None  # of files and batches; None: there are none
-    stored_responses: int = 1000  # most of them; 0: none
-    template_values: Mapping[str, Any] = field(default_factory=dict)  # of chat templates, unless a request says others
-    forces_usage: bool = False  # in every chunk of a stream
-    names_tokens_by_id: bool = False  # in log probs, unless a request says otherwise
-    tells_metrics: bool = False  # of each request, beside its answer
+    refuses_unknown_fields: bool = False  # and fields without effect; otherwise the answer notes them
+    served_names: tuple[str, ...] = ()  # names of the only model, instead of its own
+    takes_any_name: bool = False  # the only model answers to every name
+    batch_dir: Path | None = None  # directory of files and batches; None: not supported
+    stored_responses: int = 1000  # maximum number; 0: none are stored
+    template_values: Mapping[str, Any] = field(default_factory=dict)  # for chat templates; requests override them
+    forces_usage: bool = False  # reports usage in every chunk of a stream
+    names_tokens_by_id: bool = False  # in log probs, unless a request overrides it
+    tells_metrics: bool = False  # adds each request's metrics to its answer
     sampling: Mapping[str, float] = field(default_factory=dict)  # defaults, by the names of `Sampling`
-    checkpoint_sampling: bool = True  # requests get the checkpoint's sampling where they do not say theirs
+    checkpoint_sampling: bool = True  # the checkpoint's sampling is the default of requests

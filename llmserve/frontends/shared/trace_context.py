@@ -1,6 +1,6 @@
-"""W3C's trace context: the span of a client that a request belongs to, and the request's own span.
+"""W3C trace context: the client's span that a request belongs to, and the request's own span.
 
-A client that traces its request has it traced here, and one that does not has not: the sampling is for the others.
+If a request has a client's span, its sampled flag decides whether the request is traced. Other requests are sampled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llmserve.serving.instruments.spans import RequestSpan, SpanIds, new_id
 TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 MAX_STATE = 512  # characters
 SAMPLED = 1  # a flag
-UNKNOWN = "request"  # the name of one that no front end has announced
+UNKNOWN = "request"  # the name of a request without a context
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class Parent:
 
 
 def parent_of(header: HeaderOf) -> Parent | None:
-    """None: the client sends none, or nothing that can be understood."""
+    """The client's span; None if it sends none, or an invalid one."""
     given = header("traceparent")
     found = TRACEPARENT.fullmatch(given) if isinstance(given, str) else None
-    if found is None or (found[1] == "00" and found[5]):  # later versions may say more
+    if found is None or (found[1] == "00" and found[5]):  # only later versions may have more fields
         return None
     trace_id, span_id, flags = (int(found[number], 16) for number in (2, 3, 4))
     if not trace_id or not span_id:
@@ -44,7 +44,7 @@ def parent_of(header: HeaderOf) -> Parent | None:
 
 
 def request_span(context: RequestContext | None, parent: Parent | None) -> RequestSpan:
-    """Of the request that is being answered, which from here on knows its trace; all that it asks are of one."""
+    """The span of the current request. `context` keeps the trace's id, so all inferences of a request share it."""
     if parent is not None:
         ids, state = SpanIds(parent.trace_id, new_id(64), parent.span_id), parent.state
     else:

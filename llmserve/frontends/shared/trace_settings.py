@@ -1,9 +1,9 @@
-"""Settings of request traces: parsed from clients' strings, with a model's own values over the server's.
+"""Settings of request traces, parsed from clients' strings. A model's own values override the server's.
 
 trace_level   OFF, or TIMESTAMPS and TENSORS
-trace_rate    every n-th request is traced; 0, of spans only: those whose client traces them
-trace_count   so many traces are left to be made; -1: no limit
-log_frequency a file for every n traces, numbered; 0: one file
+trace_rate    every n-th request is traced; 0 (for spans only): only requests whose client traces them
+trace_count   the number of remaining traces; -1: no limit
+log_frequency a numbered file for every n traces; 0: one file
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ MAX_INT32 = 2**31 - 1
 NUMBERS = {"trace_rate": (0, MAX_UINT32), "trace_count": (-1, MAX_INT32), "log_frequency": (0, MAX_UINT32)}
 MODE, OPENTELEMETRY = "triton", "opentelemetry"
 
-# name -> value as text, several for trace_level, None: as it was before anybody set it
+# name -> value as text, a list for trace_level; None: clear the value
 Update: TypeAlias = Mapping[str, str | Sequence[str] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where traces go: into files like this one, or as spans to a collector."""
+    """The destination of traces: files with this path, or spans to a collector."""
 
-    file: str = ""  # "": into none
+    file: str = ""  # "": no file
     exports_spans: bool = False
 
 
@@ -41,7 +41,7 @@ class TraceSettings:
     log_frequency: int = 0
 
     def problem(self, destination: Destination) -> str:
-        """Why nothing can be traced like this; "" when it can, or is off."""
+        """The problem with these settings; "" if they are valid, or tracing is off."""
         if not self.levels:
             return ""
         if destination.exports_spans:
@@ -52,7 +52,7 @@ class TraceSettings:
 
 
 FIELDS = {"trace_level": "levels", "trace_rate": "rate", "trace_count": "count", "log_frequency": "log_frequency"}
-SETTINGS = (*FIELDS, "trace_file")  # that a client may name; others are ignored, as Triton does
+SETTINGS = (*FIELDS, "trace_file")  # names for clients; others are ignored, as in Triton
 
 
 def parse_update(update: Update) -> tuple[dict[str, object], set[str]]:
@@ -74,7 +74,7 @@ def parse_update(update: Update) -> tuple[dict[str, object], set[str]]:
 
 
 def with_values(base: TraceSettings, values: Mapping[str, object], destination: Destination) -> TraceSettings:
-    """`base` with some fields set; raises when that cannot be traced."""
+    """`base` with some fields set; raises if the result is invalid."""
     made = replace(base, **values)  # type: ignore[arg-type]  # made by `parse_update`
     if problem := made.problem(destination):
         raise InvalidArgument(f"Attempting to set invalid trace setting :{problem}")
@@ -82,7 +82,7 @@ def with_values(base: TraceSettings, values: Mapping[str, object], destination: 
 
 
 def describe(settings: TraceSettings, remaining: int, destination: Destination) -> dict[str, str | list[str]]:
-    """As clients see it: everything is text."""
+    """The settings for clients, all as text."""
     return {
         "trace_level": list(settings.levels) or [OFF],
         "trace_rate": str(settings.rate),
@@ -94,7 +94,7 @@ def describe(settings: TraceSettings, remaining: int, destination: Destination) 
 
 
 def _parse_levels(names: Sequence[str]) -> tuple[str, ...] | None:
-    """None when no level is named: nothing changes."""
+    """The levels; None, which changes nothing, if no level is named."""
     if OFF in names:
         if len(names) > 1:
             raise InvalidArgument("Expect only one trace level 'OFF' is specified")

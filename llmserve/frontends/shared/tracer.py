@@ -1,7 +1,7 @@
-"""Which requests are traced, and where their traces go: into files, or as spans to a collector.
+"""Samples requests to trace, and writes their traces to files, or sends them as spans to a collector.
 
-A file is a JSON array and complete at any time: each trace is written over the closing bracket by a thread of its own,
-so that neither the event loop waits for the disk nor a crash takes traces with it.
+A file is a JSON array that is complete at any time: each trace overwrites the closing bracket, so a crash loses no
+traces. A separate thread writes, so the event loop does not wait for the disk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Sampler:
-    """Counts the requests of one model with settings of its own, or of all the others."""
+    """Counts the requests of one model that has its own settings, or of all other models."""
 
     settings: TraceSettings
     num_seen: int = 0
@@ -44,7 +44,7 @@ class _Sampler:
         self.num_left = self.settings.count
 
     def picks(self) -> bool:
-        """Whether the next request is to be traced."""
+        """Whether to trace the next request."""
         if not self.settings.levels or self.num_left == 0 or self.settings.rate == 0:
             return False
         self.num_seen += 1
@@ -55,19 +55,19 @@ class _Sampler:
 
 
 class SpanSink(Protocol):
-    """Where spans go instead of into files."""
+    """The destination of spans, instead of files."""
 
     def export(self, spans: Iterable[Span]) -> None:
-        """In a thread; does not wait."""
+        """Called in a thread; does not wait."""
         ...
 
     def close(self) -> None:
-        """Send what there is, as far as that takes no time to speak of."""
+        """Send pending spans, but only for a short time."""
         ...
 
 
 class Tracer:
-    """`file`: where traces go, "" being nowhere; `spans`: instead of it. All calls on the event loop."""
+    """Writes traces to `file` ("": to none), or to `spans` instead. All calls are on the event loop."""
 
     def __init__(self, file: str = "", start: TraceSettings | None = None, spans: SpanSink | None = None) -> None:
         self._file = _TraceFile(file)
@@ -80,7 +80,7 @@ class Tracer:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="trace-writer")
 
     def update(self, model: str, update: Update) -> None:
-        """Change the settings of a model, or of the server (""); all or nothing. Sampling starts anew."""
+        """Change the settings of a model, or of the server (""): all or none. Sampling restarts."""
         values, cleared = parse_update(update)
         own = {name: value for name, value in self._own.get(model, {}).items() if name not in cleared} | values
         chosen = {name: fields for name, fields in {**self._own, model: own}.items() if fields or not name}
@@ -91,12 +91,12 @@ class Tracer:
         self._samplers = {name: _Sampler(value) for name, value in settings.items()} | kept
 
     def describe(self, model: str = "") -> dict[str, str | list[str]]:
-        """The settings in force for a model, or the server's."""
+        """The effective settings of a model, or the server's."""
         sampler = self._samplers.get(model) or self._samplers[""]
         return describe(sampler.settings, sampler.num_left, self._destination)
 
     def sample(self, model: str) -> Trace | None:
-        """A trace for the request that has just come, when it is its turn."""
+        """A trace for the current request; None if it is not sampled."""
         sampler = self._samplers.get(model) or self._samplers[""]
         levels = sampler.settings.levels
         if not levels:
@@ -113,7 +113,7 @@ class Tracer:
         return trace
 
     def finish(self, model: str, trace: Trace) -> None:
-        """The request is over: its trace goes to the file."""
+        """Write or export the trace of a completed request."""
         settings = (self._samplers.get(model) or self._samplers[""]).settings
         if self._spans is not None:
             self._writer.submit(self._export, trace, time.monotonic_ns())
@@ -121,7 +121,7 @@ class Tracer:
             self._writer.submit(lambda: self._file.append(trace.records(), settings.log_frequency))
 
     def close(self) -> None:
-        """Write what is still waiting to be written."""
+        """Write all pending traces."""
         self._writer.shutdown()
         if self._spans is not None:
             self._spans.close()
@@ -130,21 +130,21 @@ class Tracer:
         assert self._spans is not None
         try:
             self._spans.export(spans_of(trace, ended_ns))
-        except Exception:  # border: the thread goes on, and so do requests
+        except Exception:  # border: the thread and requests continue
             logger.exception("a trace could not be exported")
 
 
 class _TraceFile:
-    """Used by the writer's thread only, but for `path`."""
+    """Only the writer's thread uses it, except for `path`."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._number = 0  # of the file, when traces are split over several
-        self._num_traces = 0  # in it
+        self._number = 0  # of the current file, if traces are split over several
+        self._num_traces = 0  # in the current file
         self._has_failed = False
 
     def append(self, records: list[Record], log_frequency: int) -> None:
-        """`log_frequency` traces a file, or all in one when 0."""
+        """Write `log_frequency` traces per file; 0: all to one file."""
         if not records:
             return
         if log_frequency and self._num_traces >= log_frequency:
@@ -155,23 +155,23 @@ class _TraceFile:
             self._write(path, ",".join(json.dumps(record, separators=(",", ":")) for record in records))
             self._num_traces += bool(log_frequency)
             self._has_failed = False
-        except OSError as error:  # a full disk must not end the thread
+        except OSError as error:  # a full disk must not stop the thread
             if not self._has_failed:
                 logger.error("cannot write traces; they are lost until there is space: %s", error)
             self._has_failed = True
 
     def _write(self, path: Path, text: str) -> None:
-        """Raises `OSError`, and leaves the file as it was."""
+        """Append to the file. Raises `OSError` after restoring the file's old content."""
         with path.open("r+b" if path.exists() else "w+b", buffering=0) as file:
             size = file.seek(0, 2)
             start = size - 1 if size > 1 else 0
             data = b"%b%b]" % (b"," if start else b"[", text.encode())
             file.seek(start)
             try:
-                while data:  # a disk that gets full takes a part, and fails with the next one
+                while data:  # a disk that fills up accepts a part, and fails at the next one
                     data = data[file.write(data) :]
             except OSError:
                 file.seek(start)
-                file.write(b"]"[:start])  # where it was, which needs no room
+                file.write(b"]"[:start])  # restores the bracket, which needs no space
                 file.truncate(start + bool(start))
                 raise
