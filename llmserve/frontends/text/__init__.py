@@ -1,10 +1,10 @@
-"""The text APIs over the server core's ensembles: OpenAI's, and beside it Anthropic's messages and Ollama's chat.
+"""The text APIs over the server core's ensembles: OpenAI's, Anthropic's messages and Ollama's chat.
 
-front_end     the handler of their paths: makes the application when the first request comes
+front_end     the handler of their paths: creates the application at the first request
 application   the FastAPI application: routes, schema
-requests/     bodies to pydantic models; models that are served; conversations and tools, as ensembles take them
-answers/      a prompt to an `InferRequest`, its responses to pieces, parts and server-sent events; errors
-openai/       one folder for each dialect: its fields, routes and documents
+requests/     parses bodies to pydantic models; served models; conversations and tools as inputs of ensembles
+answers/      converts a prompt to an `InferRequest`, its responses to pieces, parts and server-sent events; errors
+openai/       one folder for each API: its fields, routes and documents
 anthropic/
 ollama/
 """

@@ -1,4 +1,4 @@
-"""The FastAPI application: routes and their schema. It has neither sockets nor limits of its own."""
+"""The FastAPI application: routes and their schema. It has no sockets or limits of its own."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def make_application(core: Core, extensions: Extensions, store: Store | None = None) -> FastAPI:
-    """Takes a moment; the event loop need not be running. `store`: of files and batches."""
+    """This is slow, and does not need a running event loop. `store`: files and batches."""
     app = FastAPI(
         title="llmserve", version=__version__, summary=SUMMARY, docs_url=None, redoc_url=None,  # they need a CDN
         openapi_url="/openapi.json", responses=ERRORS, separate_input_output_schemas=False,

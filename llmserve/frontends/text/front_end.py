@@ -1,6 +1,6 @@
-"""The text APIs on the HTTP port: their application is made in a thread when the first request comes.
+"""The text APIs on the HTTP port. Their application is created in a thread at the first request.
 
-A server that nobody asks for them neither starts later because of them nor holds their libraries in memory.
+Without such requests, a server starts faster and does not load their libraries into memory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TextFrontEnd:
     async def answer(self, request: Request) -> Answer:
         try:
             application = await self._application()
-        except Exception as error:  # border: an installation that lacks something
+        except Exception as error:  # border: an incomplete installation
             return failed(request.path, failure_of(error))
         most = self._max_file_bytes if request.path == FILES else self._max_body_bytes
         if self._extensions.api_keys is None:
@@ -74,7 +74,7 @@ class TextFrontEnd:
         return make_application(self._core, self._extensions, self._store)
 
     async def _resume(self, store: Store) -> None:
-        """Batches that another process has left: their requests are asked again until the models are there."""
+        """Resume batches that another process left. Their requests are retried until the models are loaded."""
         if await asyncio.to_thread(store.unfinished):
             application = await self._application()
             application.state.jobs.resume()

@@ -1,12 +1,12 @@
-"""The paths of the text APIs, and what answers each. Importable without FastAPI."""
+"""The paths of the text APIs, and their endpoints. Importable without FastAPI."""
 
 from __future__ import annotations
 
-ROUTES = (  # method, path, and which method of which of the application's APIs; `restrictions.py` has their groups
+ROUTES = (  # HTTP method, path, and endpoint: an API of the application and its method. Groups: `restrictions.py`
     ("GET", "/openapi.json", ""),  # FastAPI's own
     ("GET", "/v1/models", "models.list"),
     ("GET", "/v1/models/{model}", "models.retrieve"),
-    ("GET", "/v1/models/{owner}/{name}", "models.retrieve_owned"),  # of a name with a slash
+    ("GET", "/v1/models/{owner}/{name}", "models.retrieve_owned"),  # for names with a slash
     ("GET", "/tokenizer_info", "models.tokenizer_info"),
     ("POST", "/v1/completions", "completions.create"),
     ("POST", "/v1/chat/completions", "chat.create"),
@@ -56,7 +56,7 @@ WITHOUT_VERSION = frozenset(path.split("/")[2] for _, path in PATHS if path.star
 
 
 def canonical(path: str) -> str:
-    """What a path means whose client has a base URL with a slash at its end, without /v1, or with it twice."""
+    """The correct path for a client whose base URL ends with a slash, lacks /v1, or has it twice."""
     segments = [segment for segment in path.split("/") if segment]
     while segments[:2] == ["v1", "v1"]:
         del segments[0]

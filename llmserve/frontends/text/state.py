@@ -1,4 +1,4 @@
-"""What all endpoints share."""
+"""The state that all endpoints share."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ OF_PROMPTS = ("text_input", "messages", "prompt_ids", "add_special_tokens", "cha
 
 @dataclass(frozen=True, slots=True)
 class ApiState:
-    """Of one server."""
+    """The state of one server's text APIs."""
 
     ensembles: Ensembles
     extensions: Extensions
     conversations: Conversations
     token_texts: TokenTexts
-    embedders: Ensembles  # that make vectors
-    created: int = field(default_factory=lambda: int(time.time()))  # what models say of themselves
+    embedders: Ensembles  # ensembles that make vectors
+    created: int = field(default_factory=lambda: int(time.time()))  # time that models report
 
     @property
     def settings(self) -> TextSettings:
         return self.extensions.text
 
     def listed(self) -> list[str]:
-        """The names that clients are told: of models, of their adapters, and of what makes vectors."""
+        """The names that clients see: of models, of their adapters, and of models that make vectors."""
         return [*self.ensembles.listed(), *self.ensembles.adapters(), *self.embedders.listed()]
 
     async def sampling(self, ensemble: Ensemble, asked: Sampling) -> Sampling:
-        """With what is not asked for: the operator's defaults, then the checkpoint's, and a limit where no token ends
-        an answer."""
+        """Fill unset fields from the operator's defaults, then from the checkpoint's. Without an end token, answers get
+        a limit."""
         asked = asked.with_defaults(self.settings.sampling)
         if self.settings.checkpoint_sampling:
             asked = asked.with_defaults(self.ensembles.core.facts(ensemble.name).get(SAMPLING_DEFAULTS, {}))
@@ -60,7 +60,7 @@ class ApiState:
         return asked
 
     async def cut_prompt(self, ensemble: Ensemble, prompt: Values, body: Sampled) -> Values:
-        """`prompt` as a request has it: ids that a router has made of it already, or only some of its tokens."""
+        """The part of `prompt` that the request selects: ids that a router already made, or only some tokens."""
         given = None if body.kv_transfer_params is None else body.kv_transfer_params.prompt_token_ids
         most = body.truncate_prompt_tokens
         if given is None and most is None:
@@ -71,8 +71,8 @@ class ApiState:
         return {**{name: each for name, each in prompt.items() if name not in OF_PROMPTS}, "prompt_ids": ids}
 
     async def drafts(self, ensemble: Ensemble, text: str) -> Values:
-        """The tokens of what a client thinks that the answer will be. No answer depends on them, so what cannot be
-        drafted is left out, with a note."""
+        """The tokens of the answer that a client predicts. Answers do not depend on them, so an unusable prediction is
+        ignored with a note."""
         if not text:
             return {}
         problem = f"the ensemble has no input {DRAFT}"
@@ -86,7 +86,7 @@ class ApiState:
         return {}
 
     def owner(self, request: Request) -> str:
-        """Whose request it is: the name of its API key."""
+        """The name of the request's API key."""
         return self._tenant(request).name
 
     def _tenant(self, request: Request) -> Tenant:
@@ -97,7 +97,7 @@ class ApiState:
         return Caller(self.ensembles.core, self.extensions, wire_request(request), tenant, current_notes())
 
     async def counted(self, ensemble: Ensemble, usage: Usage | None, thought: str | None) -> Usage | None:
-        """With the tokens of a thought; None: the model does not think."""
+        """`usage` with the number of tokens in `thought`, which is None if the model does not think."""
         if usage is None or thought is None:
             return usage
         num_tokens = await self.ensembles.num_tokens(ensemble, thought)

@@ -1,7 +1,7 @@
-"""Pieces of an answer as they come: server-sent events, or a JSON object a line.
+"""Streams the pieces of an answer: as server-sent events, or as one JSON object per line.
 
-The status waits for the first piece: an error before it is an ordinary error; a later one is an event, and the stream
-ends with it.
+The status waits for the first piece: an error before it is an ordinary error. A later error is an event, which ends the
+stream.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def data(document: Json) -> bytes:
 
 
 def named_event(document: Json) -> bytes:
-    """Whose name is its type."""
+    """An event whose name is the document's type."""
     return b"event: " + str(document["type"]).encode() + b"\n" + data(document)
 
 
 class Template:
-    """An event of which only texts differ: `SLOT` marks each in a document that is encoded once."""
+    """An event in which only texts vary: `SLOT` marks each of them in a document that is encoded once."""
 
     SLOT = "\0"
 
@@ -40,7 +40,7 @@ class Template:
         self._parts = encode(document).decode().split(json_string(self.SLOT))
 
     def filled(self, *texts: str) -> bytes:
-        """`texts`: JSON, one for each slot."""
+        """`texts`: encoded JSON strings, one per slot."""
         parts = self._parts
         if len(texts) == 1:
             return f"{parts[0]}{texts[0]}{parts[1]}".encode("utf-8", "replace")
@@ -49,7 +49,7 @@ class Template:
 
 
 class EventStream(Response):
-    """`events` are whole, as they go out."""
+    """`events` are complete and encoded."""
 
     media_type = EVENT_STREAM
 
@@ -63,7 +63,7 @@ class EventStream(Response):
         async with aclosing(self._events) as events:
             try:
                 first = await anext(events, b"")
-            except Exception as error:  # border: a fault of ours is an answer, too
+            except Exception as error:  # border: an internal error is answered, too
                 await error_response(path, failure_of(error))(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -71,7 +71,7 @@ class EventStream(Response):
             try:
                 async for event in events:
                     await send({"type": "http.response.body", "body": event, "more_body": True})
-            except Exception as error:  # border: the answer has begun, so this is a part of it
+            except Exception as error:  # border: the answer has begun, so the error is part of it
                 document = error_document(path, failure_of(error))
                 last = _last_words(path, document, is_lines=self.media_type != EVENT_STREAM)
                 await send({"type": "http.response.body", "body": last, "more_body": True})
@@ -95,5 +95,5 @@ def json_answer(document: Json) -> Response:
 
 
 def encoded_slowly(document: Json) -> bytes:
-    """In many steps, between which other threads run: for documents that may be large, in a thread."""
+    """Encodes in many steps, so that other threads can run. Call it in a thread, for documents that may be large."""
     return "".join(ENCODER.iterencode(document)).encode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's, Anthropic's and Ollama's clients expect them. By its status a client tries again, or does not."""
+"""Errors in the formats of OpenAI's, Anthropic's and Ollama's APIs. The status decides whether a client retries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmserve.wire.request_memory import RequestTooLarge
 
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, METHOD_NOT_ALLOWED = 401, 403, 404, 405
 TOO_MANY_REQUESTS, UNAVAILABLE, FIRST_OF_OURS = 429, 503, 500
-# Clients send again what ends with 408, 409, 429 or 5xx: what we cannot do must be none of them.
+# Clients retry after 408, 409, 429 and 5xx, so unsupported requests must have another status.
 STATUS: Mapping[Code, int] = {
     Code.INVALID_ARGUMENT: 400,
     Code.NOT_FOUND: NOT_FOUND,
@@ -30,8 +30,8 @@ STATUS: Mapping[Code, int] = {
     Code.INTERNAL: FIRST_OF_OURS,
     Code.UNKNOWN: FIRST_OF_OURS,
 }
-NO_THREADS = "thread_unsupported_request"  # by which Anthropic's client knows that it has to send whole conversations
-# What these APIs ask for becomes a grammar, unless the client has written one.
+NO_THREADS = "thread_unsupported_request"  # tells Anthropic's client to send whole conversations
+# Fields of these APIs become a grammar, so errors about a grammar name the fields instead.
 GRAMMAR, ASKED = "the ebnf_grammar guide", "what tools, response_format or a grammar require"
 KINDS: Mapping[type[LlmserveError], int] = {BodyTooLarge: 413, RequestTooLarge: 413, BodyTooSlow: 408}
 OPENAI_TYPES = {
@@ -58,14 +58,14 @@ class Refused(InvalidArgument):
 
 
 class ModelNotFound(Refused):
-    """There is no such model here."""
+    """The requested model does not exist."""
 
     code = Code.NOT_FOUND
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a client is told, whatever it speaks."""
+    """An error for a client, independent of the API's format."""
 
     status: int
     message: str
@@ -77,12 +77,12 @@ class Failure:
     def headers(self) -> dict[str, str]:
         if self.status in (TOO_MANY_REQUESTS, UNAVAILABLE):
             return {"Retry-After": str(self.retry_after_s)}
-        # the rest of the body may still be on its way
+        # the rest of the body may still arrive
         return {"Connection": "close"} if self.status in (408, 413) else {}
 
 
 def failure_of(error: Exception) -> Failure:
-    """A fault of ours is logged, and told without its traceback."""
+    """The failure of an error. An internal error is logged; the client does not see its traceback."""
     if not isinstance(error, LlmserveError):
         logger.error("a request failed", exc_info=error)
         error = InternalError(f"internal error: {error!r}")
@@ -116,12 +116,12 @@ def ollama_error(failure: Failure) -> Json:
 
 
 def error_document(path: str, failure: Failure) -> Json:
-    """In the words of whoever asks for `path`."""
+    """The failure in the format of the API that `path` belongs to."""
     if path.startswith("/v1/messages"):
         return anthropic_error(failure)
     return ollama_error(failure) if path.startswith("/api/") else openai_error(failure)
 
 
 def failed(path: str, failure: Failure) -> WholeAnswer:
-    """Without the application."""
+    """The answer to a request that does not reach the application."""
     return WholeAnswer(encode_json(error_document(path, failure)), failure.status, JSON, failure.headers)

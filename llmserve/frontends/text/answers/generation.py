@@ -1,4 +1,4 @@
-"""One prompt to an ensemble, and its responses as the pieces of an answer, whatever protocol asks."""
+"""Sends one prompt to an ensemble, and converts its responses to pieces of an answer, for all text APIs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from llmserve.wire.http1.request import Request
 
 Result = TypeVar("Result")
 Arrays = Mapping[str, NDArray[Any]]
-NO_LIMIT = 2**31 - 1  # of tokens: the engine's own limit holds
+NO_LIMIT = 2**31 - 1  # of tokens: the engine's own limit applies
 NO_END = -1
-AT_ONCE = 32  # prompts of one request that the model works on: the others leave the queue to everybody else
-ENTRY_BYTES = 64  # that an id or a log prob becomes, in JSON and on its way there
-UNKNOWN_END = "end_id"  # of an ensemble that does not say why an answer ends
+AT_ONCE = 32  # concurrent prompts of one request; the others wait outside of the queue that all requests share
+ENTRY_BYTES = 64  # memory of an id or a log prob in JSON, and during its conversion
+UNKNOWN_END = "end_id"  # for an ensemble without finish reasons
 TEXT = (
     "text_output", "finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "warning",
     "stop_word",
@@ -49,14 +49,14 @@ LOGITS = "generation_logits"
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Numbers of tokens. Of several answers to one prompt the prompt counts once."""
+    """Numbers of tokens. For several answers to one prompt, the prompt counts once."""
 
     prompt: int = 0
-    cached: int = 0  # of the prompt's, found in the cache
+    cached: int = 0  # tokens of the prompt that were in the cache
     completion: int = 0
-    reasoning: int | None = None  # of these; None: the model does not reason
-    drafted: int | None = None  # to speculate; None: nobody counts them
-    accepted: int = 0  # of these, drawn
+    reasoning: int | None = None  # part of the completion; None: the model does not reason
+    drafted: int | None = None  # for speculation; None: not counted
+    accepted: int = 0  # drafted tokens that were accepted
 
     def __add__(self, other: Usage) -> Usage:
         drafted = [each.drafted for each in (self, other) if each.drafted is not None]
@@ -73,53 +73,53 @@ class Usage:
 
 @dataclass(slots=True)
 class Piece:
-    """What one response adds to an answer."""
+    """The part of an answer in one response."""
 
     text: str
-    finish_reason: str = ""  # TensorRT-LLM's; empty while more will come
-    index: int = 0  # of the answer, among those to one prompt
+    finish_reason: str = ""  # TensorRT-LLM's; empty while the answer continues
+    index: int = 0  # of the answer, among the answers to one prompt
     usage: Usage | None = None  # in the last piece of an answer
     warning: str = ""
-    receipt: Json = None  # in the last piece, where asked for
-    stop_word: str = ""  # in the last piece: what was met, as far as that is known
-    timings: Json = None  # in the last piece, where asked for
-    metrics: Json = None  # likewise
-    times_ns: Sequence[int] = ()  # TIMES, in the last piece, where asked for
-    arrays: Arrays = field(default_factory=dict)  # of the outputs TOKENS that were asked for
+    receipt: Json = None  # in the last piece, if requested
+    stop_word: str = ""  # in the last piece: the stop word that was found, if known
+    timings: Json = None  # in the last piece, if requested
+    metrics: Json = None  # in the last piece, if requested
+    times_ns: Sequence[int] = ()  # TIMES, in the last piece, if requested
+    arrays: Arrays = field(default_factory=dict)  # the requested outputs of TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn, as OpenAI's API says it: unless the temperature is 0 there is a draw.
+    """Sampling settings in the terms of OpenAI's API: tokens are sampled unless the temperature is 0.
 
-    None: the request does not say, and the checkpoint or OpenAI's default does.
+    None: the request does not set it, so the default of the checkpoint or of OpenAI's API applies.
     """
 
-    max_tokens: int | None = None  # None: as many as there is room for
+    max_tokens: int | None = None  # None: as many as fit
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    seed: int | None = None  # None: another one each time
+    seed: int | None = None  # None: random
     num_answers: int = 1
     stop: Sequence[str] = ()
-    more: Values = field(default_factory=dict)  # inputs of the ensemble that are named as it names them
-    shows_stop: bool = False  # the answer ends with the stop word that was met
+    more: Values = field(default_factory=dict)  # more inputs of the ensemble, by its names
+    shows_stop: bool = False  # the answer includes the stop word that ended it
     wants_times: bool = False
     wants_metrics: bool = False
-    scored_ids: Sequence[int] = ()  # tokens whose log probs are told at each place, in place of the likeliest
-    warning: str = ""  # what the client should know of it
+    scored_ids: Sequence[int] = ()  # tokens whose log probs replace those of the likeliest at each position
+    warning: str = ""  # a note for the client on these settings
 
     def values(self) -> dict[str, Sequence[Any]]:
-        """As inputs of the ensemble; those that say what it does anyway are left out."""
+        """The settings as inputs of the ensemble, without those that equal its defaults."""
         values: dict[str, Sequence[Any]] = {"max_tokens": [self.max_tokens or NO_LIMIT], **self.more}
         if self.repetition_penalty not in (None, 1):
             values["repetition_penalty"] = [self.repetition_penalty]
         temperature = 1.0 if self.temperature is None else self.temperature
         if temperature > 0:
             values["temperature"] = [temperature]
-            # with neither this nor top_k the likeliest token would win
+            # without top_p and top_k, the ensemble would choose the likeliest token
             values["top_p"] = [1.0 if self.top_p is None else self.top_p]
             if self.top_k:
                 values["top_k"] = [self.top_k]
@@ -133,7 +133,7 @@ class Sampling:
         return values
 
     def with_defaults(self, defaults: Mapping[str, float]) -> Sampling:
-        """`defaults`: of the checkpoint, by the names of these fields. Who asks for temperature 0 wants no others."""
+        """Fill unset fields from `defaults`, by name. With temperature 0, tokens are not sampled: nothing changes."""
         if self.temperature == 0:
             return self
         missing: dict[str, Any] = {name: each for name, each in defaults.items() if getattr(self, name) is None}
@@ -142,7 +142,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the wire's request, for what goes on to the model and into traces."""
+    """The origin of a request: the wire's request, for forwarded headers and traces, and its tenant."""
 
     core: Core
     extensions: Extensions
@@ -151,7 +151,7 @@ class Caller:
     notes: Notes  # of the request
 
     def most_at_once(self, num_answers: int = 1, most: int = AT_ONCE) -> int:
-        """Prompts of one request that the model works on, each with so many answers: no more than the key may have."""
+        """The concurrent prompts of one request, with `num_answers` each, within the limit of its API key."""
         allowed = self.tenant.max_answers // num_answers
         return min(most, max(1, allowed)) if self.tenant.max_answers else most
 
@@ -165,13 +165,13 @@ class Caller:
         wants_tokens: bool = False,
         counts_drafts: bool = False,
     ) -> AsyncGenerator[Piece, None]:
-        """The answers to one prompt, all of them interleaved; each ends with a piece that has a finish reason.
+        """The answers to one prompt, interleaved; each ends with a piece that has a finish reason.
 
-        Without `streaming` each of them is one piece, unless logits are read. `counts_drafts`: also in a stream.
-        Raises `LlmserveError` at any time.
+        Without `streaming`, each answer is one piece, unless logits are read. `counts_drafts`: also in a stream.
+        May raise `LlmserveError` at any time.
         """
         name_model(ensemble.adapter or ensemble.name)
-        streaming = streaming or bool(sampling.scored_ids)  # a row of logits is large: each is read as it comes
+        streaming = streaming or bool(sampling.scored_ids)  # rows of logits are large, so each is read as it comes
         outputs = (
             *(TOKENS if wants_tokens else ()), *(TIMES if sampling.wants_times or sampling.wants_metrics else ()),
             *(DRAFTS if counts_drafts or not streaming else ()), *((LOGITS,) if sampling.scored_ids else ()),
@@ -206,7 +206,7 @@ class Caller:
                 self.extensions.tracer.finish(ensemble.name, trace)
 
     async def vector(self, ensemble: Ensemble, values: Values, output: str) -> tuple[NDArray[Any], int]:
-        """What an ensemble makes of one text, and of how many tokens. Raises `LlmserveError`."""
+        """The ensemble's output for one text, and the text's number of tokens. Raises `LlmserveError`."""
         name_model(ensemble.adapter or ensemble.name)
         asked = InferRequest(
             ensemble.name, ensemble.tensors(values), requested_outputs=(output, NUM_TOKENS),
@@ -230,13 +230,13 @@ class Caller:
         return piece
 
     async def beside_loop(self, work: Callable[[], Result], found: Iterable[Answer]) -> Result:
-        """Do `work` on answers: here, or in a thread when their arrays are long."""
+        """Do `work` on answers: here, or in a thread if their arrays are long."""
         size = ENTRY_BYTES * sum(a.size for answer in found for piece in answer.pieces for a in piece.arrays.values())
         self.request.share.grow(size)
         return await off_loop(self.request, work, size=size)
 
     def _trace(self, model: str) -> Trace | None:
-        """Begun when the model is known, which the body says: it has come."""
+        """A trace that begins after the body was received, because the body names the model."""
         trace = self.extensions.tracer.sample(model)
         if trace is not None:
             for moment in ("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START"):
@@ -260,7 +260,7 @@ def _infer_request(
 
 
 def _adapter_of(ensemble: Ensemble) -> dict[str, ParameterValue]:
-    """The parameter that names it."""
+    """The request parameter that names the ensemble's adapter, if it has one."""
     return {ADAPTER_NAME: ensemble.adapter} if ensemble.adapter else {}
 
 
@@ -284,7 +284,7 @@ def _piece(outputs: Arrays, *, wants_tokens: bool, hides_limit: bool) -> Piece:
 
 
 def _timings(times_ns: Sequence[int], usage: Usage) -> Json:
-    """As llama.cpp tells them. The first token comes with the prompt: the time after it is that of the others."""
+    """Timings in llama.cpp's format. The first token comes with the prompt; the time after it is for the others."""
     _, scheduled, first, last = times_ns
     computed = usage.prompt - usage.cached
     rows = (
@@ -303,7 +303,7 @@ def _timings(times_ns: Sequence[int], usage: Usage) -> Json:
 
 
 def _metrics(times_ns: Sequence[int], usage: Usage) -> Json:
-    """As vLLM tells them."""
+    """Metrics in vLLM's format."""
     arrival, scheduled, first, last = (each / 1e6 for each in times_ns)
     found: dict[str, Json] = {
         "time_to_first_token_ms": first - arrival, "generation_time_ms": last - scheduled,
@@ -316,7 +316,7 @@ def _metrics(times_ns: Sequence[int], usage: Usage) -> Json:
 
 
 def _with_scores(outputs: Arrays, chosen: Sequence[int]) -> Arrays:
-    """The log probs of `chosen` tokens at each place, as those of the likeliest are told. Raises `InvalidArgument`."""
+    """Log probs of `chosen` tokens instead of logits, in the outputs of the likeliest. Raises `InvalidArgument`."""
     logits = outputs[LOGITS].astype(np.float64)
     logits = logits.reshape(-1, logits.shape[-1])
     if logits.size and max(chosen) >= logits.shape[1]:
@@ -332,7 +332,7 @@ def _with_scores(outputs: Arrays, chosen: Sequence[int]) -> Arrays:
 
 
 def _usage(outputs: Arrays) -> Usage | None:
-    """None: the ensemble does not count."""
+    """The numbers of tokens; None if the ensemble does not count them."""
     if "num_prompt_tokens" not in outputs or "num_completion_tokens" not in outputs:
         return None
     cached = outputs["num_cached_tokens"].item(0) if "num_cached_tokens" in outputs else 0
@@ -344,7 +344,7 @@ def _usage(outputs: Arrays) -> Usage | None:
 
 
 def _warning(outputs: Arrays, hides_limit: bool) -> str:
-    """Without what the server says of a limit that nobody asked for."""
+    """The ensemble's warning, without its note on a token limit that the client did not set."""
     if "warning" not in outputs:
         return ""
     text: str = outputs["warning"].item(0).decode("utf-8", "replace")
@@ -358,8 +358,8 @@ class Answer:
     """The pieces of one answer, joined."""
 
     texts: list[str] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)  # those with arrays
-    last: Piece = field(default_factory=lambda: Piece(""))  # which says how and why it ended
+    pieces: list[Piece] = field(default_factory=list)  # only pieces with arrays
+    last: Piece = field(default_factory=lambda: Piece(""))  # has the finish reason and the usage
 
     def add(self, piece: Piece) -> None:
         self.texts.append(piece.text)
@@ -382,7 +382,7 @@ async def answers(pieces: AsyncGenerator[Piece, None], count: int) -> list[Answe
 
 
 def total_usage(groups: Sequence[Sequence[Answer]]) -> Usage | None:
-    """Of the answers to several prompts; None when the ensemble does not count."""
+    """The usage of the answers to several prompts; None if the ensemble does not count tokens."""
     total = Usage()
     for group in groups:
         for place, answer in enumerate(group):

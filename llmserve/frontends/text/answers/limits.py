@@ -1,6 +1,6 @@
-"""What a key may still ask for, as headers of an answer: OpenAI's names, and Anthropic's on its paths.
+"""The remaining limits of an API key, as headers of an answer: OpenAI's names, and Anthropic's on its paths.
 
-`requests` are answers under way at the same time, `tokens` those of a minute.
+`requests` are concurrent answers, `tokens` are tokens per minute.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from llmserve.frontends.shared.server_core import Core
 from llmserve.wire.http1.request import NO_HEADERS, Request
 
 ANTHROPIC_PATHS = "/v1/messages"
-Limit: TypeAlias = tuple[str, int, int, float]  # requests or tokens, of how many, how many are left, all are back in s
+Limit: TypeAlias = tuple[str, int, int, float]  # kind, limit, remaining, seconds until all are back
 
 
 def limit_headers(core: Core, extensions: Extensions, request: Request) -> Mapping[str, str]:
-    """Of the key of `request` in the model that it has turned out to be for; none where there is no limit."""
+    """The headers for the key and the model of `request`; empty if the key has no limits."""
     context = current_request()
     if context is None or not context.model:
         return NO_HEADERS
@@ -31,13 +31,13 @@ def limit_headers(core: Core, extensions: Extensions, request: Request) -> Mappi
         return NO_HEADERS
     try:
         left = core.allowance(context.model, tenant)
-    except LlmserveError:  # the model has just gone
+    except LlmserveError:  # the model was just unloaded
         return NO_HEADERS
     if left is None:
         return NO_HEADERS
     limits: list[Limit] = []
     if tenant.max_answers:
-        back_s = RETRY_AFTER_S if left.num_answers < tenant.max_answers else 0  # when another has ended: a guess
+        back_s = RETRY_AFTER_S if left.num_answers < tenant.max_answers else 0  # an estimate: when another answer ends
         limits.append(("requests", tenant.max_answers, left.num_answers, back_s))
     if tenant.tokens_per_minute:
         limits.append(("tokens", tenant.tokens_per_minute, left.num_tokens, left.tokens_back_s))

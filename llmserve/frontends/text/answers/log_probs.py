@@ -1,4 +1,4 @@
-"""Log probs of tokens, from the ensemble's outputs to the two shapes that OpenAI's API has for them.
+"""Converts log probs of tokens from the ensemble's outputs to the two formats of OpenAI's API.
 
 output_token_ids [1, n]  output_log_probs [1, 1, n]  output_top_ids, output_top_log_probs [1, n, k]
 prompt_log_probs [1, m - 1]  prompt_top_ids, prompt_top_log_probs [1, m - 1, k]     of the tokens after the first
@@ -23,15 +23,15 @@ MAX_KNOWN = 300_000  # tokens of one ensemble whose bytes are kept
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One token, and the k likeliest in its place."""
+    """One token, and the k likeliest tokens at its position."""
 
     token: int
-    log_prob: float | None  # None: of a prompt's first token
+    log_prob: float | None  # None for a prompt's first token
     top: Sequence[tuple[int, float]] = ()
 
 
 def log_prob_values(num_top: int, *, of_prompt: bool = False) -> Values:
-    """What an ensemble is asked for: the one place that knows how."""
+    """The inputs that request log probs from an ensemble."""
     values: dict[str, Sequence[int | bool]] = {"return_log_probs": [True], "return_tokens": [True]}
     if num_top:
         values["num_top_log_probs"] = [num_top]
@@ -51,12 +51,12 @@ def scored_output(arrays: Arrays) -> list[Scored]:
 
 
 def with_top(tokens: Iterable[Scored], count: int | None) -> list[Scored]:
-    """With as many alternatives: more may have been asked for of the prompt."""
+    """The tokens with at most `count` alternatives: the prompt may have requested more than the answer."""
     return [replace(one, top=one.top[: count or 0]) for one in tokens]
 
 
 def with_itself(tokens: Iterable[Scored]) -> list[Scored]:
-    """With the token first among the alternatives: others than the likeliest have been asked for."""
+    """The tokens with themselves as the first alternative, because the requested alternatives may not include them."""
     return [
         replace(one, top=[(one.token, one.log_prob or 0.0), *(each for each in one.top if each[0] != one.token)])
         for one in tokens
@@ -68,7 +68,7 @@ def token_ids(pieces: Sequence[Piece]) -> list[int]:
 
 
 def scored_prompt(answers: Sequence[Arrays], ids: Sequence[int]) -> list[Scored]:
-    """A prompt's tokens, from the first of the answers to it that has their log probs."""
+    """The tokens of a prompt, from its first answer that has their log probs."""
     count = len(ids) - 1
     found = (one for one in answers if "prompt_log_probs" in one and one["prompt_log_probs"].size == count)
     arrays = next(found, None)
@@ -87,24 +87,24 @@ def _tops(arrays: Arrays, ids: str, log_probs: str, count: int) -> list[list[tup
 
 
 class TokenIds(dict[int, bytes]):
-    """In the place of texts: vLLM's names of tokens by their ids."""
+    """vLLM's names for tokens by their ids, used instead of texts."""
 
     def __missing__(self, token: int) -> bytes:
         return f"token_id:{token}".encode()
 
 
 class TokenTexts:
-    """What the tokens of the ensembles stand for, asked of their last step and kept."""
+    """The bytes of the ensembles' tokens, requested from their last step and cached."""
 
     def __init__(self, ensembles: Ensembles) -> None:
         self._ensembles = ensembles
-        self._known: dict[str, tuple[object, dict[int, bytes]]] = {}  # by ensemble: the config they are from, and they
+        self._known: dict[str, tuple[object, dict[int, bytes]]] = {}  # by ensemble: its config, and bytes by token
 
     async def of(self, ensemble: Ensemble, tokens: Iterable[Scored]) -> dict[int, bytes]:
-        """At least of the given ones."""
+        """The cached bytes, including those of `tokens`."""
         config = self._ensembles.core.model_config(ensemble.decoder)
         made_from, known = self._known.get(ensemble.name, (None, {}))
-        if made_from is not config or len(known) > MAX_KNOWN:  # loaded anew
+        if made_from is not config or len(known) > MAX_KNOWN:  # reloaded, or the cache is full
             known = {}
             self._known[ensemble.name] = config, known
         ids = {token for scored in tokens for token, _ in (*scored.top, (scored.token, 0))}
@@ -114,7 +114,7 @@ class TokenTexts:
 
 
 def token_text(content: bytes) -> str:
-    """As OpenAI writes what is not UTF-8 by itself."""
+    """The text of a token. Bytes that are not valid UTF-8 are in OpenAI's notation."""
     try:
         return content.decode()
     except UnicodeDecodeError:
@@ -122,7 +122,7 @@ def token_text(content: bytes) -> str:
 
 
 def chat_log_probs(tokens: Sequence[Scored], texts: TokenBytes, *, with_ids: bool = False) -> list[Json]:
-    """`with_ids`: as llama.cpp has them."""
+    """`with_ids`: adds the tokens' ids, as llama.cpp does."""
 
     def told(token: int, log_prob: float) -> dict[str, Json]:
         return ({"id": token} if with_ids else {}) | _chat_token(token, log_prob, texts)
@@ -136,7 +136,7 @@ def _chat_token(token: int, log_prob: float, texts: TokenBytes) -> dict[str, Jso
 
 
 class TextOffsets:
-    """In characters, of the tokens of one text as they come. A character may be several tokens."""
+    """Offsets in characters of one text's tokens, in order. A character may have several tokens."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -158,7 +158,7 @@ def completion_log_probs(tokens: Sequence[Scored], texts: TokenBytes, offsets: T
 
 
 def prompt_log_probs(tokens: Sequence[Scored], texts: TokenBytes) -> list[Json]:
-    """As vLLM tells them: of each place the likeliest tokens by their ids, and the one that is there."""
+    """In vLLM's format: for each position, the likeliest tokens by their ids, and the actual token."""
     return [None if one.log_prob is None else _ranked(one, one.log_prob, texts) for one in tokens]
 
 
@@ -172,7 +172,7 @@ def _ranked(one: Scored, log_prob: float, texts: TokenBytes) -> Json:
 
 
 def _alternatives(one: Scored, texts: TokenBytes) -> dict[str, float] | None:
-    """The token itself, and the likeliest. Of two that are written alike the likelier."""
+    """The token itself and the likeliest ones. Of two tokens with the same text, the likelier counts."""
     if one.log_prob is None:
         return None
     found: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Several streams as one, in the order in which their items come."""
+"""Merges several streams into one, in the order in which their items arrive."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Item = TypeVar("Item")
 async def merged(
     streams: Sequence[AsyncGenerator[Item, None]], most_at_once: int
 ) -> AsyncGenerator[tuple[int, Item], None]:
-    """Items, each with its stream's place. At most `most_at_once` streams are open; an item waits until it is read.
+    """Yields items with their stream's index. At most `most_at_once` streams are open; an item waits until it is read.
 
-    The first failure ends all of them.
+    The first failure ends all streams.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
@@ -30,7 +30,7 @@ async def merged(
             async with open_streams, aclosing(stream) as items:
                 async for item in items:
                     await ready.put((place, item))
-        except Exception as error:  # border: raised where the items are read
+        except Exception as error:  # border: raised again where the items are read
             await ready.put(error)
         else:
             await ready.put(None)

@@ -1,4 +1,4 @@
-"""Parts of replies that OpenAI's APIs share, and how completions and chats are answered alike."""
+"""Parts of replies that OpenAI's APIs share, and the common answers of completions and chats."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from llmserve.frontends.text.requests.fields import Sampled
     from llmserve.frontends.text.state import ApiState
 
-LIMITS = ("length", "timed_out")  # finish reasons of an answer that something cut off
+LIMITS = ("length", "timed_out")  # finish reasons of an answer that was cut off
 NOTHING: Mapping[str, Json] = {}
-NOT_ASKED: dict[str, Json] = {"prompt_token_ids": None, "prompt_logprobs": None}  # vLLM's clients look for them
-TokenLists = Sequence[Sequence[Scored]]  # of each choice
+NOT_ASKED: dict[str, Json] = {"prompt_token_ids": None, "prompt_logprobs": None}  # vLLM's clients expect them
+TokenLists = Sequence[Sequence[Scored]]  # one for each choice
 
 
 def new_id(prefix: str, separator: str = "-") -> str:
@@ -32,7 +32,7 @@ def new_id(prefix: str, separator: str = "-") -> str:
 
 
 def finish_reason(reason: str, *, has_called: bool = False) -> str | None:
-    """OpenAI's word for TensorRT-LLM's; None while the answer goes on."""
+    """OpenAI's finish reason for TensorRT-LLM's; None while the answer continues."""
     if not reason:
         return None
     if reason in LIMITS:
@@ -62,19 +62,19 @@ def document_head(prefix: str, kind: str, model: str, fingerprint: str | None) -
 
 
 def ending_fields(last: Piece) -> dict[str, Json]:
-    """Of a choice: a receipt where asked for, and vLLM's `stop_reason`."""
+    """The last fields of a choice: a receipt, if requested, and vLLM's `stop_reason`."""
     receipt: dict[str, Json] = {} if last.receipt is None else {"receipt": last.receipt}
     return receipt | ({"stop_reason": last.stop_word} if last.stop_word else {})
 
 
 def extra_fields(last: Piece) -> dict[str, Json]:
-    """Beside the choices of an answer, or of its last chunk."""
+    """Fields next to the choices of an answer, or of its last chunk."""
     found = {"warning": last.warning or None, "timings": last.timings}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def with_extras(document: dict[str, Json], lasts: Iterable[Piece]) -> dict[str, Json]:
-    """Of a whole answer, from the last pieces of its choices: the first that says something."""
+    """A whole answer with extra fields from the last pieces of its choices; for each field, the first choice counts."""
     for last in reversed([*lasts]):
         document |= extra_fields(last) | ({} if last.metrics is None else {"metrics": last.metrics})
     return document
@@ -88,7 +88,7 @@ async def scored_reply(
     scored: Callable[[], TokenLists],
     document: Callable[[TokenLists, Mapping[int, bytes]], Json],
 ) -> Response:
-    """A reply with log probs. What may be much work is done beside the loop."""
+    """A reply with log probs. Work that may be slow runs in a thread."""
     tokens = await caller.beside_loop(scored, found)
     texts = await state.token_texts.of(ensemble, (one for each in tokens for one in each))
     content = await caller.beside_loop(lambda: encoded_slowly(document(tokens, texts)), found)
@@ -98,7 +98,7 @@ async def scored_reply(
 async def prompt_members(
     state: ApiState, ensemble: Ensemble, prompt: Values, body: Sampled, found: Sequence[Answer] = ()
 ) -> dict[str, Json]:
-    """What is asked of a prompt's tokens; `found`: the answers to it, which have its log probs."""
+    """The requested members about a prompt's tokens; `found`: its answers, which contain its log probs."""
     if not body.return_token_ids and (body.prompt_logprobs is None or not found):
         return {}
     ids = await state.ensembles.prompt_ids(ensemble, prompt)
@@ -112,13 +112,13 @@ async def prompt_members(
 
 @dataclass(slots=True)
 class Chunks:
-    """The events of one stream of choices, and what it has used."""
+    """The events of one stream of choices, and its usage."""
 
     head: Mapping[str, Json]
     wants_usage: bool
     total: Usage | None = field(default_factory=Usage)  # None: the ensemble does not count
-    running: Usage | None = None  # so far, where every chunk tells it
-    metrics: Json = None  # of the latest choice, beside the usage
+    running: Usage | None = None  # so far, if every chunk reports it
+    metrics: Json = None  # of the latest choice, reported with the usage
 
     @property
     def _rest(self) -> dict[str, Json]:
@@ -127,20 +127,20 @@ class Chunks:
         return {"usage": None} if self.wants_usage else {}
 
     def grow(self, piece: Piece) -> None:
-        """Where every chunk tells the usage so far."""
+        """Count the tokens of a piece, if every chunk reports the usage so far."""
         if self.running is not None:
             ids = piece.arrays.get("output_token_ids")
             self.running = replace(self.running, completion=self.running.completion + (0 if ids is None else ids.size))
 
     def chunk(self, choice: Json, members: Mapping[str, Json] = NOTHING) -> bytes:
-        """`members`: beside the choices."""
+        """`members` are next to the choices."""
         return data({**self.head, "choices": [choice], **self._rest, **members})
 
     def template(self, choice: Json) -> Template:
         return Template(data, {**self.head, "choices": [choice], **self._rest})
 
     def count(self, piece: Piece) -> None:
-        """The last piece of an answer. Of several to one prompt the prompt counts once."""
+        """Add the usage of an answer's last piece. For several answers to one prompt, the prompt counts once."""
         self.metrics = piece.metrics
         if self.total is None or piece.usage is None:
             self.total = None

@@ -1,4 +1,4 @@
-"""What an answer says, beside its text: thoughts and calls of tools, whole or as they come."""
+"""The content of an answer: text, thoughts and tool calls, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Call:
 
     @property
     def value(self) -> dict[str, Json] | None:
-        """The arguments as an object; None: they are none, or were cut off."""
+        """The arguments as an object; None if they are not an object, or were cut off."""
         try:
-            found = json.loads(self.arguments, strict=False)  # models break lines in strings
-            json.dumps(found, allow_nan=False)  # NaN and Infinity are no JSON
+            found = json.loads(self.arguments, strict=False)  # accepts line breaks in strings, which models write
+            json.dumps(found, allow_nan=False)  # refuses NaN and Infinity, which are not JSON
         except (ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
@@ -59,7 +59,7 @@ class Said:
 
 
 def read_parts(reader: PartReader | None, text: str, *, is_last: bool) -> list[Part]:
-    """Of the next piece of an answer, in every API. Without a reader all of it is text."""
+    """The parts of the next piece of an answer, for all APIs. Without a reader, all of it is text."""
     if reader is not None:
         return reader.read(text, is_last=is_last)
     return [Part(PartKind.TEXT, text)] if text else []
@@ -67,15 +67,15 @@ def read_parts(reader: PartReader | None, text: str, *, is_last: bool) -> list[P
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A conversation, ready to be asked."""
+    """A conversation, ready to be sent to the ensemble."""
 
     prompt: Values  # inputs of the ensemble
-    guide: Values  # likewise: what holds the answer to its form
-    new_reader: Callable[[], PartReader | None]  # of one answer; None: all of it is text
+    guide: Values  # inputs that constrain the form of the answer
+    new_reader: Callable[[], PartReader | None]  # for one answer; returns None if all of it is text
     thinks: bool = False  # answers may begin with thoughts
 
     def parts(self, text: str) -> list[Part]:
-        """Of a whole answer."""
+        """The parts of a whole answer."""
         return read_parts(self.new_reader(), text, is_last=True)
 
     def said(self, text: str) -> Said:

@@ -1,4 +1,4 @@
-"""Vectors of many texts that one request asks for: so many at a time as a step may have."""
+"""Computes the vectors of many texts of one request, a limited number of them at a time."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from llmserve.frontends.text.answers.failures import Refused
 from llmserve.frontends.text.answers.generation import Caller
 from llmserve.frontends.text.requests.ensembles import Ensemble, Values
 
-AT_ONCE = 64  # of one request: the others of a long list wait for their turn
+AT_ONCE = 64  # texts of one request; the others of a long list wait
 SMALLEST_NORM = 1e-12
-JSON_BYTES = 24  # that a number becomes, in JSON and on its way there
+JSON_BYTES = 24  # memory of a number in JSON, and during its conversion
 
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
     rows: Sequence[NDArray[np.float32]]
     num_tokens: int  # of all texts
-    ignored: Sequence[str]  # of the request
+    ignored: Sequence[str]  # notes on ignored fields of the request
 
     def warning(self) -> dict[str, Json]:
         return {"warning": "; ".join(self.ignored)} if self.ignored else {}
 
 
 async def vectors(caller: Caller, ensemble: Ensemble, texts: Sequence[Values], output: str, field: str) -> Vectors:
-    """Of `texts`, in order. The first error ends all; it says which of the request's `field` it is about."""
+    """The vectors of `texts`, in order. The first error ends all, and names the entry of the request's `field`."""
 
     async def one(index: int) -> tuple[NDArray[Any], int]:
         try:
@@ -48,18 +48,18 @@ async def vectors(caller: Caller, ensemble: Ensemble, texts: Sequence[Values], o
 
 
 def pooling_of(caller: Caller, ensemble: Ensemble) -> dict[str, Any]:
-    """What is known of the engine: empty where nothing is."""
+    """The engine's facts about pooling; empty if unknown."""
     return dict(caller.core.facts(ensemble.name).get(POOLING, {}))
 
 
 def check_makes(caller: Caller, ensemble: Ensemble, wanted: str, instead: str) -> None:
-    """Raises `Refused` for an engine that is known to make something else than is `wanted`."""
+    """Raises `Refused` if the engine is known to make another result than `wanted`."""
     if (makes := pooling_of(caller, ensemble).get("makes", wanted)) != wanted:
         raise Refused(f"model '{ensemble.name}' makes {makes}, not {wanted}; use {instead}", "model")
 
 
 def check_dimensions(caller: Caller, ensemble: Ensemble, dimensions: int | None) -> None:
-    """Raises `Refused` unless embeddings may be cut to so many numbers."""
+    """Raises `Refused` unless embeddings can be shortened to this many numbers."""
     known = pooling_of(caller, ensemble)
     width, allowed = known.get("width"), known.get("dimensions", ())
     if dimensions is None or dimensions == width:
@@ -74,7 +74,7 @@ def check_dimensions(caller: Caller, ensemble: Ensemble, dimensions: int | None)
 
 
 def cut(row: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
-    """Its first numbers, at a length of one."""
+    """The first `dimensions` numbers, scaled to length 1."""
     if dimensions is None or dimensions == len(row):
         return row
     first = row[:dimensions].astype(np.float64)

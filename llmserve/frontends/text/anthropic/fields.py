@@ -1,4 +1,4 @@
-"""What a request to /v1/messages may say."""
+"""The fields of a request to /v1/messages."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class CountRequest(Strict):
     thread: dict[str, JsonValue] | None = Field(None, description="Not supported: send the conversation.")
 
     def talk(self) -> Talk:
-        """Raises `Refused` for tools that cannot be used, and for conversations that should be kept here."""
+        """Raises `Refused` for tools that cannot be used, and for conversations that the server should store."""
         if self.thread is not None:
             raise Refused("thread: conversations are not stored: send the whole conversation", "thread", NO_THREADS)
         opening: list[dict[str, JsonValue]] = []

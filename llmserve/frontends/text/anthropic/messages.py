@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic's clients speak."""
+"""POST /v1/messages and /v1/messages/count_tokens of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class _Blocks:
     """The blocks of a streamed message."""
 
     def __init__(self) -> None:
-        self._kind: PartKind | None = None  # of the one that grows
+        self._kind: PartKind | None = None  # of the current block
         self._index = -1
         self._template: Template | None = None
         self._thought: list[str] = []
@@ -131,7 +131,7 @@ class _Blocks:
         return self._template.filled(json_string(text))
 
     def end(self) -> Iterator[bytes]:
-        """There is at least one block."""
+        """End the last block. A message has at least one."""
         if self._kind is None:
             yield self.begin(Part(PartKind.TEXT, ""))
         yield self._stop()
@@ -153,8 +153,8 @@ def _tool_use(name: str, arguments: Json) -> dict[str, Json]:
 
 
 def _content(parts: Sequence[Part]) -> list[Json]:
-    """Blocks in the order in which they were said; a call that was cut off is none."""
-    runs: list[tuple[Part, list[str]]] = []  # how each block begins, and its text or its arguments
+    """The blocks of an answer in order, without a call that was cut off."""
+    runs: list[tuple[Part, list[str]]] = []  # the first part of each block, and its text or arguments
     for part in parts:
         kind: PartKind = PartKind.CALL if part.kind is PartKind.ARGUMENTS else part.kind
         if part.kind is PartKind.CALL or not runs or runs[-1][0].kind is not kind:
@@ -190,14 +190,14 @@ def _ending(body: MessagesRequest, last: Piece, *, has_called: bool) -> dict[str
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if last.stop_word and body.stop_sequences:
         return {"stop_reason": "stop_sequence", "stop_sequence": last.stop_word}
-    if last.finish_reason == "stop_words" and body.stop_sequences:  # an ensemble that does not say which
+    if last.finish_reason == "stop_words" and body.stop_sequences:  # the ensemble does not report which
         only = body.stop_sequences[0] if len(body.stop_sequences) == 1 else None
         return {"stop_reason": "stop_sequence", "stop_sequence": only}
     return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
 def _usage(usage: Usage | None) -> dict[str, Json]:
-    """What was found in the cache counts apart."""
+    """The usage in Anthropic's format, which counts cached tokens separately."""
     usage = usage or Usage()
     thought = usage.reasoning
     return {

@@ -1,8 +1,8 @@
-"""Batches at work. Their requests are asked of the application itself, as if a client had sent each by itself.
+"""Runs batches. Their requests are sent to the application itself, as if a client had sent them one by one.
 
-They stand behind live requests: their tenant has a small part of its key's weight, so the scheduler starts them where
-nobody else waits, and takes their place when somebody does. Results are written in the order of the requests; after a
-restart a batch goes on behind the last one. What is not answered when a batch expires has an error for its result.
+Live requests come first: a batch's tenant has a small part of its key's weight, so the scheduler starts its requests
+when no others wait, and preempts them when others do. Results are written in the order of the requests; after a
+restart, a batch continues after the last one. If a batch expires, requests without an answer get an error as result.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from llmserve.frontends.text.batches.lines import METHOD, Asked, asked_lines, ha
 from llmserve.frontends.text.batches.store import BATCHES, OWNER, Document, Store, new_id
 from llmserve.wire.http1.request import Request
 
-AT_ONCE = 32  # requests of one batch that the model works on
-WINDOW = 4 * AT_ONCE  # requests that have begun, or whose results wait for those before them
-NUM_READ = 8  # lines at a time
-NUM_RUNNING = 4  # batches of a key at a time
-PART = 0.001  # of its key's weight
-TOO_MANY, UNAVAILABLE = 429, 503  # after which a request is asked again
+AT_ONCE = 32  # concurrent requests of one batch
+WINDOW = 4 * AT_ONCE  # requests that have begun, or whose results wait for earlier ones
+NUM_READ = 8  # lines read at a time
+NUM_RUNNING = 4  # concurrent batches of a key
+PART = 0.001  # a batch's share of its key's weight
+TOO_MANY, UNAVAILABLE = 429, 503  # statuses after which a request is retried
 IN_PROGRESS, CANCELLING, FINALIZING = "in_progress", "cancelling", "finalizing"
 EXPIRED = {"code": "batch_expired", "message": "This request could not be executed before the batch expired."}
 
@@ -58,15 +58,15 @@ class Job:
 
 @dataclass(slots=True)
 class Jobs:
-    """Of one server."""
+    """The batches of one server."""
 
     store: Store
     application: asgi.Application
     extensions: Extensions
-    _jobs: dict[str, Job] = field(default_factory=dict)  # that have not ended
+    _jobs: dict[str, Job] = field(default_factory=dict)  # batches that have not ended
     _turns: defaultdict[str, asyncio.Semaphore] = field(
         default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(NUM_RUNNING))
-    )  # of each key: one that waits for its limits keeps no other waiting
+    )  # for each key, so that a key at its limits does not delay others
 
     def start(self, batch: Document) -> None:
         if batch["id"] in self._jobs:
@@ -78,17 +78,17 @@ class Jobs:
         job.task.add_done_callback(self.extensions.background.discard)
 
     def resume(self) -> None:
-        """What another process has left."""
+        """Continue the batches that another process left."""
         for batch in self.store.unfinished():
             self.start(batch)
 
     def current(self, batch: Document) -> Document:
-        """As it is at this moment."""
+        """The current state of a batch."""
         job = self._jobs.get(batch["id"])
         return batch if job is None else job.document
 
     async def cancel(self, batch: Document) -> Document:
-        """What has been answered is kept. Without effect on a batch that ends."""
+        """Cancel a batch. Results so far are kept. No effect on a batch that is ending."""
         self.start(batch)
         job = self._jobs[batch["id"]]
         if job.document["status"] == IN_PROGRESS:
@@ -106,10 +106,10 @@ class Jobs:
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if job.document["status"] != CANCELLING or current is None:
-                raise  # the server stops: the next one goes on
+                raise  # the server stops: the next process continues
             current.uncancel()
             job.is_working = False
-        except Exception as error:  # border: a fault of ours, or a full disk
+        except Exception as error:  # border: an internal error, or a full disk
             logger.exception("batch %s has failed", job.id)
             job.turns("failed")
             job.document["errors"] = _errors("server_error", str(error))
@@ -160,20 +160,20 @@ class Jobs:
                 await asyncio.gather(*begun, return_exceptions=True)
 
     async def _recount(self, job: Job) -> int:
-        """The results that there are."""
+        """The number of existing results. Updates the counts of the batch."""
         num_done, num_failed = await asyncio.to_thread(num_complete, self.store.results(job.id))
         job.document["request_counts"] |= {"completed": num_done - num_failed, "failed": num_failed}
         return num_done
 
     @staticmethod
     async def _keep(job: Job, file: BufferedWriter, result: Mapping[str, Any]) -> None:
-        """Not in a thread: a line is written whole, or the process has died."""
+        """Write a result. Not in a thread, so that a line is complete unless the process dies."""
         file.write(json.dumps(result, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
         file.flush()
         job.count(result)
 
     async def _answer(self, asked: Asked, batch: Document, tenant: Tenant, busy: asyncio.Semaphore) -> dict[str, Any]:
-        """Asked again as long as the server or the key has no room."""
+        """The result of a request, which is retried while the server or the key has no capacity."""
         async with busy:
             while True:
                 request_id = made_id()
@@ -204,7 +204,7 @@ class Jobs:
         return replace(tenant, weight=tenant.weight * PART)
 
     async def _finish(self, job: Job) -> None:
-        """May be done again from any point of it."""
+        """Write the output files and the final status. It can be repeated after an interruption at any point."""
         document = job.document
         how_it_ends = {f"{CANCELLING}_at": "cancelled", "expired_at": "expired"}
         end = next((end for moment, end in how_it_ends.items() if document.get(moment)), "completed")
@@ -244,7 +244,7 @@ class _Call:
 
     async def receive(self) -> asgi.Message:
         if self._body is None:
-            await asyncio.Event().wait()  # this client does not go away
+            await asyncio.Event().wait()  # this client never disconnects
         body, self._body = self._body or b"", None
         return {"type": "http.request", "body": body, "more_body": False}
 

@@ -1,4 +1,4 @@
-"""The lines of a batch: what is asked, and what has been answered."""
+"""The lines of a batch: its requests and results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 MAX_LINES = 50_000
-MAX_LINE_BYTES = 4 << 20  # as of a request by itself
-MOST_PROBLEMS = 20  # that are told of a file
+MAX_LINE_BYTES = 4 << 20  # as for a single request
+MOST_PROBLEMS = 20  # reported for a file
 Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
 METHOD = "POST"
 
@@ -23,7 +23,7 @@ class Asked:
 
 
 def problems_of(path: Path, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
-    """The number of requests, and what is wrong with them, as OpenAI tells it."""
+    """The number of requests, and their problems in OpenAI's format."""
     found: list[dict[str, Any]] = []
     ids: set[str] = set()
     count = 0
@@ -43,7 +43,7 @@ def problems_of(path: Path, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
 
 
 def asked_lines(path: Path, *, after: int) -> Iterator[Asked]:
-    """Of a file without problems; the first `after` are left out."""
+    """Yields the requests of a valid file, without the first `after`."""
     for place, (_, line) in enumerate(_numbered(path)):
         if place >= after:
             document = json.loads(line)
@@ -51,7 +51,7 @@ def asked_lines(path: Path, *, after: int) -> Iterator[Asked]:
 
 
 def num_complete(path: Path) -> tuple[int, int]:
-    """Of results: how many there are, and how many of them failed. A line that is cut off is taken away."""
+    """The number of results, and how many of them failed. Removes a last line that was cut off."""
     count = num_failed = size = 0
     if not path.exists():
         return 0, 0
@@ -71,7 +71,7 @@ def has_failed(result: Mapping[str, Any]) -> bool:
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that say something, and their numbers."""
+    """Yields the lines that are not blank, with their numbers."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():

@@ -1,4 +1,4 @@
-"""Forms with a file, as browsers and OpenAI's clients send them (multipart/form-data)."""
+"""Parses forms with a file, as browsers and OpenAI's clients send them (multipart/form-data)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FormPart:
 
 
 def read_form(content_type: str, body: bytes) -> Mapping[str, FormPart]:
-    """By name. Raises `InvalidArgument`."""
+    """The parts of a form by name. Raises `InvalidArgument`."""
     header = Message()
     header["Content-Type"] = content_type
     boundary = header.get_param("boundary")

@@ -1,4 +1,4 @@
-"""/v1/files and /v1/batches, as OpenAI's clients speak."""
+"""/v1/files and /v1/batches of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class BatchRequest(Strict):
 @dataclass(frozen=True, slots=True)
 class Files:
     state: ApiState
-    opened: Store | None  # None: there is no folder for them
+    opened: Store | None  # None: the server has no folder for files
 
     async def create(self, request: Request) -> Response:
         """Upload the requests of a batch, one per line."""
@@ -164,7 +164,7 @@ def _shown(document: Document) -> Response:
 
 
 def _listed(found: Sequence[Document], request: Request) -> Response:
-    """A page of them, the newest first: the query's `limit`, after the one that its `after` names, in its `order`."""
+    """A page of documents, by default the newest first. The query has `limit`, `order`, and `after`, an id."""
     limit, after = request.query_params.get("limit", "20"), request.query_params.get("after")
     if not limit.isdecimal() or not 1 <= int(limit) <= MOST_LISTED:
         raise Refused(f"limit must be a number from 1 to {MOST_LISTED}", "limit")

@@ -1,12 +1,12 @@
-"""Files and batches in a directory, which outlive the server's process.
+"""Stores files and batches in a directory, where they outlive the server's process.
 
-    files/file-ID.json        what a file is, and whose: written last, by a rename
+    files/file-ID.json        a file's description and owner: written last, by a rename
     files/file-ID.jsonl       its lines
-    batches/batch_ID.json     a batch as its client sees it, and whose
-    batches/batch_ID.jsonl    its results so far, in their order: added to line by line, so that a process that dies
-                              leaves at most one line cut off, which counts for nothing
+    batches/batch_ID.json     a batch in the form for clients, and its owner
+    batches/batch_ID.jsonl    its results so far, in order: appended line by line, so a process that dies leaves at
+                              most one incomplete line, which is ignored
 
-One process at a time uses a directory. Everything here waits for the disk: the event loop leaves it to threads.
+One process at a time uses a directory. All methods wait for the disk, so the event loop calls them in threads.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 MAX_FILES = 1000  # of one owner
 MAX_OWNED_BYTES = 1 << 30  # of one owner's files
 RUNNING = ("in_progress", "finalizing", "cancelling")
-OWNER = "owner"  # beside what clients see
+OWNER = "owner"  # a member that clients do not see
 Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
     folder: Path
-    lock: int  # a descriptor
+    lock: int  # a file descriptor
 
     @classmethod
     def open(cls, folder: Path) -> Store:
-        """Raises `InvalidArgument` while another process uses the folder, or where it cannot be made."""
+        """Raises `InvalidArgument` if another process uses the folder, or if it cannot be created."""
         try:
             for name in (FILES, BATCHES):
                 (folder / name).mkdir(PRIVATE, parents=True, exist_ok=True)
@@ -53,11 +53,11 @@ class Store:
         return cls(folder, lock)
 
     def close(self) -> None:
-        """From here on another process may use the folder."""
+        """Release the folder for other processes."""
         os.close(self.lock)
 
     def add_file(self, owner: str, name: str, purpose: str, content: bytes) -> Document:
-        """Raises `InvalidArgument` for more than an owner may have, `Unavailable` where the disk is full."""
+        """Raises `InvalidArgument` if the owner has too much, and `Unavailable` if the disk is full."""
         own = [found for found in self._documents(FILES) if found[OWNER] == owner]
         if len(own) >= MAX_FILES or sum(found["bytes"] for found in own) + len(content) > MAX_OWNED_BYTES:
             raise InvalidArgument(
@@ -69,7 +69,7 @@ class Store:
             return self.describe_file(file_id, owner, name, purpose)
 
     def describe_file(self, file_id: str, owner: str, name: str, purpose: str) -> Document:
-        """Of content that is there. From here on clients see it."""
+        """Describe a file whose content is written. This makes it visible to clients."""
         document = {
             "id": file_id,
             "object": "file",
@@ -93,24 +93,24 @@ class Store:
         return self.folder / BATCHES / f"{batch_id}.jsonl"
 
     def find(self, kind: str, owner: str, document_id: str) -> Document:
-        """Raises `NotFound` for what is not there, or another's."""
+        """Raises `NotFound` for a document that does not exist or belongs to another owner."""
         found = self._read(self._path(kind, document_id)) if ID.fullmatch(document_id) else None
         if found is None or found[OWNER] != owner:
             raise NotFound(f"this API key has no '{document_id[:50]}' among its {kind}")
         return found
 
     def owned(self, kind: str, owner: str) -> list[Document]:
-        """The newest first."""
+        """The documents of an owner, the newest first."""
         found = [document for document in self._documents(kind) if document[OWNER] == owner]
         return sorted(found, key=lambda document: (document["created_at"], document["id"]), reverse=True)
 
     def unfinished(self) -> list[Document]:
-        """Batches, the oldest first."""
+        """The batches that have not ended, the oldest first."""
         found = [document for document in self._documents(BATCHES) if document["status"] in RUNNING]
         return sorted(found, key=lambda document: (document["created_at"], document["id"]))
 
     def write(self, kind: str, document: Document) -> None:
-        """Raises `Unavailable` where the disk is full."""
+        """Raises `Unavailable` if the disk is full."""
         path = self._path(kind, document["id"])
         temporary = path.with_suffix(".new")
         with _removed_unless_written(temporary):
@@ -129,14 +129,14 @@ class Store:
     def _read(path: Path) -> Document | None:
         try:
             found: Document = json.loads(path.read_text())
-        except (OSError, ValueError):  # deleted meanwhile
+        except (OSError, ValueError):  # deleted in the meantime
             return None
         return found
 
 
 @contextmanager
 def _removed_unless_written(path: Path) -> Iterator[None]:
-    """On a full disk nothing stays that no client could delete."""
+    """If writing fails, removes the file, which no client could delete."""
     try:
         yield
     except (OSError, Unavailable) as error:

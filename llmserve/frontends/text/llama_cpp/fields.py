@@ -1,4 +1,4 @@
-"""What a request to llama.cpp's POST /completion may say."""
+"""The fields of a request to llama.cpp's POST /completion."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class NativeRequest(Sampled):
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _has_biases(cls, value: Any) -> Any:
-        """Pairs of a token, or a text, and its bias (false: never)."""
+        """Pairs of a token id or a text, and its bias (false: never generate it)."""
         pairs = list(value.items()) if isinstance(value, dict) else value
         if pairs is None:
             return None
@@ -81,11 +81,11 @@ class NativeRequest(Sampled):
     @field_validator("logit_bias")
     @classmethod
     def _keys_are_ids(cls, value: Any) -> Any:
-        """Or texts, which are looked at when the ensemble is known."""
+        """Also accepts texts, which are tokenized when the ensemble is known."""
         return value
 
     def prompts(self) -> list[list[Item]]:
-        """Each a text, tokens, or several of them in a row. Raises `ValueError` for what is none."""
+        """The prompts, each a sequence of texts and tokens. Raises `ValueError` for an invalid prompt."""
         given = self.prompt
         several = given if isinstance(given, list) and not any(type(each) is int for each in given) else [given]
         if len(several) > MAX_PROMPTS:
@@ -96,7 +96,7 @@ class NativeRequest(Sampled):
         return [[*_items(each)] for each in listed]
 
     def asked(self, prompt_biases: Mapping[int, float]) -> Sampling:
-        """`prompt_biases`: of tokens."""
+        """The sampling settings. `prompt_biases`: logit biases by token."""
         limit = self._limit
         more: dict[str, Sequence[Any]] = (
             {**log_prob_values(self.n_probs)} if self.n_probs else {"return_tokens": [True]}
@@ -110,7 +110,7 @@ class NativeRequest(Sampled):
 
     @property
     def says_nothing(self) -> bool:
-        """The prompt is only computed, for later requests."""
+        """Whether the prompt is only computed, for later requests."""
         return self._limit == 0
 
     @property
@@ -118,7 +118,7 @@ class NativeRequest(Sampled):
         return self.n_predict if self.n_predict is not None else self.max_tokens
 
     def settings(self, sampling: Sampling) -> dict[str, JsonValue]:
-        """What holds for an answer, in llama.cpp's names."""
+        """The effective settings of an answer, under llama.cpp's names."""
         return {
             "n_predict": 0 if self.says_nothing else sampling.max_tokens or -1, "seed": sampling.seed,
             "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,

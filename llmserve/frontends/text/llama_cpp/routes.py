@@ -1,4 +1,4 @@
-"""llama.cpp's own routes: POST /completion and /apply-template, GET /props, and how long a prompt is."""
+"""llama.cpp's own routes: POST /completion and /apply-template, GET /props, and token counts of prompts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """One request, and what holds for all its prompts."""
+    """One request, and the settings of all its prompts."""
 
     body: NativeRequest
     ensemble: Ensemble
@@ -94,7 +94,7 @@ class LlamaCpp:
         return ensemble, await self.state.ensembles.prompt_ids(ensemble, prepared.prompt)
 
     async def _biases(self, ensemble: Ensemble, body: NativeRequest) -> dict[int, float]:
-        """Of tokens; a text's is that of each of its tokens."""
+        """The biases by token; a text's bias applies to each of its tokens."""
         found: dict[int, float] = {}
         for key, bias in body.logit_bias or ():
             for token in [key] if isinstance(key, int) else await self.state.ensembles.text_ids(ensemble, key):
@@ -144,7 +144,7 @@ class LlamaCpp:
         self, asked: _Asked, last: Piece, prompt: Sequence[Item], text: str, index: int
     ) -> dict[str, Json]:
         usage, timings, ensembles = last.usage, last.timings, self.state.ensembles
-        if asked.body.says_nothing:  # engines draw a token all the same
+        if asked.body.says_nothing:  # engines generate one token anyway
             last = replace(last, finish_reason="length", stop_word="")
             usage = usage and replace(usage, completion=0)
             timings = timings and {**timings, "predicted_n": 0}
@@ -174,7 +174,7 @@ class LlamaCpp:
 
 
 def _member(document: JsonValue, path: str) -> JsonValue:
-    """`generation_settings/seed`: of a member's."""
+    """A member by its path, such as `generation_settings/seed`; None if it does not exist."""
     for name in path.split("/"):
         document = document.get(name) if isinstance(document, dict) else None
     return document

@@ -1,4 +1,4 @@
-"""What requests to Ollama's routes may say."""
+"""The fields of requests to Ollama's routes."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class OllamaShowRequest(Strict):
 
 
 def _listed(messages: Sequence[OllamaMessage]) -> list[dict[str, JsonValue]]:
-    """Calls get the ids that templates want, and what tools said those of the calls, in their order."""
+    """Messages for a chat template, which requires ids: calls get ids, and results get those of the calls, in order."""
     listed: list[dict[str, JsonValue]] = []
     open_ids: list[str] = []
     num_calls = 0

@@ -1,4 +1,4 @@
-"""Ollama's routes: a chat, a text that goes on, and what is there. Answers are JSON, streamed a line at a time."""
+"""Ollama's routes: chat, text generation, and information on models. Answers are JSON, streamed as lines."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from llmserve.frontends.text.state import ApiState
 from llmserve.stages.answer_parts import Part, PartKind
 
 LINES = "application/x-ndjson"
-LATEST = ":latest"  # what Ollama's clients add to names
-UNLOADING = (0, "0", "0s", "0m", "0h")  # values of keep_alive that unload a model there
+LATEST = ":latest"  # tag that Ollama's clients add to names
+UNLOADING = (0, "0", "0s", "0m", "0h")  # values of keep_alive that unload a model in Ollama
 
 
 @dataclass(slots=True)
 class _Reply:
-    """What one answer's lines have in common, and when they came."""
+    """The common members of one answer's lines, and their times."""
 
     model: str
     is_chat: bool
     began_ns: int = field(default_factory=time.monotonic_ns)
     first_ns: int = 0
-    call: Call | None = None  # that grows
+    call: Call | None = None  # the call whose arguments are incomplete
 
     def lines(self, parts: Sequence[Part], *, is_last: bool) -> list[dict[str, Json]]:
-        """What parts say. Calls are told whole; one that was cut off is not."""
+        """The lines for parts of an answer. A call is sent when it is complete; one that was cut off is not sent."""
         self.first_ns = self.first_ns or time.monotonic_ns()
         found = []
         for part in parts:
@@ -70,7 +70,7 @@ class _Reply:
 
     def end(self, last: Piece) -> dict[str, Json]:
         now, usage = time.monotonic_ns(), last.usage
-        # of an ensemble that tells no times, those of its lines
+        # for an ensemble without times, use those of the lines
         _, scheduled, first, end = last.times_ns or (0, self.began_ns, self.first_ns or now, now)
         counts = {} if usage is None else {"prompt_eval_count": usage.prompt, "eval_count": usage.completion}
         return {
@@ -93,7 +93,7 @@ class _Reply:
 
 
 def _whole(lines: Sequence[Mapping[str, Json]], end: dict[str, Json], *, is_chat: bool) -> dict[str, Json]:
-    """The lines of an answer as one."""
+    """Joins the lines of an answer to one document."""
     said = [line["message"] if is_chat else line for line in lines]
     joined: dict[str, Json] = {}
     for member in ("content", "response", "thinking"):
@@ -147,7 +147,7 @@ class Ollama:
         documents = _documents(reply, prepared, pieces, partial(self._log_probs, ensemble) if wanted else None)
         if body.streams:
             return EventStream(_encoded(documents), LINES)
-        reply.first_ns = reply.began_ns  # all lines come at the end
+        reply.first_ns = reply.began_ns  # all lines are made at the end
         *lines, end = [document async for document in documents]
         return json_answer(_whole(lines, end, is_chat=reply.is_chat))
 
@@ -197,7 +197,7 @@ class Ollama:
         }  # fmt: skip
 
     def _find(self, body: Named) -> Ensemble:
-        """By its name, which Ollama's clients may give with or without `LATEST`. Answers have the client's form."""
+        """The ensemble by its name, with or without `LATEST`. Answers repeat the client's form of the name."""
         asked, ensembles = body.model, self.state.ensembles
         plain = asked.removesuffix(LATEST)
         known = {*ensembles.names(), *ensembles.listed(), *ensembles.adapters()}
@@ -209,7 +209,7 @@ class Ollama:
 
 
 def _raw(body: OllamaGenerateRequest) -> Prepared:
-    """A text as it is."""
+    """A text that is sent unchanged."""
     if body.system:
         raise Refused("system cannot be used with raw: the text is sent unchanged", "system")
     schema = body.schema_()

@@ -1,4 +1,4 @@
-"""/v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them: adapters that come and go as a server runs."""
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter, as in vLLM: load and unload adapters while a server runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses that are made while no client waits for them. They end as stored responses, or with the server."""
+"""Generates responses while no client waits for them. They end as stored responses, or with the server."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from llmserve.errors import ResourceExhausted
 from llmserve.frontends.http.json_fields import Json
 from llmserve.frontends.text.answers.failures import failure_of
 
-# At a time, of everybody and of one API key: who waits for an answer is limited by connections, and these are not.
+# Running at once, of all API keys and of one. Connections limit clients that wait for answers, but not these.
 MOST, MOST_OF_ONE = 256, 64
-FINAL = ("completed", "incomplete")  # states of a response that another one can follow
-Document = Callable[[str], dict[str, Json]]  # of a response in a state
+FINAL = ("completed", "incomplete")  # states of a response that can be continued
+Document = Callable[[str], dict[str, Json]]  # makes the document of a response in a state
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class _Running:
 
 class Background:
     def __init__(self, tasks: set[asyncio.Task[None]]) -> None:
-        """`tasks`: of the server, which cancels them when it ends."""
+        """`tasks`: the server's, which it cancels when it stops."""
         self._tasks = tasks
         self._running: dict[tuple[str, str], _Running] = {}  # by owner and id
 
@@ -36,7 +36,7 @@ class Background:
         making: Coroutine[Any, Any, object],
         keep: Callable[[Mapping[str, Json]], None],
     ) -> dict[str, Json]:
-        """`making` keeps the response that it makes; `keep` is for one that comes to nothing. Raises
+        """`making` stores its response itself; `keep` stores one that failed or was cancelled. Raises
         `ResourceExhausted`."""
         of_owner = sum(each == owner for each, _ in self._running)
         if len(self._running) >= MOST or of_owner >= MOST_OF_ONE:
@@ -50,7 +50,7 @@ class Background:
         self._tasks.add(task)
 
         def ended(task: asyncio.Task[None]) -> None:
-            making.close()  # of one that was cancelled before it began
+            making.close()  # if it was cancelled before it began
             del self._running[key]
             self._tasks.discard(task)
             if task.cancelled():
@@ -60,12 +60,12 @@ class Background:
         return queued
 
     def find(self, owner: str, response_id: str) -> dict[str, Json] | None:
-        """One that is not made yet."""
+        """The document of a running response; None if it is not running."""
         found = self._running.get((owner, response_id))
         return None if found is None else found.document("in_progress")
 
     async def cancel(self, owner: str, response_id: str) -> None:
-        """One that is not made yet is stored as it is; of others there is nothing to cancel."""
+        """Cancel a running response, which is then stored as cancelled. Other responses are not changed."""
         if (found := self._running.get((owner, response_id))) is not None:
             found.task.cancel()
             await asyncio.wait([found.task])
@@ -76,7 +76,7 @@ async def _make(
 ) -> None:
     try:
         await making
-    except Exception as error:  # border: nobody waits for it
+    except Exception as error:  # border: no client waits for it
         failure = failure_of(error)
         told: Json = {"code": failure.code or "server_error", "message": failure.message}
         keep({**document("failed"), "error": told})

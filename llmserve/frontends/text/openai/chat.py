@@ -46,14 +46,14 @@ OBJECT, CHUNK = "chat.completion", "chat.completion.chunk"
 
 @dataclass(slots=True)
 class _Conversation:
-    """One of a request's, and what came of it."""
+    """One conversation of a request, and its answers."""
 
     body: ChatRequest
     prepared: Prepared
     sampling: Sampling
     answers: Sequence[Answer] = ()
     said: Sequence[Said] = ()
-    members: dict[str, Json] = field(default_factory=dict)  # what is asked of the prompt's tokens
+    members: dict[str, Json] = field(default_factory=dict)  # requested members on the prompt's tokens
 
     @property
     def num_answers(self) -> int:
@@ -190,13 +190,13 @@ class _Choice:
             self.arguments = self.chunks.template(self._delta({"tool_calls": [call]}))
 
     def opening(self, members: Mapping[str, Json], text: str) -> bytes:
-        """`members`: beside the choices. `text`: with which the message begins."""
+        """`members` are next to the choices; `text` is the start of the message."""
         return self.chunks.chunk(self._delta({"role": "assistant", "content": text, "refusal": None}), members)
 
     def chunks_of(self, piece: Piece, told: Mapping[str, Json]) -> Iterator[bytes]:
-        """`told`: of all tokens of the piece, which the first chunk has.
+        """`told`: members on all tokens of the piece, for its first chunk.
 
-        Where every chunk tells the usage, the last one has the reason, too: vLLM's clients want a new count in each.
+        If every chunk reports the usage, the last one also has the reason: vLLM's clients expect a new count in each.
         """
         parts = read_parts(self.reader, piece.text, is_last=bool(piece.finish_reason))
         if self.chunks.running is None:
@@ -247,7 +247,7 @@ class _Choice:
 
 
 def _thought(text: str) -> dict[str, Json]:
-    """By DeepSeek's name for it, and by the one that vLLM has now."""
+    """A thought under DeepSeek's name, and under vLLM's current one."""
     return {"reasoning_content": text, "reasoning": text}
 
 
@@ -279,7 +279,7 @@ def _document(
     scored: Sequence[Sequence[Scored]],
     texts: TokenBytes,
 ) -> Json:
-    """Of several conversations each choice has its own prompt's members."""
+    """The answer. For several conversations, each choice has the members of its own prompt."""
     is_one = isinstance(body, ChatRequest)
     choices: list[dict[str, Json]] = []
     for talk in talks:

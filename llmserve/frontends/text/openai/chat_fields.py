@@ -1,4 +1,4 @@
-"""What a request to /v1/chat/completions may say."""
+"""The fields of a request to /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Message(Strict):
     name: Annotated[Any, ignored("names of participants are not passed to the model")] = None
 
     def listed(self) -> dict[str, JsonValue]:
-        """For the chat format, which knows no developers."""
+        """The message for the chat format, which has no developer role."""
         return {"role": "system" if self.role == "developer" else self.role, "content": text_of(self.content)}
 
 
@@ -66,7 +66,7 @@ class ToolCall(Strict):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # of a streamed call, as some clients send it back
+    index: int | None = None  # of a streamed call; some clients send it back
 
 
 class AssistantMessage(Strict):
@@ -116,7 +116,7 @@ Messages: TypeAlias = Annotated[list[Message], Field(min_length=1), at_most(MAX_
 
 
 class ChatFields(Sampled):
-    """What a request says beside its conversation."""
+    """The fields of a request except its conversation."""
 
     model: ModelName = ""
     max_tokens: Limit = Field(None, description="Maximum length of the answer.")
@@ -164,7 +164,7 @@ class ChatFields(Sampled):
         return {**(self.chat_template_kwargs or {}), **{name: v for name, v in own.items() if v is not None}}
 
     def values(self) -> Values:
-        """Of log probs."""
+        """The inputs that request log probs."""
         of_prompt = self.prompt_logprobs is not None
         if not (self.logprobs or of_prompt):
             return {}
@@ -213,6 +213,6 @@ class BatchChatRequest(ChatFields):
         return self
 
     def requests(self) -> list[ChatRequest]:
-        """One for each."""
+        """One request for each conversation."""
         fields = {name: getattr(self, name) for name in self.model_fields_set if name != "messages"}
         return [ChatRequest.model_construct(**fields, messages=each) for each in self.messages]

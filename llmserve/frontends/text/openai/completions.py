@@ -1,4 +1,4 @@
-"""POST /v1/completions: text, ids or a batch of either, to text; with log probs of both, as evaluations want them."""
+"""POST /v1/completions: completes texts or token ids, one or several; with log probs of both for evaluations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from llmserve.frontends.text.requests.validation import refused
 from llmserve.frontends.text.state import ApiState
 
 OBJECT = "text_completion"
-DEFAULT_TOKENS = 16  # OpenAI's
+DEFAULT_TOKENS = 16  # OpenAI's default
 
 Ids: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
 Texts: TypeAlias = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
@@ -104,18 +104,18 @@ class CompletionRequest(Sampled):
 
 @dataclass(slots=True)
 class _Prompt:
-    """One of a request's, and what came of it."""
+    """One prompt of a request, and its answers."""
 
     values: Values
-    text: str = ""  # what is echoed
-    ids: Sequence[int] = ()  # when its log probs are wanted
+    text: str = ""  # to echo
+    ids: Sequence[int] = ()  # if its log probs are requested
     answers: list[Answer] = field(default_factory=list)
-    scores: list[Scored] = field(default_factory=list)  # of a streamed echo, when they have come
-    waiting: list[Piece] = field(default_factory=list)  # for them
-    members: dict[str, Json] = field(default_factory=dict)  # of its choices, what is asked of its tokens
+    scores: list[Scored] = field(default_factory=list)  # of a streamed echo, once they are known
+    waiting: list[Piece] = field(default_factory=list)  # pieces that wait for the scores
+    members: dict[str, Json] = field(default_factory=dict)  # requested members on its tokens, for its choices
 
     def ready(self, piece: Piece) -> list[Piece]:
-        """Of a stream whose echo has log probs: the pieces that may go out, none until the prompt's are known."""
+        """For a stream whose echo has log probs: the pieces to send; none until the prompt's log probs are known."""
         if self.scores:
             return [piece]
         self.waiting.append(piece)
@@ -182,7 +182,7 @@ class Completions:
             more = log_prob_values(num_top, of_prompt=of_prompt)
         elif body.num_drawn > (body.n or 1):
             more = {"return_log_probs": [True]}
-        max_tokens = None if body.max_tokens is None else max(body.max_tokens, 1)  # a token that is not shown
+        max_tokens = None if body.max_tokens is None else max(body.max_tokens, 1)  # a token that is not returned
         return body.sampling(max_tokens, body.num_drawn, more)
 
     @staticmethod
@@ -242,7 +242,7 @@ class Completions:
                             yield templates[index].filled(json_string(piece.text))
                         continue
                     choice = _choice(piece.text, index, _reason(body, piece.finish_reason)) | members[place]
-                    members[place] = {}  # they are told once
+                    members[place] = {}  # they are sent once
                     chunks.grow(piece)
                     if body.return_token_ids:
                         choice["token_ids"] = token_ids([piece] if piece.arrays else [])
@@ -260,7 +260,7 @@ class Completions:
     async def _log_probs(
         self, body: CompletionRequest, ensemble: Ensemble, tokens: Sequence[Scored], offsets: TextOffsets
     ) -> Json:
-        """Of the next tokens of a choice, whose offsets move on."""
+        """The log probs of the next tokens of a choice. Advances `offsets`."""
         texts = TokenIds() if body.return_tokens_as_token_ids else await self.state.token_texts.of(ensemble, tokens)
         tokens = with_top(tokens, body.num_told(body.logprobs))
         return completion_log_probs(tokens, texts, offsets)
@@ -317,7 +317,7 @@ def _prompt_values(prompt: str | list[int], body: CompletionRequest) -> Values:
 
 
 def _best(found: Sequence[Answer], count: int) -> Sequence[Answer]:
-    """Those with the highest log prob per token; all of them in their order."""
+    """The `count` answers with the highest log prob per token; all answers stay in their order."""
     return found if len(found) == count else sorted(found, key=_log_prob_per_token, reverse=True)[:count]
 
 

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: OpenAI's, with what vLLM's clients say besides. And Ollama's /api/embed."""
+"""POST /v1/embeddings of OpenAI's API, with additions for vLLM's clients, and Ollama's /api/embed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class EmbedRequest(Strict):
 
 
 def values_of(given: Input) -> list[Values]:
-    """Of each text the ensemble's inputs."""
+    """The ensemble's inputs for each text."""
     if isinstance(given, str):
         return [{"text_input": [given]}]
     if isinstance(given[0], int):

@@ -1,4 +1,4 @@
-"""POST /invocations: the one path of Amazon SageMaker, whose body says which API it is for."""
+"""POST /invocations: Amazon SageMaker's only path. The body determines the API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmserve.frontends.text.openai.embeddings import Embeddings, EmbeddingsRequ
 
 
 def _kind(body: Any) -> str:
-    """Tags in brackets are no part of a problem's place."""
+    """The tag of a body's API. It is in brackets, so the places of problems leave it out."""
     found = body if isinstance(body, dict) else {}
     return "[input]" if "input" in found else "[prompt]" if "prompt" in found else "[messages]"
 

@@ -1,4 +1,4 @@
-"""GET /v1/models, and what vLLM's and llama.cpp's clients ask beside OpenAI's API: /tokenize, /detokenize."""
+"""GET /v1/models, and additions to OpenAI's API for clients of vLLM and llama.cpp: /tokenize, /detokenize."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Models:
         return await self.retrieve(f"{owner}/{name}")
 
     def _document(self, name: str) -> Json:
-        """By a name that clients have for it."""
+        """The document of a model, by a name that clients use for it."""
         ensembles, embedders = self.state.ensembles, self.state.embedders
         ensemble = (embedders if embedders.has(name) else ensembles).find(name)
         facts = ensembles.core.facts(ensemble.name)
@@ -106,7 +106,7 @@ class Models:
         return json_answer({"count": len(ids), MAX_MODEL_LEN: longest, "tokens": ids, "token_strs": texts})
 
     async def _embedders_ids(self, ensemble: Ensemble, body: TokenizeRequest) -> Response:
-        """Of a text, with the special tokens that it always has there: clients cut long texts themselves."""
+        """The ids of a text with its special tokens, for clients that shorten long texts themselves."""
         if body.prompt is None or body.add_special_tokens is False or body.return_token_strs:
             raise Refused(f"model '{ensemble.name}' is an embedding model: give prompt and no other field", "prompt")
         ids = await self.state.embedders.prompt_ids(ensemble, {"text_input": [body.prompt]})
@@ -114,7 +114,7 @@ class Models:
         return json_answer({"count": len(ids), MAX_MODEL_LEN: longest, "tokens": ids, "token_strs": None})
 
     async def _pieces(self, ensemble: Ensemble, ids: Sequence[int]) -> Json:
-        """As llama.cpp tells them: bytes that are no text by themselves are numbers."""
+        """Tokens in llama.cpp's format: bytes that are not valid UTF-8 on their own are numbers."""
         stands_for = dict(zip(ids, await self.state.ensembles.bytes_of(ensemble, ids), strict=True))
         return [{"id": token, "piece": _text_or_numbers(stands_for[token])} for token in ids]
 
@@ -153,7 +153,7 @@ class Models:
             if unknown := [token for token, text in zip(ids, texts, strict=True) if not text]:
                 raise Refused(f"tokens: the vocabulary has no id {unknown[0]}", "tokens")
         text = await self.state.ensembles.text_of(ensemble, body.tokens)
-        return json_answer({"prompt": text, "content": text})  # vLLM's name of it, and llama.cpp's
+        return json_answer({"prompt": text, "content": text})  # vLLM's name, and llama.cpp's
 
 
 def _text_or_numbers(piece: bytes) -> str | list[int]:

@@ -1,4 +1,4 @@
-"""POST /v1/rerank: Jina's and Cohere's form, as vLLM and llama.cpp answer it."""
+"""POST /v1/rerank in the format of Jina and Cohere, as in vLLM and llama.cpp."""
 
 from __future__ import annotations
 

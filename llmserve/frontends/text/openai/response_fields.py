@@ -1,4 +1,4 @@
-"""What a request to /v1/responses may say."""
+"""The fields of a request to /v1/responses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from llmserve.frontends.text.requests.tools import (
 )
 from llmserve.frontends.text.requests.validation import Strict, at_most, ignored, refused
 
-LOG_PROBS = "message.output_text.logprobs"  # among what is to be included
+LOG_PROBS = "message.output_text.logprobs"  # a value of `include`
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -105,7 +105,7 @@ class ReasoningItem(Strict):
 
 
 def _item_type(item: Any) -> Any:
-    """A message need not say that it is one."""
+    """The type of an item, which is optional for messages."""
     return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
 
 
@@ -237,13 +237,13 @@ class ResponseRequest(Strict):
         return value
 
     def conversation_after(self, before: Messages) -> list[dict[str, JsonValue]]:
-        """Without instructions, which are of this response alone."""
+        """The conversation with this input, but without instructions, which only apply to this response."""
         if isinstance(self.input, str):
             return [*map(dict, before), {"role": "user", "content": self.input}]
         return _joined(self.input, before)
 
     def talk(self, before: Messages = ()) -> Talk:
-        """`before`: of the response that this one follows. Raises `Refused` for tools that cannot be used."""
+        """`before`: messages up to the previous response. Raises `Refused` for tools that cannot be used."""
         opening: list[dict[str, JsonValue]] = []
         if self.instructions:
             opening = [{"role": "system", "content": self.instructions}]
@@ -285,7 +285,7 @@ class ResponseRequest(Strict):
 
 
 def _joined(items: Sequence[Item], before: Messages = ()) -> list[dict[str, JsonValue]]:
-    """Messages. Calls, and a thought before them, belong to the assistant's message beside them."""
+    """Joins items to messages. Calls, and a thought before them, become part of the adjacent assistant's message."""
     messages: list[dict[str, JsonValue]] = [*map(dict, before)]
     thought = ""
     for item in items:

@@ -1,4 +1,4 @@
-"""POST /v1/responses: an answer to a text or a conversation, whole or as typed events; and those that are stored."""
+"""POST /v1/responses: answers a text or a conversation, whole or as typed events. Also serves stored responses."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ NOT_STORED = "store: this server stores no responses"
 
 
 class ResponseNotFound(Refused):
-    """It was never stored, or is not any more, or belongs to another key."""
+    """The response was never stored, is no longer stored, or belongs to another key."""
 
     code = Code.NOT_FOUND
 
 
 @dataclass(slots=True)
 class _Item:
-    """One of an answer's: a message, a thought or a call."""
+    """One item of an answer: a message, a thought or a call."""
 
     kind: PartKind
     index: int
@@ -56,7 +56,7 @@ class _Item:
     id: str = ""
     call_id: str = ""
     texts: list[str] = field(default_factory=list)
-    log_probs: list[Json] = field(default_factory=list)  # of a message, where asked for
+    log_probs: list[Json] = field(default_factory=list)  # of a message, if requested
 
     def __post_init__(self) -> None:
         self.id = new_id(PREFIXES[self.kind], "_")
@@ -65,7 +65,7 @@ class _Item:
 
     @property
     def is_complete(self) -> bool:
-        """What a call says may be cut off, or no object."""
+        """False for a call whose arguments were cut off, or are not an object."""
         return self.kind is not PartKind.CALL or Call(self.name, pieces=self.texts).value is not None
 
     def call(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class _Item:
 
 @dataclass(slots=True)
 class _Reply:
-    """The response object, as it grows."""
+    """The response object while it is generated."""
 
     body: ResponseRequest
     sampling: Sampling
@@ -132,10 +132,10 @@ class _Reply:
     id: str = field(default_factory=lambda: new_id("resp", "_"))
     created: int = field(default_factory=lambda: int(time.time()))
     items: list[_Item] = field(default_factory=list)
-    keep: Callable[[Mapping[str, Json]], None] = lambda document: None  # when it is whole
+    keep: Callable[[Mapping[str, Json]], None] = lambda document: None  # when it is complete
 
     def add(self, part: Part) -> bool:
-        """Whether an item begins."""
+        """Add a part. Returns whether it begins an item."""
         kind = PartKind.CALL if part.kind is PartKind.ARGUMENTS else part.kind
         begins = part.kind is PartKind.CALL or not self.items or self.items[-1].kind is not kind
         if begins:
@@ -149,7 +149,7 @@ class _Reply:
         return "".join(text for item in self.items if item.kind is PartKind.THOUGHT for text in item.texts)
 
     def message(self) -> dict[str, Any]:
-        """The answer, in a conversation that goes on: without a call that was cut off."""
+        """The answer as a message, for continuing the conversation: without a call that was cut off."""
         text = "".join(each for item in self.items if item.kind is PartKind.TEXT for each in item.texts)
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if self.thought:
@@ -192,7 +192,7 @@ class _Reply:
         }
 
     def _item(self, item: _Item, status: str) -> Json:
-        """What cut the answer cut its last item."""
+        """If the answer was cut off, then its last item was."""
         return item.document(status if item is self.items[-1] else "completed")
 
 
@@ -244,7 +244,7 @@ class Responses:
     async def _made(
         self, reply: _Reply, ensemble: Ensemble, prepared: Prepared, pieces: AsyncGenerator[Piece, None]
     ) -> Json:
-        if reply.body.wants_log_probs:  # whose tokens belong to which item is known while they come
+        if reply.body.wants_log_probs:  # tokens can only be assigned to items as they arrive
             last = [event async for event in self._documents(reply, ensemble, prepared, pieces)][-1]
             assert isinstance(last, dict)
             return last["response"]
@@ -326,10 +326,10 @@ class Responses:
     async def _documents(
         self, reply: _Reply, ensemble: Ensemble, prepared: Prepared, pieces: AsyncGenerator[Piece, None]
     ) -> AsyncGenerator[dict[str, Json] | bytes, None]:
-        """Events; those that only add text are encoded."""
+        """Yields events; those that only add text are encoded."""
         reader, last, number = prepared.new_reader(), Piece(""), 0
-        tokens: list[Json] = []  # that no event has told yet
-        delta: Template | None = None  # of the item that grows
+        tokens: list[Json] = []  # not in an event yet
+        delta: Template | None = None  # of the current item
         async with aclosing(pieces):
             async for piece in pieces:
                 if not number:
@@ -353,7 +353,7 @@ class Responses:
                         yield delta.filled(json_string(part.text), str(number))
                         number += 1
                 last = piece
-        if tokens and reply.items and reply.items[-1].kind is PartKind.TEXT:  # those that say nothing
+        if tokens and reply.items and reply.items[-1].kind is PartKind.TEXT:  # tokens without text
             yield _numbered(reply.items[-1].scored_delta("", tokens), number)
             number += 1
         for event in await self._closing(reply, ensemble, last):
@@ -361,7 +361,7 @@ class Responses:
             number += 1
 
     async def _log_probs(self, body: ResponseRequest, ensemble: Ensemble, piece: Piece) -> list[Json]:
-        """Of a piece's tokens; nothing where nobody asked."""
+        """The log probs of a piece's tokens; empty if not requested."""
         if not body.wants_log_probs:
             return []
         tokens = scored_output(piece.arrays)
@@ -376,7 +376,7 @@ class Responses:
 
 
 def _between(reply: _Reply, part: Part) -> Iterator[dict[str, Json]]:
-    """The end of an item and the beginning of another, if a part begins one."""
+    """If a part begins an item, yields the events that end the previous item and begin this one."""
     if reply.add(part):
         if len(reply.items) > 1:
             yield from reply.items[-2].closing("completed")

@@ -1,7 +1,7 @@
-"""Responses that are kept for a while, so that a request can go on where one ended. They are kept in memory only.
+"""Stores responses for a limited time, so that a later request can continue them. They are only in memory.
 
-A response belongs to the API key that asked for it: no other key sees it. Where there is too much, the key that holds
-most loses its oldest.
+A response belongs to the API key that requested it; other keys cannot see it. If the store is full, the key with the
+most bytes loses its oldest response.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 from llmserve.frontends.http.json_fields import Json, encode_json
 
 MAX_AGE_S = 3600.0
-MAX_BYTES = 64 << 20  # of all
+MAX_BYTES = 64 << 20  # of all responses
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     document: Mapping[str, Json]
-    messages: Sequence[Mapping[str, Any]]  # of the conversation, its answer included
+    messages: Sequence[Mapping[str, Any]]  # of the conversation, including its answer
     num_bytes: int
     expires: float
 
 
 class StoredResponses:
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`most`: 0 keeps nothing."""
+        """`most`: maximum number of responses; 0 stores none."""
         self._most = most
         self._clock = clock
         self._kept: dict[str, OrderedDict[str, StoredResponse]] = {}  # by owner; the oldest first

@@ -1,7 +1,7 @@
-"""The models that are served here: every loaded ensemble from `text_input` to `text_output`.
+"""The models of the text APIs: every loaded ensemble from `text_input` to `text_output`, or to vectors.
 
-Their configs say what a request may ask: a field of the API is an input of the ensemble, and one that the ensemble does
-not have is refused by its name in the API.
+A field of the API becomes an input of the ensemble. If the ensemble's config lacks that input, the field is refused
+under its name in the API.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from llmserve.serving.signature import datatype_name
 from llmserve.serving.types import NUMPY_DTYPES, InferRequest, Tensor
 
 TEXT_IN, TEXT_OUT = "text_input", "text_output"
-WORD_LISTS = ("bad_words", "stop_words")  # the oldest ensembles want them even when they are empty
-OTHER_NAMES = {"seed": "random_seed", "min_tokens": "min_length"}  # of inputs, in older ensembles
-FIELDS = {  # inputs whose name is not that of the API's field
+WORD_LISTS = ("bad_words", "stop_words")  # the oldest ensembles require them, even if empty
+OTHER_NAMES = {"seed": "random_seed", "min_tokens": "min_length"}  # names of inputs in older ensembles
+FIELDS = {  # inputs whose name differs from the API's field
     "stop_words": "stop", "num_return_sequences": "n", "logit_bias_ids": "logit_bias", "end_id": "ignore_eos",
     "logit_bias_weights": "logit_bias", "return_log_probs": "logprobs", "num_top_log_probs": "top_logprobs",
     "return_tokens": "logprobs", "return_prompt_log_probs": "echo", "prompt_ids": "prompt",
@@ -36,18 +36,18 @@ NUM_DIGITS = 12  # of a digest, in a fingerprint
 
 
 class Named(Protocol):
-    """A request for a model."""
+    """A request that names a model."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What an ensemble makes of a text."""
+    """The kind of an ensemble, by its output for a text."""
 
     output: str
     does: str
-    path: str  # of the API that asks for it
+    path: str  # of the API for it
 
     @property
     def other(self) -> Kind:
@@ -60,15 +60,15 @@ VECTORS = Kind("embedding", "makes embeddings or scores of texts", "/v1/embeddin
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """One of them, as its config describes it."""
+    """An ensemble of the text APIs, as described by its config."""
 
     name: str
     config: ModelConfig
     inputs: Mapping[str, ModelInput]
     outputs: frozenset[str]
-    encoder: str  # the step that text goes into: its model
-    decoder: str  # the step that text comes out of
-    adapter: str = ""  # its name: a model of its own for clients
+    encoder: str  # model of the step that reads the text
+    decoder: str  # model of the step that writes the output
+    adapter: str = ""  # name of the adapter; clients see it as a separate model
 
     @property
     def takes_messages(self) -> bool:
@@ -112,7 +112,7 @@ def tensor_of(name: str, datatype: str, values: Sequence[Any], shape: tuple[int,
 
 
 def _ensemble_of(config: ModelConfig, text_out: str) -> Ensemble | None:
-    """None for another kind of model."""
+    """The ensemble with this config; None for another kind of model."""
     inputs = {entry.name: entry for entry in config.input}
     outputs = frozenset(entry.name for entry in config.output)
     if TEXT_IN not in inputs or text_out not in outputs:
@@ -131,31 +131,31 @@ class Ensembles:
         self.kind = kind or TEXTS
         self._settings = settings
         self._known: dict[str, Ensemble | None] = {}
-        self._ends: dict[str, tuple[object, bool]] = {}  # by ensemble: the config it was asked of, and the answer
-        self._configs: dict[str, ModelConfig] = {}  # those that `_known` was made from
+        self._ends: dict[str, tuple[object, bool]] = {}  # by ensemble: its encoder's config, and `has_end`
+        self._configs: dict[str, ModelConfig] = {}  # configs that `_known` was made from
 
     def names(self) -> Iterator[str]:
-        """Of all that are loaded, sorted."""
+        """The names of all loaded ensembles of this kind, sorted."""
         for name in sorted({row.name for row in self.core.repository_index(ready=True)}):
             try:
                 if self._look(name) is not None:
                     yield name
             except LlmserveError:
-                continue  # it went while we looked
+                continue  # unloaded in the meantime
 
     def listed(self) -> list[str]:
-        """The names that clients are told, without those of adapters."""
+        """The names that clients see, without adapters."""
         names = list(self.names())
         return list(self._served_names) or names if len(names) == 1 else names
 
     @property
     def _served_names(self) -> Sequence[str]:
-        """Those of a language model are not also of what makes vectors beside it."""
+        """The operator's names. If a language model is loaded, they belong to it and not to a model for vectors."""
         names = self._settings.served_names
         return () if names and self.kind is VECTORS and self.others() else names
 
     def named(self, body: Named) -> Ensemble:
-        """The one that a request is for. From here on the request has the name that its answer has."""
+        """The ensemble for a request. Sets the request's model to the name that the answer reports."""
         ensemble = self.find(body.model)
         known = (*self._settings.served_names, ensemble.name)
         if not ensemble.adapter and body.model not in known:
@@ -163,7 +163,7 @@ class Ensembles:
         return ensemble
 
     def find(self, name: str) -> Ensemble:
-        """The empty name is the only one's. Raises `ModelNotFound`, or `Unavailable` before and after serving."""
+        """Without a name, the only ensemble. Raises `ModelNotFound`, or `Unavailable` before and after serving."""
         if not name:
             return self.only()
         try:
@@ -180,19 +180,19 @@ class Ensembles:
 
     @property
     def template_values(self) -> Mapping[str, Any]:
-        """Further names for chat templates, unless a request says others."""
+        """More variables for chat templates, which a request may override."""
         return self._settings.template_values
 
     def has(self, name: str) -> bool:
-        """Whether it is the name of one of them, not of an adapter."""
+        """Whether an ensemble, not an adapter, has this name."""
         return name in {*self.listed(), *self.names()}
 
     def adapters(self) -> dict[str, str]:
-        """Names of adapters, and of the ensemble that each is for; no others than the request's key may use."""
+        """The adapters that the request's key may use: their names, and the names of their ensembles."""
         found = {adapter: name for name in self.names() for adapter in self.core.adapters(name)}
         context = current_request()
         owner = None if context is None or not found else context.owner
-        if owner is None or owner.is_admin or owner.tenant.adapters is None:  # who loads them sees them
+        if owner is None or owner.is_admin or owner.tenant.adapters is None:  # administrators see all
             return found
         return {adapter: name for adapter, name in found.items() if adapter in owner.tenant.adapters}
 
@@ -202,7 +202,7 @@ class Ensembles:
         return None if found is None else replace(found, adapter=name)
 
     def only(self) -> Ensemble:
-        """For requests that name no model. Raises `Refused` unless there is exactly one."""
+        """The ensemble for requests that name no model. Raises `Refused` unless exactly one is loaded."""
         names = list(self.names())
         if not names and not self.core.ready():
             raise Unavailable("the server is starting or stopping: no model is ready")
@@ -215,7 +215,7 @@ class Ensembles:
         return self.find(names[0])
 
     def others(self) -> list[str]:
-        """Ensembles of the other kind."""
+        """The names of ensembles of the other kind."""
         return list(Ensembles(self.core, self._settings, self.kind.other).names())
 
     def _refusal(self, name: str, known: str = "") -> Refused:
@@ -226,7 +226,7 @@ class Ensembles:
         return ModelNotFound(problem, "model", "model_not_found")
 
     def fingerprint(self, ensemble: Ensemble) -> str | None:
-        """Of the engine that answers: the beginning of its digest. None: nothing is known of it."""
+        """The first digits of the digests of the engine and its adapter; None if the engine's digest is unknown."""
         digest = self.core.facts(ensemble.name).get("digest")
         if not digest or not ensemble.adapter:
             return f"fp_{digest[:NUM_DIGITS]}" if digest else None
@@ -235,19 +235,19 @@ class Ensembles:
 
     def _look(self, name: str) -> Ensemble | None:
         config = self.core.model_config(name)
-        if self._configs.get(name) is not config:  # loaded anew
+        if self._configs.get(name) is not config:  # reloaded
             self._configs[name], self._known[name] = config, _ensemble_of(config, self.kind.output)
         return self._known[name]
 
     async def prompt_ids(self, ensemble: Ensemble, values: Values) -> list[int]:
-        """The ids that the ensemble's first step makes of a prompt, whose `values` are the ensemble's inputs."""
+        """The token ids that the ensemble's first step makes from a prompt. `values`: inputs of the ensemble."""
         return _values(await self._prepared(ensemble, values), "INPUT_ID")
 
     async def num_ids(self, ensemble: Ensemble, values: Values) -> int:
         return len(await self.prompt_ids(ensemble, values))
 
     async def text_ids(self, ensemble: Ensemble, text: str) -> list[int]:
-        """Of a text by itself."""
+        """The ids of a text, without special tokens if the ensemble supports this."""
         more = {"add_special_tokens": [False]} if "add_special_tokens" in ensemble.inputs else {}
         return await self.prompt_ids(ensemble, {"text_input": [text], **more}) if text else []
 
@@ -255,7 +255,7 @@ class Ensembles:
         return len(await self.text_ids(ensemble, text))
 
     async def chat_style(self, ensemble: Ensemble, template_values: Mapping[str, Any]) -> str:
-        """How answers to messages are to be read, as JSON: what the ensemble's first step says of it."""
+        """The chat style that parses answers, as JSON, from the ensemble's first step."""
         tensors = [
             tensor_of("REQUEST_OUTPUT_LEN", "INT32", [1], (1, 1)),
             tensor_of("RETURN_CHAT_STYLE", "BOOL", [True], (1, 1)),
@@ -268,7 +268,7 @@ class Ensembles:
         return text.decode()
 
     async def has_end(self, ensemble: Ensemble) -> bool:
-        """Whether a token ends answers; asked once. True where that is not known."""
+        """Whether a token ends answers; requested once per config. True if unknown."""
         config = self.core.model_config(ensemble.encoder)
         made_for, found = self._ends.get(ensemble.name, (None, True))
         if made_for is not config:
@@ -296,14 +296,14 @@ class Ensembles:
         return await self._ask(InferRequest(ensemble.encoder, renamed, requested_outputs=outputs))
 
     async def text_of(self, ensemble: Ensemble, ids: Sequence[int], *, with_special: bool = False) -> str:
-        """What the ensemble's last step makes of ids."""
+        """The text that the ensemble's last step makes from ids."""
         with_special = with_special and self.reads(ensemble, "SKIP_SPECIAL_TOKENS")
         texts = _values(await self._ask(_decoding(ensemble, ids, "OUTPUT", with_special=with_special)), "OUTPUT")
         text: bytes = texts[0]
         return text.decode("utf-8", "replace")
 
     async def bytes_of(self, ensemble: Ensemble, ids: Sequence[int]) -> list[bytes]:
-        """What each id stands for by itself."""
+        """The bytes of each id on its own."""
         if not self.reads(ensemble, "RETURN_TOKENS"):
             raise Refused(
                 f"model '{ensemble.name}' cannot return single tokens: '{ensemble.decoder}' has no input RETURN_TOKENS",
@@ -312,7 +312,7 @@ class Ensembles:
         return _values(await self._ask(_decoding(ensemble, ids, "TOKEN_BYTES")), "TOKEN_BYTES")
 
     def reads(self, ensemble: Ensemble, name: str) -> bool:
-        """Whether the ensemble's last step has such an input: older ones lack some."""
+        """Whether the ensemble's last step has this input; older ones lack some."""
         return any(entry.name == name for entry in self.core.model_config(ensemble.decoder).input)
 
     async def _ask(self, request: InferRequest) -> Mapping[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Fields that several requests have, and what an ensemble is told for them."""
+"""Fields that several requests share, and their conversion to inputs of an ensemble."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MAX_TOKENS = 2**31 - 1
 MAX_BIASES = 64 * 1024  # tokens of logit_bias
 MAX_LABELS = 64
 MAX_PROMPTS = 2048  # of one request
-MAX_MESSAGES = 16 * 1024  # of a conversation, and parts of one of them
+MAX_MESSAGES = 16 * 1024  # of a conversation, and parts of one message
 
 StopText: TypeAlias = Annotated[str, Field(min_length=1)]
 Stops: TypeAlias = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None
-MINUS_ONE_IS_NONE = BeforeValidator(lambda value: None if value == -1 else value)  # as llama.cpp's clients say it
+MINUS_ONE_IS_NONE = BeforeValidator(lambda value: None if value == -1 else value)  # as llama.cpp's clients send it
 TokenId: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Seed: TypeAlias = Annotated[Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None, MINUS_ONE_IS_NONE]
 Limit: TypeAlias = Annotated[Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None, MINUS_ONE_IS_NONE]
@@ -70,7 +70,7 @@ class TransferredPrompt(Strict):
 
 
 class Sampled(Formatted):
-    """What both of OpenAI's older APIs say about sampling, with vLLM's additions."""
+    """The sampling fields of OpenAI's completions and chats, with vLLM's additions."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="0: the likeliest tokens.")
     top_p: Annotated[float | None, Field(gt=0, le=1, description="Total probability of tokens to sample from.")] = None
@@ -131,7 +131,7 @@ class Sampled(Formatted):
         return self
 
     def as_operator_has_it(self, settings: TextSettings) -> None:
-        """What a request does not say and the server's flags do."""
+        """Apply the server's flags to the request."""
         if settings.forces_usage and self.stream:
             self.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
         if settings.names_tokens_by_id and self.return_tokens_as_token_ids is None:
@@ -140,7 +140,7 @@ class Sampled(Formatted):
     @field_validator("stop", mode="before")
     @classmethod
     def _stops_somewhere(cls, value: Any) -> Any:
-        """An empty text, which many clients send, stops nothing."""
+        """Remove empty texts, which many clients send: they do not end an answer."""
         if value == "":
             return None
         return [each for each in value if each != ""] if isinstance(value, list) else value
@@ -148,7 +148,7 @@ class Sampled(Formatted):
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _has_biases(cls, value: Any) -> Any:
-        """One problem, however many there are."""
+        """Report one problem for all invalid biases."""
         if not isinstance(value, dict):
             return value
         wrong = [key for key, bias in value.items() if type(bias) not in (int, float) or not -100 <= bias <= 100]
@@ -181,7 +181,7 @@ class Sampled(Formatted):
         )
 
     def _more(self) -> Values:
-        """What is not as it is anyway."""
+        """More inputs of the ensemble, without those that equal its defaults."""
         values: dict[str, Sequence[Any]] = {}
         for name in ("presence_penalty", "frequency_penalty", "min_tokens"):
             if value := getattr(self, name):
@@ -206,17 +206,17 @@ class Sampled(Formatted):
         return values
 
     def num_told(self, num_top: int | None) -> int:
-        """How many alternatives of a token are told where `num_top` of the likeliest are asked for."""
+        """The number of alternatives to return for a token, if `num_top` of the likeliest are requested."""
         return MAX_CHOSEN if self.logprob_token_ids else num_top or 0
 
     @property
     def tells_tokens(self) -> bool:
-        """Beside log probs."""
+        """Whether the reply needs outputs of tokens for other reasons than log probs."""
         return bool(self.return_token_ids) or self.tells_usage or self.prompt_logprobs is not None
 
     @property
     def tells_usage(self) -> bool:
-        """With every chunk."""
+        """Whether every chunk reports the usage."""
         return self.wants_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     @property
@@ -225,7 +225,7 @@ class Sampled(Formatted):
 
 
 def sampling_problems(given: Mapping[str, Any]) -> list[str]:
-    """Of sampling defaults that the server's operator gives."""
+    """The problems of the operator's sampling defaults."""
     try:
         Sampled.model_validate(given)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What an answer has to look like, in the words of OpenAI, vLLM and llama.cpp."""
+"""The required format of an answer, in the fields of OpenAI, vLLM and llama.cpp."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from llmserve.stages.tool_formats.grammars import literal
 ANY_OBJECT: Mapping[str, JsonValue] = {"type": "object"}
 MAX_CHOICES = 512
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-SAYS_ALL = ("additionalProperties", "unevaluatedProperties", "patternProperties", "$ref", "allOf")  # of other names
-UNTOUCHED = ("enum", "const", "default", "examples")  # values, no schemas
-OTHER_WORDS = {  # fields of a request -> what they are in `structured_outputs`
+SAYS_ALL = ("additionalProperties", "unevaluatedProperties", "patternProperties", "$ref", "allOf")  # on unlisted names
+UNTOUCHED = ("enum", "const", "default", "examples")  # values, not schemas
+OTHER_WORDS = {  # fields of a request -> their names in `structured_outputs`
     "guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar",
     "json_schema": "json", "grammar": "grammar",
 }  # fmt: skip
 
 
 def _schema_of(value: Any) -> Any:
-    """Some clients send a schema as text."""
+    """Parse a schema that was sent as text, as some clients do."""
     if not isinstance(value, str):
         return value
     try:
@@ -40,9 +40,9 @@ Choices: TypeAlias = Annotated[list[Text], Field(min_length=1, max_length=MAX_CH
 
 
 def closed(schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """With no names in its objects but those that it lists, where it does not say what others are.
+    """The schema with only the listed properties in its objects, unless an object describes other properties.
 
-    The parts of an `allOf` describe the same object: a schema with such parts stays as it is.
+    The parts of an `allOf` describe the same object, so a schema with several parts is not changed.
     """
     try:
         return dict(schema) if _has_parts(schema) else _closed(schema)
@@ -51,7 +51,7 @@ def closed(schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def _closed(value: Any, *, is_schema: bool = True) -> Any:
-    """`is_schema`: an object's names are keywords; else they are names of schemas."""
+    """`is_schema`: the names in an object are keywords; otherwise they are names of schemas."""
     if isinstance(value, list):
         return [_closed(each) for each in value]
     if not isinstance(value, Mapping):
@@ -141,7 +141,7 @@ class StructuredOutputs(Strict):
         return {"guided_decoding_guide_type": [kind]} if guide is None else guide_values(kind, guide)
 
     def schema_(self) -> Mapping[str, JsonValue] | None:
-        """What the answer has to follow, if that is a schema."""
+        """The schema of the answer, if the format is a schema."""
         if self.json_object:
             return ANY_OBJECT
         return closed(self.json_) if self.json_ is not None and self.disable_additional_properties else self.json_
@@ -162,7 +162,7 @@ class StructuredOutputs(Strict):
 
 
 class Formatted(Strict):
-    """The fields of a request that say it."""
+    """The fields of a request that set the format of the answer."""
 
     response_format: ResponseFormat | None = Field(None, description="text, a JSON object, or a JSON schema.")
     structured_outputs: StructuredOutputs | None = Field(None, description="Formats as in vLLM.")
@@ -189,24 +189,24 @@ class Formatted(Strict):
         return self.outputs() is not None or format_schema(self.response_format) is not None
 
     def outputs(self) -> StructuredOutputs | None:
-        """In whose words it may be said."""
+        """The format in the terms of `structured_outputs`, if a field other than `response_format` sets it."""
         for name, word in OTHER_WORDS.items():
             if (value := getattr(self, name)) is not None:
                 return StructuredOutputs.model_validate({word: value})
         return self.structured_outputs
 
     def answer_schema(self) -> Mapping[str, JsonValue] | None:
-        """What the answer has to follow, if that is a schema."""
+        """The schema of the answer, if the format is a schema."""
         outputs = self.outputs()
         return format_schema(self.response_format) if outputs is None else outputs.schema_()
 
     def answer_choices(self) -> Sequence[str]:
-        """One of which the answer is; empty: any text."""
+        """The possible answers; empty: any text."""
         outputs = self.outputs()
         return (outputs.choice if outputs is not None else None) or ()
 
     def format_values(self) -> Values:
-        """What holds an answer to its format."""
+        """The inputs of the ensemble that enforce the format."""
         outputs = self.outputs()
         if outputs is not None:
             return outputs.values()
@@ -221,5 +221,5 @@ def guide_values(kind: str, guide: str) -> Values:
 
 
 def format_schema(wanted: TextFormat | JsonFormat | JsonSchemaFormat | None) -> Mapping[str, JsonValue] | None:
-    """What an answer has to follow; None: nothing."""
+    """The schema that an answer must match; None: any text."""
     return wanted.document() if isinstance(wanted, JsonFormat | JsonSchemaFormat) else None

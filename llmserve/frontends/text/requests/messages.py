@@ -1,5 +1,5 @@
-"""A conversation as an ensemble takes it: as messages, or as text in the chat format of its tokenizer; and how the
-answer is to be read, which its first step tells."""
+"""Converts a conversation to inputs of an ensemble: messages, or text in the chat format of its tokenizer. Also reads
+the chat style, which parses answers, from the ensemble's first step."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ from llmserve.stages.chat_style import ON_OFF, ChatStyle, Wanted, answer_guide
 from llmserve.stages.chat_template import ENDINGS, Ending
 
 Messages = Sequence[Mapping[str, Any]]
-OFF, ON = "none", "on"  # efforts of thinking; the others are words that templates know
-MAX_STYLES = 64  # of one ensemble: what clients say to its template
+OFF, ON = "none", "on"  # reasoning efforts; templates define the others
+MAX_STYLES = 64  # of one ensemble, one for each set of template values
 GUIDE = "guided_decoding_guide"
 
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """A conversation, and what is wanted of its next message, whichever API says it."""
+    """A conversation, and the requirements for its next message, for all APIs."""
 
     messages: Messages
     tools: ToolUse = field(default_factory=ToolUse)
     schema: Mapping[str, Json] | None = None  # of the answer; None: any text
     template_values: Mapping[str, Json] = field(default_factory=dict)
-    effort: str | None = None  # how much to think; None: as the template has it
-    effort_field: str = "reasoning_effort"  # what the API calls that
-    choices: Sequence[str] = ()  # one of which is the answer; empty: any text
+    effort: str | None = None  # reasoning effort; None: the template's default
+    effort_field: str = "reasoning_effort"  # its name in the API
+    choices: Sequence[str] = ()  # possible answers; empty: any text
 
     @property
     def continues(self) -> bool:
-        """Whether the answer has begun."""
+        """Whether the last message begins the answer."""
         return Ending.of([message["role"] for message in self.messages], self.template_values).continues
 
 
 class Conversations:
     def __init__(self, ensembles: Ensembles) -> None:
         self._ensembles = ensembles
-        self._formats: dict[str, tuple[object, FormattedChat]] = {}  # by ensemble: the config it was made for, and it
-        self._styles: dict[str, tuple[object, dict[str, ChatStyle]]] = {}  # likewise, by what templates are told
+        self._formats: dict[str, tuple[object, FormattedChat]] = {}  # by ensemble: its config and format
+        self._styles: dict[str, tuple[object, dict[str, ChatStyle]]] = {}  # its config, and styles by template values
 
     async def prepared(self, ensemble: Ensemble, talk: Talk) -> Prepared:
-        """Raises `Refused` when the ensemble can take no such conversation."""
+        """Raises `Refused` if the ensemble does not support such a conversation."""
         given = self.with_defaults(talk.template_values)
         style = await self.style(ensemble, _but_endings(given))
         if talk.effort is not None and (more := _switched(style, talk.effort, talk.effort_field)):
@@ -75,7 +75,7 @@ class Conversations:
         )
 
     def with_defaults(self, template_values: Mapping[str, Json] | None) -> dict[str, Json]:
-        """What a request tells the chat template, and what the server's operator does."""
+        """The request's values for the chat template, with the operator's as defaults."""
         return {**self._ensembles.template_values, **(template_values or {})}
 
     async def values(
@@ -85,7 +85,7 @@ class Conversations:
         template_values: Mapping[str, Json] | None = None,
         tools: ToolUse | None = None,
     ) -> Values:
-        """Inputs of the ensemble. Raises `Refused` when it can take no conversation."""
+        """Inputs of the ensemble. Raises `Refused` if it does not support conversations."""
         listed = tools.documents() if tools is not None and tools.functions else []
         if not ensemble.takes_messages:
             chat = await self._format(ensemble)
@@ -98,7 +98,7 @@ class Conversations:
         return values
 
     async def style(self, ensemble: Ensemble, template_values: Mapping[str, Json] | None = None) -> ChatStyle:
-        """How answers are to be read: asked of the ensemble once for whatever templates are told, and kept."""
+        """The style that parses answers: requested from the ensemble once per set of template values, and cached."""
         config = self._ensembles.core.model_config(ensemble.encoder)
         made_for, known = self._styles.get(ensemble.name, (None, {}))
         if made_for is not config or len(known) >= MAX_STYLES:
@@ -133,7 +133,7 @@ def _but_endings(values: Mapping[str, Json]) -> Mapping[str, Json]:
 
 
 def _switched(style: ChatStyle, effort: str, field: str) -> dict[str, Json]:
-    """What says an effort to the template. Raises `Refused` where that is not possible."""
+    """The template values that select an effort. Raises `Refused` if the template does not support it."""
     switch = next((name for name in ON_OFF if name in style.switches), "")
     if effort in (OFF, ON) and switch:
         return {switch: effort == ON}
@@ -163,7 +163,7 @@ def _check_tools(ensemble: Ensemble, style: ChatStyle) -> None:
 
 
 def _shows_special(ensemble: Ensemble, style: ChatStyle, has_tools: bool) -> bool:
-    """Whether the text has to have special tokens, since some of them mark what is looked for."""
+    """Whether the text must include special tokens, because some of them mark calls or thoughts."""
     marks_calls = style.tools is not None and any(marker in style.special for marker in style.tools.markers)
     wanted = (has_tools and marks_calls) or any(marker in style.special for marker in style.thought_markers)
     if has_tools and marks_calls and "skip_special_tokens" not in ensemble.inputs:
@@ -176,7 +176,7 @@ def _shows_special(ensemble: Ensemble, style: ChatStyle, has_tools: bool) -> boo
 
 
 def _guide(ensemble: Ensemble, style: ChatStyle, talk: Talk) -> Values:
-    """What holds the answer to its form."""
+    """The inputs that constrain the form of the answer."""
     tools = talk.tools
     is_plain = not tools.functions and (not style.reasoning or talk.continues)
     if is_plain or (talk.schema is None and not talk.choices and not tools.is_enforced):

@@ -1,6 +1,6 @@
-"""What a request says that changes nothing in its answer: it is taken, and named in the answer's member `warning`.
+"""Notes on fields that do not change the answer: they are accepted, and named in the answer's member `warning`.
 
-What would change an answer is refused (`validation.refused`). `--unknown-fields refuse` refuses both.
+A field that would change the answer is refused (`validation.refused`). `--unknown-fields refuse` refuses both.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 
 LOG = logging.getLogger("llmserve")
 MOST_NOTES = 10  # of one request
-MOST_LOGGED = 100  # of a server: clients choose the names of unknown fields
+MOST_LOGGED = 100  # of a server, because clients choose the names of unknown fields
 _logged: set[str] = set()
 
 
 @dataclass(slots=True)
 class Notes:
-    """Of one request."""
+    """The notes of one request."""
 
     refuses: bool = False
     texts: list[str] = field(default_factory=list)
 
     def add(self, text: str) -> bool:
-        """False where it has to be refused."""
+        """Returns False if the field must be refused."""
         if self.refuses:
             return False
         if text not in self.texts and len(self.texts) < MOST_NOTES:
@@ -39,14 +39,14 @@ STRICT = Notes(refuses=True)
 
 
 def begin_notes(refuses: bool) -> Notes:
-    """From here on this task answers another request."""
+    """Start the notes of another request in this task."""
     notes = Notes(refuses)
     _notes.set(notes)
     return notes
 
 
 def note(text: str) -> bool:
-    """False where it has to be refused."""
+    """Add a note to the current request. Returns False if the field must be refused."""
     return _notes.get(STRICT).add(text)
 
 

@@ -1,4 +1,4 @@
-"""Problems of a body in the words of this API, whatever the library that finds them calls them."""
+"""Describes a body's problems in the words of this API instead of the library's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-WORDS = {  # by pydantic's type of a problem, whose context fills the braces
+WORDS = {  # by pydantic's type of a problem; the problem's context fills the braces
     "missing": "is missing",
     "string_type": "must be a string",
     "int_type": "must be an integer",
@@ -32,13 +32,13 @@ WORDS = {  # by pydantic's type of a problem, whose context fills the braces
     "union_tag_invalid": "{discriminator} must be one of {expected_tags}, got '{tag}'",
     "union_tag_not_found": "{discriminator} is missing",
 }
-OWN_WORDS = "Value error, "  # before what a validator of ours says
+OWN_WORDS = "Value error, "  # pydantic's prefix of the messages of our validators
 NAME = re.compile(r"\w[\w.-]*")
-TYPES = frozenset(("str", "int", "float", "bool"))  # that stand among names for the members of a union
+TYPES = frozenset(("str", "int", "float", "bool"))  # pydantic puts the members of a union among the names
 
 
 def place_of(parts: Sequence[int | str]) -> str:
-    """Where a problem is: names and numbers, without the library's own."""
+    """The place of a problem: names and indexes, without the library's own parts."""
     return ".".join(
         str(part) for part in parts if isinstance(part, int) or (NAME.fullmatch(part) and part not in TYPES)
     )

@@ -1,4 +1,4 @@
-"""What a request says of tools: functions that the model may ask its client to call."""
+"""The tools of a request: functions that the model may ask its client to call."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from llmserve.frontends.text.requests.validation import Strict
 from llmserve.stages.tool_formats.tool_format import Tool
 
 MAX_TOOLS = 128
-MAX_SCHEMA_BYTES = 256 * 1024  # of all tools, as JSON: they are looked through on the event loop
-MAX_DEPTH = 64  # of schemas in schemas
+MAX_SCHEMA_BYTES = 256 * 1024  # of all tools, as JSON: they are checked on the event loop
+MAX_DEPTH = 64  # of nested schemas
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 SCHEMA_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
@@ -33,7 +33,7 @@ class Function(Strict):
     strict: bool | None = Field(None, description="The arguments always match the schema.")
 
     def document(self) -> dict[str, Json]:
-        """For the chat template."""
+        """The function's description for the chat template."""
         described = {} if self.description is None else {"description": self.description}
         return {"type": "function", "function": {"name": self.name, **described, "parameters": self.schema_()}}
 
@@ -72,23 +72,23 @@ ToolChoice: TypeAlias = Mode | Annotated[NamedTool | AllowedChoice, Field(discri
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which tools the model may call, and whether it has to."""
+    """Which tools the model may call, and whether it must call one."""
 
     mode: Mode = "auto"
     names: Sequence[str] | None = None  # None: all
-    is_one: bool = False  # the one that has to be called
+    is_one: bool = False  # exactly one call of the named tool
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    functions: Sequence[Function] = ()  # that may be called
-    given: Sequence[Function] = ()  # that the model is told of
+    functions: Sequence[Function] = ()  # functions that may be called
+    given: Sequence[Function] = ()  # functions that the model sees
     must_call: bool = False
-    several: bool = True  # calls in one answer
+    several: bool = True  # whether an answer may have several calls
 
     @property
     def is_enforced(self) -> bool:
-        """Whether a guide has to see to it. Else calls are only looked for."""
+        """Whether a guide must enforce these rules. Otherwise calls are only detected in answers."""
         return bool(self.functions) and (
             self.must_call or not self.several or any(each.strict for each in self.functions)
             or len(self.functions) < len(self.given)
@@ -102,7 +102,7 @@ class ToolUse:
 
 
 def chosen(choice: ToolChoice | None) -> Choice:
-    """Of OpenAI's chat completions."""
+    """The choice in a request to OpenAI's chat completions."""
     if choice is None or isinstance(choice, str):
         return Choice(choice or "auto")
     if isinstance(choice, NamedTool):
@@ -112,7 +112,7 @@ def chosen(choice: ToolChoice | None) -> Choice:
 
 
 def tool_use(functions: Sequence[Function], choice: Choice, *, several: bool | None) -> ToolUse:
-    """Raises `Refused` with all that is wrong. Tools that are not to be called are not passed to the model."""
+    """Raises `Refused` with all problems. If the mode is none, no tools are passed to the model."""
     if (size := len(json.dumps([each.parameters for each in functions]))) > MAX_SCHEMA_BYTES:
         raise Refused(f"tools: their parameters have {size} bytes of JSON; the maximum is {MAX_SCHEMA_BYTES}", "tools")
     names = [each.name for each in functions]
@@ -136,7 +136,7 @@ def tool_use(functions: Sequence[Function], choice: Choice, *, several: bool | N
 
 
 def _problems(schema: Mapping[str, Any]) -> list[str]:
-    """Why it is no schema of an object. What guides cannot follow is refused where they are made."""
+    """The reasons why this is not the schema of an object. Guides refuse what they do not support when made."""
     if schema.get("type", "object") != "object":
         return ['must have the type "object"']
     try:

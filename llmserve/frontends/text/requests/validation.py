@@ -1,8 +1,8 @@
-"""Bodies to pydantic models: every problem at once, in the protocol's words.
+"""Parses bodies to pydantic models, and reports all problems at once, in the protocol's words.
 
-FastAPI makes the schema of these routes from the endpoints' signatures. The bodies are read here: within the server's
-limits, off the event loop when they are large. A client chooses how many problems its body has, and each costs far more
-than the bytes that cause it: a list stops at its first one, and documents of very many values are not read at all.
+FastAPI derives the schema of these routes from the endpoints' signatures. Bodies are read here: within the server's
+limits, and off the event loop if they are large. A client decides how many problems its body has, and each costs far
+more than its bytes. So a list stops at its first problem, and documents with very many values are refused before.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from llmserve.frontends.text.requests.problem_words import place_of, problem_of
 from llmserve.stages.json_values import MAX_VALUES, may_have_many, num_values
 from llmserve.wire.http1 import request as wire
 
-MOST_PROBLEMS = 10  # that are told
-MOST_UNKNOWN = 16  # fields of an object that are told by name
-MOST_SHOWN = 50  # characters of such a name
-HINTS = ("cache_control",)  # that clients put on any part of a request: prefixes are found without them
-EXPANSION = 32  # bytes that a document may take for each of its text: as Python's objects, then as models
-TEXT_EXPANSION, VALUE_BYTES = 8, 256  # of a larger one, for each byte and for each value
-BODY = "body"  # what endpoints call theirs
+MOST_PROBLEMS = 10  # in one message
+MOST_UNKNOWN = 16  # unknown fields of an object that are reported by name
+MOST_SHOWN = 50  # characters of an unknown field's name
+HINTS = ("cache_control",)  # clients add them to any part of a request; the prefix cache does not need them
+EXPANSION = 32  # most memory for each byte of a document: as Python objects, then as models
+TEXT_EXPANSION, VALUE_BYTES = 8, 256  # memory for each byte and each value of a larger document
+BODY = "body"  # name of the endpoints' parameter
 Body = TypeVar("Body", bound=BaseModel)
 
 
 def _stop_at_first_problem(schema: Any) -> None:
-    """Of every list in a schema, as `pydantic.FailFast` does for one."""
+    """Make every list in a schema stop at its first problem, as `pydantic.FailFast` does for one list."""
     if isinstance(schema, list):
         for each in schema:
             _stop_at_first_problem(each)
@@ -63,7 +63,7 @@ def _stop_at_first_problem(schema: Any) -> None:
 
 
 class Strict(BaseModel):
-    """Nothing is converted. An unknown field is noted and left out, or a problem: see `notes`."""
+    """A model without type conversion. An unknown field is noted and removed, or is a problem: see `notes`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -97,7 +97,7 @@ def _near(name: str, known: Collection[str]) -> str:
 
 
 def refused(reason: str, *harmless: Any) -> AfterValidator:
-    """Of a field that is known and not honoured: null is taken, and the values that ask for nothing."""
+    """Validates a known field that is not supported: only null and the `harmless` values are accepted."""
 
     def check(value: Any) -> Any:
         if value is not None and value not in harmless:
@@ -108,7 +108,7 @@ def refused(reason: str, *harmless: Any) -> AfterValidator:
 
 
 def ignored(reason: str, *harmless: Any) -> AfterValidator:
-    """Of a field that is known, and without effect on the answer: noted, unless it asks for nothing."""
+    """Validates a known field without effect on the answer: noted, unless it is null or one of `harmless`."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if value is not None and value not in harmless and not note(f"{info.field_name}: {reason}"):
@@ -119,9 +119,9 @@ def ignored(reason: str, *harmless: Any) -> AfterValidator:
 
 
 def at_most(count: int) -> BeforeValidator:
-    """Of a list, or an object with names of the client's choice: said before anything in it can be a problem.
+    """Limits a list, or an object with names of the client's choice, before its entries are validated.
 
-    Not in the schema of the routes, from which tests of clients make as long lists as there may be.
+    The limit is not in the routes' schema, because clients' tests would generate lists of that length from it.
     """
 
     def check(value: Any) -> Any:
@@ -138,7 +138,7 @@ def wire_request(request: Request) -> wire.Request:
 
 
 def given_tenant(request: Request) -> Tenant | None:
-    """Of a request that the server asks itself."""
+    """The tenant of a request that the server sends to itself; None for other requests."""
     found: Tenant | None = request.scope["extensions"][asgi.REQUEST]["tenant"]
     return found
 
@@ -159,7 +159,7 @@ class BodyRoute(APIRoute):
                     answer: Response = await endpoint(**request.path_params, **asked)
                 else:
                     answer = await endpoint(await _validated(request, model), request)
-            except Exception as error:  # border: whatever it is, the client is told in its protocol
+            except Exception as error:  # border: the client gets any error in its protocol
                 return error_response(request.url.path, failure_of(error))
             return answer
 
@@ -167,7 +167,7 @@ class BodyRoute(APIRoute):
 
 
 async def _validated(request: Request, model: type[Body]) -> Body:
-    """Raises `LlmserveError`."""
+    """The validated body. Raises `LlmserveError`."""
     raw = await request.body()
     asked = wire_request(request)
     is_counted = may_have_many(len(raw))
@@ -189,7 +189,7 @@ def _document(raw: bytes) -> Json:
         text = raw.decode()
         document = json.loads(text, parse_constant=_no_number, parse_float=_finite)
         if "\\u" in text:
-            ENCODER.encode(document).encode()  # half a character has no UTF-8 form
+            ENCODER.encode(document).encode()  # raises for unpaired surrogates, which have no UTF-8 form
     except RecursionError:
         raise InvalidArgument("the request body is nested too deeply") from None
     except ValueError as error:
@@ -200,7 +200,7 @@ def _document(raw: bytes) -> Json:
 
 
 def _num_values(raw: bytes) -> int:
-    """Raises `InvalidArgument` for too many."""
+    """The number of JSON values in a body. Raises `InvalidArgument` for too many."""
     if (count := num_values(raw)) > MAX_VALUES:
         raise InvalidArgument(
             f"the request body has {count} JSON values, more than {MAX_VALUES}: send less at once, or long lists of "
@@ -210,7 +210,7 @@ def _num_values(raw: bytes) -> int:
 
 
 def _finite(text: str) -> float:
-    """As a value of any JSON it would be a problem each time."""
+    """Parse a number. Infinity is refused here, because models would report every occurrence of it."""
     if not math.isfinite(number := float(text)):
         raise ValueError(f"{text[:20]} is too large for a number")
     return number
