@@ -92,7 +92,7 @@ class LargeRequest:
 
 
 def parse_large(data: Message, share: Share) -> LargeRequest:
-    """Raises `DecodeError` for an invalid message, and `RequestTooLarge`."""
+    """The request in a message. Raises `DecodeError` if it is invalid, and `RequestTooLarge`."""
     budget = _Budget(share)
     inputs: list[LargeInput] = []
     raw: list[memoryview] = []

@@ -105,7 +105,7 @@ def _field_head(number: int, size: int) -> bytes:
 def stream_message(
     response: InferResponse, *, decoupled: bool, elsewhere: Container[str] = ()
 ) -> service_pb2.ModelStreamInferResponse:
-    """One message of `ModelStreamInfer` for one response of the core, an error included."""
+    """The message of `ModelStreamInfer` for one response of the core, which may be an error."""
     message = service_pb2.ModelStreamInferResponse()
     if response.error is not None:
         message.error_message = str(response.error)

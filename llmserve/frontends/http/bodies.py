@@ -116,7 +116,7 @@ def off_loop(request: Request, work: Callable[[], Result], *, size: int) -> Awai
 async def compress_for(
     request: Request, parts: Sequence[bytes | memoryview], *, size: int
 ) -> tuple[Sequence[bytes | memoryview], dict[str, str]]:
-    """A body of `size` bytes in the encoding that the client prefers, and the header that says so."""
+    """A body of `size` bytes in the encoding that the client prefers, and its Content-Encoding header."""
     accepted = request.header(b"accept-encoding")
     encoding = preferred_encoding(accepted) if accepted and size >= MIN_COMPRESSED_BYTES else None
     if encoding is None:

@@ -49,7 +49,7 @@ def sort_parameters(
 ) -> RequestParameters:
     """Check the types of the parameters that the server reads, and separate them from the others.
 
-    Every `triton_` name in `values` is an error, whose text ends with `allowed`, a list of the allowed names.
+    Every `triton_` name in `values` is an error. Its text ends with `allowed`, a sentence on allowed names.
     """
     if len(values) > MAX_PARAMETERS:
         raise InvalidArgument(f"the request has {len(values)} parameters, more than {MAX_PARAMETERS}")

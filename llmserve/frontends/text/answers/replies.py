@@ -116,7 +116,7 @@ class Chunks:
 
     head: Mapping[str, Json]
     wants_usage: bool
-    total: Usage | None = field(default_factory=Usage)  # None: the ensemble does not count
+    total: Usage | None = field(default_factory=Usage)  # None: the ensemble does not count tokens
     running: Usage | None = None  # so far, if every chunk reports it
     metrics: Json = None  # of the latest choice, reported with the usage
 

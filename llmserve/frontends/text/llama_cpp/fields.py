@@ -38,7 +38,7 @@ class NativeRequest(Sampled):
     n_probs: Annotated[int, Field(ge=0, le=MAX_TOP)] = Field(0, description="Alternatives per token.")
     repeat_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = Field(None, description="As repetition_penalty.")
     seed: Seed = Field(None, description="The same seed returns the same answer.")
-    logit_bias: Annotated[Any, BeforeValidator(lambda value: value)] = None  # see `biases`
+    logit_bias: Annotated[Any, BeforeValidator(lambda value: value)] = None  # see `_has_biases`
     return_tokens: bool | None = Field(None, description="Return the answer's token ids.")
     response_fields: Annotated[list[str], at_most(64)] | None = Field(None, description="Fields to return.")
     post_sampling_probs: Annotated[Any, refused("only log probs before sampling are supported", False)] = None

@@ -99,7 +99,7 @@ class Ensemble:
 
 
 def tensor_of(name: str, datatype: str, values: Sequence[Any], shape: tuple[int, ...]) -> Tensor:
-    """Raises `Refused` for a number that the type cannot hold."""
+    """A tensor of `values`. Raises `Refused` for a number that the type cannot hold."""
     if datatype == "BYTES":
         data = np.empty(len(values), np.object_)
         data[:] = [text.encode() for text in values]

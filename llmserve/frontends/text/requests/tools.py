@@ -136,7 +136,7 @@ def tool_use(functions: Sequence[Function], choice: Choice, *, several: bool | N
 
 
 def _problems(schema: Mapping[str, Any]) -> list[str]:
-    """The reasons why this is not the schema of an object. Guides refuse what they do not support when made."""
+    """The reasons why this is not the schema of an object. Schemas that guides do not support are refused later."""
     if schema.get("type", "object") != "object":
         return ['must have the type "object"']
     try:

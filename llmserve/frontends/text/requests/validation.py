@@ -2,7 +2,7 @@
 
 FastAPI derives the schema of these routes from the endpoints' signatures. Bodies are read here: within the server's
 limits, and off the event loop if they are large. A client decides how many problems its body has, and each costs far
-more than its bytes. So a list stops at its first problem, and documents with very many values are refused before.
+more than its bytes. So a list stops at its first problem, and a document with very many values is not parsed.
 """
 
 from __future__ import annotations
