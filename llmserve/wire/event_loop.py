@@ -1,4 +1,4 @@
-"""What is too much work for the event loop."""
+"""Keeps long work off the event loop."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from llmserve.wire.request_memory import RequestMemory, Share
 
-INLINE_BYTES = 64 * 1024  # of input that is decoded on the event loop: a few milliseconds at most
+INLINE_BYTES = 64 * 1024  # input up to this size is decoded on the event loop: a few milliseconds at most
 Result = TypeVar("Result")
 
 
 class TooMuchForLoop(Exception):
-    """Raised where it turns out, and nothing has been done yet: do it again in a thread."""
+    """The work is too long for the event loop, and nothing has been done yet: repeat it in a thread."""
 
 
 def leave_loop(*, when: bool) -> None:
@@ -27,7 +27,7 @@ def leave_loop(*, when: bool) -> None:
 
 
 async def beside_loop(work: Callable[[], Result], *, size: int, memory: RequestMemory, share: Share) -> Result:
-    """Do `work` on about `size` bytes: here when they are few, and it does not find that there is more to do."""
+    """Do `work` on about `size` bytes: here if they are few and it raises no `TooMuchForLoop`, else in a thread."""
     if size <= INLINE_BYTES:
         try:
             return work()

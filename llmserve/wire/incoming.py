@@ -1,9 +1,9 @@
-"""What has come from one client and is not understood yet.
+"""Received bytes of one client that are not parsed yet.
 
-A read brings up to 256 KiB, and there may be many of them in one turn of the event loop. Some bytes cost far more to
-understand than to send: requests ahead of their answers, chunks and frames with next to nothing in them. And there may
-be many clients. So bytes are parsed a slice at a time, those of a connection for a moment and those of all connections
-for a few: then it is everybody else's turn.
+A read returns up to 256 KiB, and there may be many reads in one turn of the event loop. Some bytes cost far more to
+parse than to send: requests sent ahead of their answers, chunks and frames with almost no data. And there may be many
+clients. So bytes are parsed in slices, with a time limit per turn for each connection, and one for all connections
+together (`turns.py`). Then other work runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TURN_S = 0.001  # of parsing, for one connection in one turn of the loop
 
 class Incoming:
     def __init__(self, parse: Callable[[bytes | memoryview], None]) -> None:
-        """`parse` takes what comes, in order; it may call `hold` and `drop`."""
+        """`parse` is called with the bytes in order; it may call `hold` and `drop`."""
         self.transport: asyncio.Transport | None = None
         self._parse = parse
         self._turns = Turns.here()
@@ -29,7 +29,7 @@ class Incoming:
         self._is_held = False
         self._is_reading = True
         self._is_due = False
-        self._turn = 0  # that it has last parsed in
+        self._turn = 0  # the turn in which it last parsed
         self._spent_s = 0.0  # in that turn
 
     def take(self, data: bytes) -> None:
@@ -43,7 +43,7 @@ class Incoming:
             self._work()
 
     def hold(self) -> None:
-        """Parse no more, and read no more, until `release`. What has been read waits."""
+        """Stop parsing and reading until `release`. Bytes already read wait."""
         self._is_held = True
         self._read(False)
 
@@ -54,12 +54,12 @@ class Incoming:
             self._read(not self._waiting)
 
     def go_on(self) -> None:
-        """In a turn that it has waited for."""
+        """Continue in a turn that it has waited for."""
         self._is_due = False
         self._work()
 
     def drop(self) -> None:
-        """Whatever waits is of no use. Reading goes on, for whoever sends must get to our last words."""
+        """Discard waiting bytes. Reading continues: a client that still sends must get to read our last bytes."""
         self._waiting.clear()
         self._read(True)
         self.transport = None

@@ -1,4 +1,4 @@
-"""Inflating what a client has compressed, a piece at a time: no call takes long, and whoever asks can stop."""
+"""Inflates compressed data a piece at a time, so that no call takes long and the caller can stop."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from llmserve.wire.pieces import in_pieces
 
-PIECE_BYTES = 256 * 1024  # that go in, and come out, in one call
+PIECE_BYTES = 256 * 1024  # the most input, and the most output, of one call
 
 
 def inflated(inflater: zlib._Decompress, data: bytes | memoryview) -> Iterator[bytes]:
-    """What `data` is. Of what follows the end of the compressed data, only the beginning is read, to `unused_data`.
+    """Inflate `data`. Of the bytes after the end of the compressed data, only the first are read, into `unused_data`.
 
-    All of it would be kept, and copied again for each piece. Raises `zlib.error`.
+    Otherwise zlib would keep all of them, and copy them again for each piece. Raises `zlib.error`.
     """
     for piece in in_pieces(data, PIECE_BYTES):
         rest, is_full = piece, True

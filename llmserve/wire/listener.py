@@ -1,4 +1,4 @@
-"""Listening sockets, and the end of what came through them."""
+"""Listening sockets, and the end of their connections."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Generic, Protocol, TypeVar
 from llmserve.errors import Unavailable
 
 BACKLOG = 2048
-CLOSE_TIMEOUT_S = 2  # for connections that are still writing when the server has to go
+CLOSE_TIMEOUT_S = 2  # for connections that are still writing when the server stops
 
 
 class OpenConnection(Protocol):
     closed: asyncio.Event
 
     def leave(self) -> None:
-        """Take on nothing new."""
+        """Accept no new requests."""
         ...
 
     def abort(self) -> None:
-        """End what still runs."""
+        """End running requests and close."""
         ...
 
 
@@ -34,10 +34,10 @@ ConnectionT = TypeVar("ConnectionT", bound=OpenConnection)
 class ListeningServer(Generic[ConnectionT]):
     port: int
     _server: asyncio.Server
-    _connections: set[ConnectionT]  # those that close leave it
+    _connections: set[ConnectionT]  # the open ones
 
     async def stop(self) -> None:
-        """Close the port, give what runs `CLOSE_TIMEOUT_S`, then end it."""
+        """Close the port, wait up to `CLOSE_TIMEOUT_S` for running requests, then end them."""
         self._server.close()
         for connection in list(self._connections):
             connection.leave()
@@ -49,14 +49,14 @@ class ListeningServer(Generic[ConnectionT]):
 
 
 def url_host(host: str) -> str:
-    """`host` as it stands before `:port`."""
+    """`host` as written before `:port` in a URL."""
     return f"[{host}]" if ":" in host else host
 
 
 def claim_port(host: str, port: int, flag: str, *, shared: bool = False) -> socket.socket:
-    """A listening socket; `Unavailable`, naming the port and its flag, when that cannot be had.
+    """A listening socket. Raises `Unavailable`, naming the port and its flag, if it cannot be opened.
 
-    `shared`: other processes of this user may listen there, too; the kernel gives each connection to one of them.
+    `shared`: other processes of this user may listen on the port, too; the kernel gives each connection to one of them.
     """
     listener = hold_port(host, port, flag, shared=shared)
     try:
@@ -68,11 +68,11 @@ def claim_port(host: str, port: int, flag: str, *, shared: bool = False) -> sock
 
 
 def hold_port(host: str, port: int, flag: str, *, shared: bool = False) -> socket.socket:
-    """As `claim_port`, without listening: no connection comes here."""
+    """Like `claim_port`, but without listening, so it gets no connections."""
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
-        # with its protocol named, else asyncio leaves Nagle's algorithm on and every answer may wait 40 ms
+        # with an explicit protocol, else asyncio leaves Nagle's algorithm on and every answer may wait 40 ms
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise _unavailable(host, port, flag, error) from error
@@ -100,7 +100,7 @@ def _unavailable(host: str, port: int, flag: str, error: OSError) -> Unavailable
 
 
 def _notice_dead_peers(listener: socket.socket) -> None:
-    """Connections whose other end has vanished without a word are closed in about two minutes, not in hours."""
+    """Close connections whose peer has vanished silently after about two minutes, not hours."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # accepted sockets inherit it
     if hasattr(socket, "TCP_KEEPIDLE"):
         for option, value in ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4)):

@@ -1,7 +1,7 @@
-"""Bytes that come in many pieces, and become one only when all are there.
+"""Bytes that arrive in many pieces, and are joined only when all have arrived.
 
-A buffer that grows is copied again and again, and each of those copies is one call that holds the interpreter lock. So
-they are kept in blocks, straight from the operating system: what is freed is free for everybody at once, while the
+A growing buffer is copied again and again, and each copy is one call that holds the GIL. So the bytes are kept in
+blocks that the operating system allocates. Freed blocks are available to all processes at once, while Python's
 allocator would keep as much again.
 """
 
@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 
-CRUMB_BYTES = 64 * 1024  # that are kept without a block
+CRUMB_BYTES = 64 * 1024  # this many bytes are kept without a block
 BLOCK_BYTES = 1024 * 1024
-BLOCKS_AT_ONCE = 32  # are given back: each takes the system about 0.08 ms
+BLOCKS_AT_ONCE = 32  # freed at once: each takes the system about 0.08 ms
 
 
 def in_pieces(data: bytes | memoryview, size: int = BLOCK_BYTES) -> Iterator[bytes | memoryview]:
@@ -24,7 +24,7 @@ def in_pieces(data: bytes | memoryview, size: int = BLOCK_BYTES) -> Iterator[byt
 
 
 def copied(data: bytes | memoryview) -> bytes:
-    """`bytes(data)`, which would hold the interpreter lock all the time; joining much does not."""
+    """`bytes(data)`, but without holding the GIL all the time: joining large parts releases it."""
     return bytes(data) if len(data) <= BLOCK_BYTES else b"".join(map(bytes, in_pieces(data)))
 
 
@@ -34,16 +34,16 @@ class Pieces:
     def __init__(self) -> None:
         self.num_bytes = 0
         self._blocks: deque[memoryview] = deque()
-        self._at = BLOCK_BYTES  # where the last block goes on
-        self._crumbs = bytearray()  # behind the blocks
+        self._at = BLOCK_BYTES  # where the free space of the last block begins
+        self._crumbs = bytearray()  # the bytes after the blocks
 
     def __len__(self) -> int:
         return self.num_bytes
 
     def __del__(self) -> None:
-        """Of a message that nobody took. Other work of the event loop comes between its blocks."""
+        """Free the blocks of a message that nobody took; other work of the event loop runs in between."""
         if len(self._blocks) > BLOCKS_AT_ONCE:
-            with suppress(RuntimeError):  # no event loop runs here, which would stand still
+            with suppress(RuntimeError):  # no event loop runs here that would be blocked
                 loop = asyncio.get_running_loop()
                 loop.call_soon(_give_back, self._blocks, loop)
 
@@ -57,11 +57,11 @@ class Pieces:
         self._append(data)
 
     def small(self) -> bytes:
-        """All of it, in one call."""
+        """All bytes, in one call; for small messages."""
         return self._joined().tobytes()
 
     def taken(self) -> memoryview:
-        """All of it, which is not here any more. For much of it to be called in a thread."""
+        """Returns and removes all bytes. Call it in a thread if there are many."""
         return self._joined().toreadonly()
 
     def _joined(self) -> memoryview:

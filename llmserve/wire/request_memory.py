@@ -1,8 +1,8 @@
-"""How much memory requests under way take, and may: one count for all ports of a server.
+"""Counts and limits the memory of running requests: one count for all ports of a server.
 
-Each request has a share. Whoever reads, inflates or decodes grows it before the memory is there; its connection
-releases it when the request is over, in whatever way. Work in a thread goes on when its request has ended, so it keeps
-the share until it is done.
+Each request has a share. Code that reads, inflates or decodes grows it before it allocates memory. The connection
+releases it when the request ends, however it ends. Work in a thread may outlast its request, so it holds the share
+until it is done.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import TypeVar
 from llmserve.errors import InvalidArgument, ResourceExhausted
 
 UNLIMITED_BYTES = 2**62
-# While something is decoded, a thread that computes gives way to the event loop after this, not 5 ms: the loop asks
-# anew for each connection. All the time, it would cost small requests a tenth: models' threads switch more often, too.
+# While a request is decoded, threads yield the GIL to the event loop after this time instead of 5 ms: the loop waits
+# for it once per connection. Set always, it would slow small requests by a tenth: models' threads switch more, too.
 SWITCH_INTERVAL_S = 0.0002
 USUAL_INTERVAL_S = sys.getswitchinterval()
-UNREAD_TIMEOUT_S = 300.0  # in which a client has to take something of an answer that waits for it, and has its share
-MOST_OF_QUICK_BYTES = 1024 * 1024  # of a request that does not wait behind larger ones
+UNREAD_TIMEOUT_S = 300.0  # in which a client must read part of a waiting answer, which holds its share
+MOST_OF_QUICK_BYTES = 1024 * 1024  # a request up to this size does not wait behind larger ones
 Result = TypeVar("Result")
 
 
 class RequestTooLarge(ResourceExhausted):
-    """It asks for more than any one request may take: it will never be served."""
+    """The request needs more memory than one request may use, so it will never be served."""
 
 
 class Share:
-    """What one request takes. From any thread."""
+    """The memory of one request. Thread-safe."""
 
     __slots__ = ("_memory", "_num_holders", "num_bytes")
 
@@ -42,7 +42,7 @@ class Share:
         self._num_holders = 1
 
     def grow(self, size: int) -> None:
-        """Raises `RequestTooLarge`, or `ResourceExhausted` when all requests together take too much."""
+        """Add bytes. Raises `RequestTooLarge`, or `ResourceExhausted` if all requests together use too much."""
         memory = self._memory
         with memory.lock:
             own, taken = self.num_bytes + size, memory.taken_bytes + size
@@ -59,19 +59,19 @@ class Share:
             self.num_bytes, memory.taken_bytes = own, taken
 
     def shrink(self, size: int) -> None:
-        """`size` bytes are no more."""
+        """Subtract `size` bytes that were freed."""
         with self._memory.lock:
             self._memory.taken_bytes -= size
             self.num_bytes -= size
 
     def split(self, size: int) -> Share:
-        """A share of its own for `size` bytes of this one."""
+        """Move `size` bytes of this share to a new one."""
         with self._memory.lock:
             self.num_bytes -= size
         return Share(self._memory, size)
 
     def hold(self) -> None:
-        """It ends with one more `release`."""
+        """Add a holder: the share then ends after one more `release`."""
         with self._memory.lock:
             self._num_holders += 1
 
@@ -92,9 +92,9 @@ class RequestMemory:
         self.limit_bytes = limit_bytes
         self.each_bytes = each_bytes
         self.taken_bytes = 0
-        self.lock = threading.Lock()  # of every share's count, and of how many work
+        self.lock = threading.Lock()  # guards the counts of all shares, and `_num_working`
         self._num_working = 0
-        # Decoding holds the interpreter lock: more threads would not be faster, and leave less of it to the event loop.
+        # Decoding holds the GIL: more threads would not be faster, and would leave less of it to the event loop.
         self._quick = ThreadPoolExecutor(1, thread_name_prefix="decode")
         self._slow = ThreadPoolExecutor(1, thread_name_prefix="decode-large")
 
@@ -102,10 +102,10 @@ class RequestMemory:
         return Share(self)
 
     async def work(self, work: Callable[[], Result], share: Share) -> Result:
-        """Do `work` in a thread, and keep `share` until it is done, even when nobody waits any more.
+        """Do `work` in a thread, and hold `share` until it is done, even if nobody waits for it any more.
 
-        What it returns or raises is in nobody's memory but its caller's: `asyncio.wrap_future` makes cycles, which
-        keep large results until the garbage collector comes by.
+        Only the caller keeps a reference to its result or error. `asyncio.wrap_future` would create cycles, which keep
+        large results alive until the garbage collector runs.
         """
         outcome: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         share.hold()
@@ -119,7 +119,7 @@ class RequestMemory:
             running.cancel()  # unless it has begun
             raise
         finally:
-            del outcome  # which has the error, whose traceback would have it
+            del outcome  # it refers to the error, whose traceback would refer to it
 
     def _end(self, share: Share) -> None:
         self._add_working(-1)
@@ -136,7 +136,7 @@ class RequestMemory:
 
 
 def _run(due: list[tuple[Callable[[], Result], asyncio.Future[Result]]]) -> None:
-    """The one piece of work that is `due`; a list, so that whoever called this does not have it any more."""
+    """Run the one item of `due`, which is a list so that the caller keeps no reference to the item."""
     work, outcome = due.pop()
     loop = outcome.get_loop()
     try:
@@ -162,9 +162,9 @@ def _fail(outcome: asyncio.Future[Result], error: BaseException) -> None:
 
 
 def _let_go(error: BaseException) -> None:
-    """Of what the frames of an error and of its causes hold."""
+    """Clear the frames of an error and of its causes, so that they keep no large values alive."""
     if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next  # without ours, which is not over
+        error.__traceback__ = error.__traceback__.tb_next  # without this frame, which still runs
     failure: BaseException | None = error
     while failure is not None:
         traceback.clear_frames(failure.__traceback__)

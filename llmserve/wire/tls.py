@@ -1,6 +1,6 @@
-"""Certificates for a listening socket, read and checked at start: TLS 1.2 and later, the protocol agreed on by ALPN.
+"""Certificates for a listening socket, read and checked at start. TLS 1.2 and later; ALPN selects the protocol.
 
-`--grpc-use-ssl` and `--http-use-ssl` show clients the server's certificate; `-mutual` asks for theirs, too.
+With `--grpc-use-ssl` or `--http-use-ssl` the server presents its certificate; `-mutual` also requires the client's.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import NoReturn
 
 from llmserve.errors import InvalidArgument, raise_problems
 
-CERTIFICATE, KEY = "CERTIFICATE", "PRIVATE KEY"  # what stands on the first line of PEM
-PROTOCOLS = {"grpc": "h2", "http": "http/1.1"}  # by ALPN
+CERTIFICATE, KEY = "CERTIFICATE", "PRIVATE KEY"  # in the first line of a PEM file
+PROTOCOLS = {"grpc": "h2", "http": "http/1.1"}  # their ALPN names
 HANDSHAKE_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files, by tritonserver's flags; "": not given. `root` signs the clients' certificates."""
+    """PEM files given by tritonserver's flags; "": not given. `root` signs the clients' certificates."""
 
     certificate: str
     key: str
     root: str
     mutual: bool
-    port: str = "grpc"  # whose flags these are
+    port: str = "grpc"  # the port that the flags are for
 
     @property
     def flag(self) -> str:
@@ -42,7 +42,7 @@ class TlsFiles:
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Raises `InvalidArgument` with everything that is wrong with the files."""
+    """The TLS context of a server. Raises `InvalidArgument` with the problems of the files."""
     raise_problems(InvalidArgument, f"{files.flag}: TLS is not configured correctly", files.problems())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -1,7 +1,7 @@
-"""What all connections together may do in one turn of the event loop.
+"""Limits the work that all connections together do in one turn of the event loop.
 
-They parse for a few milliseconds, and start and end a number of tasks, which run in the next turn. Whatever is more
-than that waits for a later turn, connection by connection.
+They may parse for a few milliseconds, and start and end a number of tasks, which run in the next turn. Other work
+waits for a later turn, connection by connection.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ EACH_BEGUN = 16  # for one connection that has waited
 
 class Due(Protocol):
     def go_on(self) -> None:
-        """In a turn that it has waited for."""
+        """Continue in a turn that it has waited for."""
         ...
 
 
 class Turns:
-    """Of one event loop: who has more to do, and what all have done in this turn."""
+    """The turns of one event loop: connections that wait for one, and the work done in the current turn."""
 
     _of_loops: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Turns]] = WeakKeyDictionary()
 
@@ -32,8 +32,8 @@ class Turns:
         self.number = 0
         self._spent_s = 0.0
         self._num_begun = 0
-        self._due: deque[Due] = deque()  # who waited longest comes first
-        self._is_counting = False  # the end of this turn will be noticed
+        self._due: deque[Due] = deque()  # the longest waiting comes first
+        self._is_counting = False  # `_next` is scheduled
 
     @classmethod
     def here(cls) -> Turns:
@@ -48,7 +48,7 @@ class Turns:
         self._count()
 
     def begin(self) -> None:
-        """A task will run because of it."""
+        """Count a task that is started or ended."""
         self._num_begun += 1
         self._count()
 
@@ -74,10 +74,10 @@ class Turns:
 
 
 class Pace:
-    """What one connection does to tasks: at once while a turn has room, else later and in order."""
+    """Starts and ends the tasks of one connection: at once while the turn has room, else later, in order."""
 
     def __init__(self, hold: Callable[[], None], release: Callable[[], None]) -> None:
-        """While something waits the connection is held, so that it brings no more."""
+        """While an action waits, the connection is held, so that it adds no more."""
         self._hold = hold
         self._release = release
         self._turns = Turns.here()

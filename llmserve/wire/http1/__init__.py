@@ -1,13 +1,13 @@
-"""HTTP/1.1 on the event loop, as much of it as the front ends need: `serve` and what its handlers see.
+"""HTTP/1.1 on the event loop, limited to what the front ends need: `serve`, and the interface for its handlers.
 
-httptools parses; here is what a server decides itself. General servers and frameworks cost several times what a small
-inference does.
+httptools parses; this package does the rest. General servers and frameworks cost several times as much as a small
+inference.
 
-connection  one connection, from its start to its end, and what goes out on it
+connection  one connection, from its start to its end, and its outgoing data
 parser      bytes to requests
 pipelining  requests in their order
-deadlines   how long headers and silence may last
-request     what a client asks
-answers     what it is told, whole or piece by piece
+deadlines   time limits for headers, unread answers and idle connections
+request     one request
+answers     its answer, sent whole or piece by piece
 server      the listening socket
 """

@@ -1,4 +1,4 @@
-"""What a client is told: an answer that is whole, or one that comes piece by piece."""
+"""Answers to requests, sent whole or piece by piece."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from llmserve.wire.http1.request import Request
 from llmserve.wire.pieces import in_pieces
 
 NOT_MODIFIED = HTTPStatus.NOT_MODIFIED.value
-JOINED_BYTES = 64 * 1024  # a larger body is not copied behind its head
+JOINED_BYTES = 64 * 1024  # a larger body is written separately, without copying it
 Body: TypeAlias = bytes | memoryview
-PHRASES = {HTTPStatus.METHOD_NOT_ALLOWED: "Not Allowed"}  # in Triton's words; the others are the usual ones
+PHRASES = {HTTPStatus.METHOD_NOT_ALLOWED: "Not Allowed"}  # as in Triton; the others are standard
 STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {PHRASES.get(status, status.phrase)}\r\n" for status in HTTPStatus
 }
 
 
 class Wire(Protocol):
-    """Where the bytes of an answer go."""
+    """The connection to which an answer is written."""
 
     def write(self, data: Body) -> None:
-        """Send, without waiting; nothing happens when the client is gone."""
+        """Send without waiting; does nothing if the client is gone."""
         ...
 
     async def writable(self) -> None:
@@ -36,7 +36,7 @@ class Wire(Protocol):
 
 
 class Reply:
-    """The answer to one request, on its way. It is complete after `whole`, or after `begin`, pieces and `end`."""
+    """Sends the answer to one request. It is complete after `whole`, or after `begin`, pieces and `end`."""
 
     __slots__ = ("_chunks", "_head", "_wire", "has_begun", "is_complete", "request", "status")
 
@@ -47,19 +47,19 @@ class Reply:
         self.status = 0  # none yet
         self._wire = wire
         self._chunks = not request.is_http10
-        self._head = b""  # not sent yet: it goes with the first piece
+        self._head = b""  # not sent yet: it is sent with the first piece
 
     async def whole(
         self, status: int, headers: Mapping[str, str], content_type: str, body: bytes, more: Sequence[Body] = ()
     ) -> None:
-        """`more`: of a large body, behind it, not copied. Waits while the client does not read that."""
+        """`more`: further parts of a large body, not copied. Waits while the client does not read them."""
         await self._wire.writable()
         if headers.get("Connection") == "close":
             self.request.keeps_alive = False
         self.has_begun = self.is_complete = True
         length = (
             f"Content-Length: {sum(map(len, more), len(body))}\r\n" if status != NOT_MODIFIED else ""
-        )  # not its own
+        )  # in a 304, it would be the full answer's
         head = self._make_head(status, headers, content_type, length)
         if self.request.method == "HEAD":
             self._wire.write(head)
@@ -85,7 +85,7 @@ class Reply:
         self._head = self._make_head(status, headers, content_type, framing)
 
     async def piece(self, data: bytes) -> None:
-        """Waits while the client does not read."""
+        """Send a piece. Waits while the client does not read."""
         if self.request.method == "HEAD":
             return
         await self._wire.writable()
@@ -109,20 +109,20 @@ class Reply:
 
 
 class Answer(Protocol):
-    """What a handler returns."""
+    """An answer that a handler returns."""
 
     async def send(self, reply: Reply) -> None: ...
 
 
 @dataclass(slots=True)
 class WholeAnswer:
-    """`Final` fields: a `frozen` one takes several times as long to make."""
+    """An answer that is sent whole. Its fields are `Final`: creating a `frozen` class takes several times as long."""
 
     body: Final[bytes] = b""
     status: Final[int] = 200
     content_type: Final[str] = ""
     headers: Final[Mapping[str, str]] = field(default_factory=dict)
-    more: Final[Sequence[Body]] = ()  # of the body
+    more: Final[Sequence[Body]] = ()  # further parts of the body
 
     async def send(self, reply: Reply) -> None:
         await reply.whole(self.status, self.headers, self.content_type, self.body, self.more)
@@ -134,7 +134,7 @@ def date_line(now_s: int) -> str:
 
 
 def refusal(status: HTTPStatus, problem: str) -> bytes:
-    """The last words on a connection that cannot go on."""
+    """The error response that is sent before a connection is closed."""
     body = json.dumps({"error": problem}).encode()
     head = (
         f"{STATUS_LINES[status.value]}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"

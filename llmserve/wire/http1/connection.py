@@ -1,8 +1,8 @@
 """One connection: requests are answered one at a time, in their order.
 
-Bounded are the headers and trailers of a request, their size and the time that they may take, how long a connection may
-be idle, and how long it may keep the event loop busy at a time. Without that a client holds one for ever by never
-ending its headers, and fills the memory with endless ones. Bodies have their bounds where they are read.
+Limits apply to the size of a request's headers and trailers, to the time for headers, to idle time, and to the time
+that a connection keeps the event loop busy at once. Without them, a client could hold a connection for ever by never
+ending its headers, and fill the memory with endless ones. Bodies are limited where they are read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 class Connection(asyncio.Protocol):
     def __init__(self, handler: Handler, connections: set[Connection], memory: RequestMemory) -> None:
-        """`connections` holds this one for as long as it lives; `memory` is all requests'."""
+        """`connections` contains this one while it is open; `memory` is shared by all requests."""
         self.closed = asyncio.Event()
         self._handler = handler
         self._connections = connections
@@ -44,11 +44,11 @@ class Connection(asyncio.Protocol):
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._task: asyncio.Task[None] | None = None  # answers the running request
-        self._reply: Reply | None = None  # to it
+        self._reply: Reply | None = None  # its answer
         self._is_leaving = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]  # a TCP transport, whoever implements it
+        self._transport = transport  # type: ignore[assignment]  # a TCP transport, of any event loop
         self._incoming.transport = self._transport
         self._connections.add(self)
         self._deadlines.start()
@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
             self._requests.running.keeps_alive = False
 
     def abort(self) -> None:
-        """End what runs and close, whether the client reads or not."""
+        """End the running request and close, whether or not the client reads."""
         if self._task is not None:
             self._task.cancel()
         if self.is_serving and (self._reply is None or not self._reply.has_begun):
@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def close(self) -> None:
-        """Nothing more is read; what has been written is sent."""
+        """Send what was written, read nothing more, and close."""
         self._flush()
         self._incoming.drop()
         self._requests.forget_waiting()
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def refuse(self, status: HTTPStatus, problem: str) -> None:
-        """The end; said in words where the client does not take them for a part of another answer."""
+        """Close; send an error response first if the client cannot mistake it for a part of another answer."""
         has_begun = self._reply is not None and self._reply.has_begun
         is_answered = self._parser.is_in_body and not self.is_serving
         if not has_begun and not is_answered:
@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
             self.refuse(error.status, error.problem)
             return
         if self._parser.holds_end or not self._parser.is_in_headers:
-            self._deadlines.headers_ended()  # those before
+            self._deadlines.headers_ended()  # those that had begun before this slice
         if self._parser.is_in_headers:
             self._deadlines.headers_pending()
 
@@ -159,7 +159,7 @@ class Connection(asyncio.Protocol):
     # for answers
 
     def write(self, data: Body) -> None:
-        """What is written in one turn of the event loop goes out in one piece, but for what is large."""
+        """Send data. Small writes of one turn of the event loop are sent in one piece."""
         if self._transport is None:
             return
         if len(data) > JOINED_BYTES:
@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
         self._outgoing.append(data)
         self._num_outgoing += len(data)
         if self._num_outgoing > JOINED_BYTES:
-            self._flush()  # which may pause us
+            self._flush()  # may call `pause_writing`
 
     async def writable(self) -> None:
         if not self._can_write.is_set():
@@ -193,7 +193,7 @@ class Connection(asyncio.Protocol):
             pass
         except asyncio.CancelledError:
             if self._transport is not None:
-                raise  # not by the client
+                raise  # cancelled by the server, not by the client
         except Exception:
             logger.exception("a request could not be answered")
         finally:
@@ -201,7 +201,7 @@ class Connection(asyncio.Protocol):
 
     def _served(self, request: Request, *, is_answered: bool) -> None:
         self._task = self._reply = None
-        request.share.release()  # of a task that was cancelled before it began there is nothing
+        request.share.release()  # not run for a task cancelled before it began, whose share is empty
         self._requests.finish()
         self._deadlines.served()
         if not is_answered or not request.keeps_alive or self._is_leaving:

@@ -1,4 +1,4 @@
-"""How long a client may take for its headers and for an answer, and how long a connection may be idle."""
+"""Time limits for a client's headers, for an answer that it does not read, and for idle connections."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Protocol
 from llmserve.wire.request_memory import UNREAD_TIMEOUT_S
 
 HEADERS_TIMEOUT_S = 60
-KEEP_ALIVE_S = 75  # idle connections of pooling clients
+KEEP_ALIVE_S = 75  # for idle connections of clients with a pool
 
 
 class Watched(Protocol):
-    """A connection, as far as its time may be over."""
+    """A connection, as its deadlines see it."""
 
     @property
     def is_serving(self) -> bool:
@@ -27,13 +27,13 @@ class Watched(Protocol):
 
     @property
     def num_unsent(self) -> int:
-        """Bytes that the client has not taken."""
+        """Bytes not yet sent, because the client does not read."""
         ...
 
     def refuse(self, status: HTTPStatus, problem: str) -> None: ...
 
     def cut_off(self) -> None:
-        """As if the client had gone."""
+        """Close at once, as if the client had gone."""
         ...
 
     def close(self) -> None: ...
@@ -49,7 +49,7 @@ class Deadlines:
         self._unread_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """The client has connected; its first request may take as long as headers may."""
+        """The client has connected. Its first request must begin within the time limit for headers."""
         self._idle_until = self._loop.time() + HEADERS_TIMEOUT_S
         self._idle_timer = self._loop.call_at(self._idle_until, self._check_idle)
 
@@ -60,7 +60,7 @@ class Deadlines:
             self._idle_timer.cancel()
 
     def served(self) -> None:
-        """The connection is idle, unless there is another request."""
+        """A request was answered. The connection is idle unless there is another one."""
         self._idle_until = self._loop.time() + KEEP_ALIVE_S
 
     def headers_pending(self) -> None:
@@ -74,7 +74,7 @@ class Deadlines:
             self._headers_timer = None
 
     def reading_stopped(self) -> None:
-        """An answer waits for the client."""
+        """The client does not read, and an answer waits for it."""
         unsent = self._connection.num_unsent
         self._unread_timer = self._loop.call_later(UNREAD_TIMEOUT_S, self._check_unread, unsent)
 
@@ -90,14 +90,14 @@ class Deadlines:
 
     def _end_headers(self) -> None:
         self._headers_timer = None
-        if self._connection.is_serving:  # reading is paused, or the answer before may still be sent
+        if self._connection.is_serving:  # reading is paused, or the previous answer is still being sent
             self.headers_pending()
         else:
             problem = f"request headers took more than {HEADERS_TIMEOUT_S} seconds"
             self._connection.refuse(HTTPStatus.REQUEST_TIMEOUT, problem)
 
     def _check_idle(self) -> None:
-        """One timer for the life of a connection, since a timer for each request costs more than looking again."""
+        """Close if idle. One timer is rearmed for the life of a connection: a timer for each request costs more."""
         if self._connection.is_serving or self._connection.is_in_headers:
             self._idle_timer = self._loop.call_later(KEEP_ALIVE_S, self._check_idle)
         elif self._loop.time() < self._idle_until:

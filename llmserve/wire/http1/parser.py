@@ -1,12 +1,12 @@
-"""Bytes to requests. httptools finds their parts; what is bounded here is all that is neither body nor another request.
+"""Converts bytes to requests. httptools finds their parts; this module limits everything in a request but its body.
 
 | bytes of                                   | at most                                   |
 |--------------------------------------------|-------------------------------------------|
 | the request line and headers               | `MAX_HEADER_BYTES`                        |
-| trailers; a chunk's line; any other run    | `MAX_HEADER_BYTES` without a byte of body |
-| all of those after the headers             | the same, and `FRAMING_BYTES` a byte of body |
+| trailers; a chunk's line; other framing    | `MAX_HEADER_BYTES` without a byte of body |
+| all framing after the headers              | the same, and `FRAMING_BYTES` per byte of body |
 
-Whether somebody still reads the body makes no difference.
+The limits also apply if nobody reads the body any more.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, par
 from llmserve.wire.http1.request import Request
 
 MAX_HEADER_BYTES = 64 * 1024  # request line included
-FRAMING_BYTES = 8  # a chunk of one byte has five
+FRAMING_BYTES = 8  # a chunk with one byte of data needs five
 
 logger = logging.getLogger(__name__)
 
 
 class BadRequest(Exception):
-    """What a client sends cannot be understood; nor can what follows it."""
+    """The client's data cannot be parsed, nor can anything after it."""
 
     def __init__(self, status: HTTPStatus, problem: str) -> None:
         super().__init__(problem)
@@ -36,40 +36,40 @@ class BadRequest(Exception):
 
 
 class RequestSink(Protocol):
-    """Where requests go, part by part and one after the other."""
+    """Receives requests in parts, one after the other."""
 
     def begin(self, request: Request) -> None:
-        """Its headers are complete."""
+        """The headers are complete."""
         ...
 
     def add(self, data: bytes) -> None:
-        """A piece of its body."""
+        """Add a piece of the body."""
         ...
 
     def end(self) -> None:
-        """Its body is complete."""
+        """The body is complete."""
         ...
 
 
 class RequestParser:
     def __init__(self, sink: RequestSink) -> None:
         self.is_in_headers = False
-        self.is_in_body = False  # trailers included
-        self.holds_end = False  # what is being parsed, or was last, has the end of a request in it
+        self.is_in_body = False  # or its trailers
+        self.holds_end = False  # the current slice, or the last one, contains the end of a request
         self._sink = sink
         self._parser = self._make_parser()
         self._num_feeding = 0  # bytes that are being parsed
-        self._num_header_bytes = 0  # of the headers that have begun, before those, as far as it is known
-        self._most_header_bytes = 0  # the same, with what may have been of the request before
+        self._num_header_bytes = 0  # of the current headers in earlier slices, as far as known
+        self._most_header_bytes = 0  # the same, with bytes that may belong to the previous request
         self._num_body_bytes = 0
-        self._body_before = 0  # of it, when this slice came
+        self._body_before = 0  # `_num_body_bytes` when this slice came
         self._num_framing_bytes = 0
         self._num_idle_bytes = 0  # framing since the last byte of body
         self._url = b""
         self._fields: list[tuple[bytes, bytes]] = []
 
     def feed(self, data: bytes | memoryview) -> None:
-        """A slice of what has come. Raises `BadRequest`, after which there is no more to parse."""
+        """Parse a slice of received data. Raises `BadRequest`; do not call it after that."""
         self.holds_end = False
         self._body_before = self._num_body_bytes
         while data:
@@ -80,14 +80,14 @@ class RequestParser:
             except HttpParserUpgrade as upgrade:
                 data = self._without_offer(data[upgrade.args[0] :])
             except HttpParserError as error:
-                if isinstance(error.__context__, BadRequest):  # ours, from where it was called
+                if isinstance(error.__context__, BadRequest):  # raised by our callbacks
                     raise error.__context__ from None
                 logger.debug("not HTTP: %r", error)
                 raise BadRequest(HTTPStatus.BAD_REQUEST, "Invalid HTTP request received.") from error
         if self.is_in_headers:
             self._most_header_bytes += len(data)
         if self.holds_end:
-            return  # how much of it belongs to what has begun is unknown
+            return  # how much of it belongs to the current request is unknown
         if self.is_in_headers:
             self._num_header_bytes += len(data)
             if self._num_header_bytes > MAX_HEADER_BYTES:
@@ -96,7 +96,7 @@ class RequestParser:
             self._check_framing(len(data), self._num_body_bytes - self._body_before)
 
     def _check_framing(self, size: int, body_size: int) -> None:
-        """Of a slice of `size` bytes, `body_size` are body."""
+        """Check a slice of `size` bytes, of which `body_size` are body."""
         self._num_framing_bytes += size - body_size
         self._num_idle_bytes = 0 if body_size else self._num_idle_bytes + size
         allowed = MAX_HEADER_BYTES + FRAMING_BYTES * self._num_body_bytes
@@ -104,7 +104,7 @@ class RequestParser:
             problem = f"request trailers or chunk headers exceed {MAX_HEADER_BYTES} bytes"
             raise BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, problem)
 
-    # what httptools finds
+    # callbacks of httptools
 
     def on_message_begin(self) -> None:
         self.is_in_headers = True
@@ -118,7 +118,7 @@ class RequestParser:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.is_in_headers:  # not behind a body
+        if self.is_in_headers:  # trailers are ignored
             self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -153,13 +153,14 @@ class RequestParser:
 
     def _make_parser(self) -> HttpRequestParser:
         parser = HttpRequestParser(self)
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # which is not served, but no error
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # such data is ignored, but is no error
         return parser
 
     def _without_offer(self, rest: bytes | memoryview) -> bytes:
-        """A request again that offers another protocol, without the offer, which is not taken; and what follows it.
+        """Returns the current request without its offer of another protocol, and the bytes after its headers.
 
-        The parser has left it at the end of the headers, and takes its body for the other protocol's.
+        The offer is ignored, but the parser has stopped at the end of the headers and takes the body for the other
+        protocol's.
         """
         method = self._parser.get_method()
         if method == b"CONNECT":
@@ -176,7 +177,7 @@ def _refuse_headers() -> NoReturn:
 
 
 def _path(url: bytes) -> str:
-    """Raises what the parser turns into an error of its own when `url` is none."""
+    """The decoded path of a URL. Raises if `url` is invalid; the parser reports that as its own error."""
     plain = url if url.startswith(b"/") and b"?" not in url and b"#" not in url else parse_url(url).path or b"/"
     path = plain.decode("ascii")
     return unquote(path) if "%" in path else path

@@ -1,4 +1,4 @@
-"""Requests in their order: one is answered, those that a client sends ahead of the answer wait."""
+"""Serves requests in order: while one is answered, those that the client sent ahead wait."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from llmserve.wire.http1.request import Request
 
 MAX_WAITING = 16  # requests behind the one that is answered
 MAX_WAITING_BYTES = 64 * 1024  # of the body of such a request
-MAX_UNREAD_BYTES = 1024 * 1024  # of the body of the one that is answered, as long as nobody waits for it
+MAX_UNREAD_BYTES = 1024 * 1024  # of the body of the one that is answered, while its handler does not wait for it
 
 
 class Served(Protocol):
-    """A connection, as far as it serves what arrives on it."""
+    """A connection, as its requests see it."""
 
     def start(self, request: Request) -> None:
         """Begin to answer."""
@@ -25,13 +25,13 @@ class Served(Protocol):
 
 
 class PipelinedRequests:
-    """See `parser.RequestSink`. While too much waits, nothing is read from the client."""
+    """A `parser.RequestSink`. While too much waits, nothing is read from the client."""
 
     def __init__(self, connection: Served) -> None:
         self.running: Request | None = None
         self._connection = connection
         self._waiting: deque[Request] = deque()
-        self._arriving: Request | None = None  # its body is on its way, and is of use
+        self._arriving: Request | None = None  # its body is arriving and still needed
 
     def begin(self, request: Request) -> None:
         self._arriving = request
@@ -50,18 +50,18 @@ class PipelinedRequests:
             if self._arriving.num_bytes > MAX_WAITING_BYTES:
                 self._connection.pause_reading()
         elif self._arriving.num_bytes > MAX_UNREAD_BYTES and not self._arriving.is_awaited:
-            self._connection.pause_reading()  # whoever handles it does something else first
+            self._connection.pause_reading()  # its handler does something else first
             self._arriving.before_waiting(self._connection.resume_reading)
 
     def end(self) -> None:
         if self._arriving is not None:
             self._arriving.end()
             if self._arriving is self.running:
-                self._connection.resume_reading()  # or nobody would notice that the client goes
+                self._connection.resume_reading()  # else nobody would notice that the client disconnects
             self._arriving = None
 
     def finish(self) -> None:
-        """`running` is done with; what is left of its body is of no use."""
+        """`running` is over; the rest of its body is ignored."""
         if self._arriving is self.running:
             self._arriving = None
         self.running = None

@@ -1,4 +1,4 @@
-"""One request, as its handler sees it: the body may still be on its way, and the client may go at any time."""
+"""One request, as its handler sees it: the body may still be arriving, and the client may disconnect at any time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client disconnected, so nobody waits for the answer."""
 
 
 class Request:
-    """Made by a connection, which also adds to the body. Names of headers are in lower case."""
+    """A request. Its connection creates it, and adds to its body. Names of headers are in lower case."""
 
     __slots__ = (
         "_cancelled_with_client", "_first", "_index", "_is_gone", "_on_wait", "_pieces", "_waiter", "answer_headers",
@@ -42,17 +42,17 @@ class Request:
         self.method = method
         self.path = path  # decoded, without the query
         self.query = query  # as it came
-        self.path_params = NO_PARAMETERS  # what a route reads from the path
-        self.answer_headers = NO_HEADERS  # that its answer has, whatever it is
+        self.path_params = NO_PARAMETERS  # that the route read from the path
+        self.answer_headers = NO_HEADERS  # added to its answer, whatever it is
         self.keeps_alive = keeps_alive  # the connection serves further requests after this one
-        self.is_http10 = is_http10  # knows no chunks
+        self.is_http10 = is_http10  # the client does not support chunks
         self.has_ended = False  # the body is complete
-        self.num_bytes = 0  # of the body so far, forgotten ones included
-        self.memory: RequestMemory  # of the server; it and the share are there when the request is handled
+        self.num_bytes = 0  # of the body so far, including forgotten ones
+        self.memory: RequestMemory  # of the server; set, with the share, before the request is handled
         self.share: Share
         self.fields = fields
         self._index = dict(reversed(fields))  # the first of several wins
-        self._first = b""  # of the body, as long as there is no more
+        self._first = b""  # the body, while it is one piece
         self._pieces: Pieces | None = None
         self._is_gone = False
         self._cancelled_with_client: asyncio.Task[Any] | None = None
@@ -67,7 +67,7 @@ class Request:
         return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.fields]
 
     async def body(self) -> bytes | memoryview:
-        """What has come and is not forgotten. It is not here any more."""
+        """The body received so far, unless forgotten. Call it once: pieces are removed as they are joined."""
         pieces, self._pieces = self._pieces, None
         if pieces is None:
             return self._first
@@ -86,13 +86,13 @@ class Request:
         try:
             if self._on_wait is not None:
                 on_wait, self._on_wait = self._on_wait, None
-                on_wait()  # with which more may come at once
+                on_wait()  # more may come as soon as this is called
             await self._waiter
         finally:
             self._waiter = None
 
     async def while_connected(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Await `work`, which the client cancels by going away: with it, what handles this request."""
+        """Await `work`. If the client disconnects meanwhile, the task that handles this request is cancelled."""
         if self._is_gone:
             work.close()
             raise ClientGone
@@ -106,11 +106,11 @@ class Request:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for more of the body, or is just about to look at it."""
+        """Whether the handler waits for more of the body, or is about to read it."""
         return self._waiter is not None
 
     def before_waiting(self, action: Callable[[], None]) -> None:
-        """What to do before the next wait for a body."""
+        """Call `action` before the next wait for the body."""
         self._on_wait = action
 
     def add(self, data: bytes) -> None:

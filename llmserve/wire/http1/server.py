@@ -25,7 +25,7 @@ async def serve(
     tls: ssl.SSLContext | None = None,
     shared: bool = False,
 ) -> HttpServer:
-    """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken. `memory`: of all requests."""
+    """Listen on `host:port` (0: any free port). Raises `Unavailable` if it is taken. `memory`: for all requests."""
     memory = memory or RequestMemory()
     listener = claim_port(host, port, flag, shared=shared)
     connections: set[Connection] = set()

@@ -1,4 +1,4 @@
-"""One call, from its head to its trailers. Handlers know it as their context."""
+"""One call, from its head to its trailers. It is the context that handlers receive."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 
 class Aborted(Exception):
-    """The handler ends its call with a status."""
+    """Raised by a handler to end its call with a status."""
 
     def __init__(self, code: StatusCode, details: str) -> None:
         super().__init__(details)
@@ -55,7 +55,7 @@ class ProtoMessage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message of a stream, and what it takes of the memory until the share is released."""
+    """A message of a stream, and the memory that it uses until the share is released."""
 
     message: Any
     share: Share
@@ -80,17 +80,17 @@ class Call:
         self.task: asyncio.Task[None] | None = None
         self.answer_metadata: Sequence[tuple[str, str]] = ()
         self.context: Context | None = None
-        self.status: StatusCode | None = None  # when it has one
+        self.status: StatusCode | None = None  # None: not known yet
         self._sender = sender
         self._method = method
         self._memory = memory
-        self.share = memory.share()  # of what has come: of a stream, until it is read
+        self.share = memory.share()  # for received data; in a stream, for data not read yet
         self._assembler = Assembler(head.encoding, min(method.largest_bytes, memory.each_bytes))
         self._messages: deque[Arrived | Compressed] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._window = WINDOW
         self._heard_at = time.monotonic()
-        self._held = 0  # bytes received that the client's window does not have back
+        self._held = 0  # bytes received but not yet returned to the client's window
         self._callbacks: list[Callable[[Any], None]] = []
         self._compressor: Compressor | None = None
         self._has_begun = False  # the response's head is sent
@@ -110,14 +110,14 @@ class Call:
         return self.head.metadata
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Called with this when the call is over, however it ends."""
+        """`callback` is called with this call when it is over, however it ends."""
         self._callbacks.append(callback)
 
     async def abort(self, code: StatusCode, details: str = "") -> NoReturn:
         raise Aborted(code, details)
 
     async def read(self) -> Received | None:
-        """The next message, whose share is to be released; None when the client has sent its last one."""
+        """The next message, whose share the caller must release; None after the client's last one."""
         while not self._messages:
             if self.has_ended:
                 if self._assembler.is_in_message:
@@ -140,11 +140,11 @@ class Call:
         return Received(message, share)
 
     def compress(self, level: int) -> None:
-        """Send messages compressed, if the client understands that; `level` is zlib's. Before the first one."""
+        """Compress messages if the client supports it; `level` is zlib's. Call it before the first `write`."""
         self._compressor = Compressor.accepted(self.head.accepted, level)
 
     async def write(self, message: ProtoMessage | LargeMessage) -> None:
-        """Send a message; returns when the connection has taken it. `CallClosed` when there is nobody to take it."""
+        """Send a message; returns when the connection has taken it. Raises `CallClosed` if the call is over."""
         await self._send(message, b"")
 
     # what the connection uses
@@ -154,22 +154,22 @@ class Call:
         return len(self._messages)
 
     def silent_s(self, now_s: float) -> float:
-        """How long the client has sent nothing of a message that it owes; `now_s` is `time.monotonic()`.
+        """Seconds without data while a message is due from the client; `now_s` is `time.monotonic()`.
 
-        It owes what it has begun, and a unary call's one message.
+        A message is due if it has begun, or if it is the one message of a unary call.
         """
         owes = self._assembler.is_in_message or (not self.is_started and not self.has_ended)
-        is_read_first = self.is_started and self._messages  # until then its window may be closed
+        is_read_first = self.is_started and self._messages  # until they are read, the client's window may be closed
         if not owes or is_read_first:
             self._heard_at = now_s
         return now_s - self._heard_at
 
     def take(self) -> Awaitable[Any]:
-        """The one message of a unary call, whose share is the call's. Raises `BadMessage`."""
+        """The one message of a unary call, which uses the call's share. Raises `BadMessage`."""
         return self._parsed(self._messages.popleft(), self.share)
 
     def beside_loop(self, work: Callable[[], Result], share: Share, *, size: int) -> Awaitable[Result]:
-        """Work on about `size` bytes: here when they are few, and it does not turn out to be more."""
+        """Do `work` on about `size` bytes: see `event_loop.beside_loop`."""
         return beside_loop(work, size=size, memory=self._memory, share=share)
 
     async def _parsed(self, message: Arrived | Compressed, share: Share) -> Any:
@@ -187,7 +187,7 @@ class Call:
             raise BadMessage(StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
 
     def receive(self, data: bytes, size: int) -> None:
-        """Data that took `size` bytes of the window. Raises `BadMessage`."""
+        """Take data that used `size` bytes of the window. Raises `BadMessage`."""
         self._window -= size
         if self._window < 0:
             raise ConnectionFailed(
@@ -201,7 +201,7 @@ class Call:
         self._heard_at = time.monotonic()
         self._messages.extend(self._assembler.feed(data))
         if not self._messages:
-            self._give_back()  # a message that grows must not wait for its own end
+            self._give_back()  # a message larger than the window could not end otherwise
         self._wake()
 
     def end(self) -> None:
@@ -210,12 +210,12 @@ class Call:
         self._wake()
 
     async def answer(self, reply: ProtoMessage | LargeMessage) -> None:
-        """The one message of a unary call, and OK."""
+        """Send the one answer of a unary call, and status OK."""
         await self._send(reply, self._last_frames(OK))
         self.status = StatusCode.OK
 
     def finish(self, code: StatusCode = StatusCode.OK, details: str = "") -> None:
-        """The status; nothing can be sent after it."""
+        """Send the status; nothing can be sent after it."""
         if not self.is_closed:
             block = OK if code is StatusCode.OK else trailers(code.value[0], details)
             self._sender.write(self._first_frames() + self._last_frames(block))
@@ -223,7 +223,7 @@ class Call:
             self.status = code
 
     def forget(self) -> None:
-        """The call is over, and so is everything that waits for its end."""
+        """The call is over: run its callbacks and release its memory."""
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
@@ -236,7 +236,7 @@ class Call:
         return self._method.parse(copied(plain)) if large is None else large(plain, share)
 
     def _give_back(self) -> None:
-        """Let the client send as much as has been used, when that is worth a frame."""
+        """Return used bytes to the client's window, if they are enough to be worth a frame."""
         if self._held >= WINDOW // 2 and not self.has_ended:
             self._sender.write(frames.window_update(self.stream, self._held))
             self._window += self._held
@@ -258,7 +258,7 @@ class Call:
             self.is_closed = True
 
     async def _send_parts(self, message: bytes | LargeMessage, tail: bytes) -> None:
-        taken = len(message) if len(message) > INLINE_BYTES else 0  # for as long as the client takes to read it
+        taken = len(message) if len(message) > INLINE_BYTES else 0  # while the client reads it
         self.share.grow(taken)
         try:
             if self._compressor is None:
@@ -281,6 +281,6 @@ class Call:
         return frame(frames.HEADERS, frames.END_HEADERS, self.stream, block)
 
     def _last_frames(self, block: bytes) -> bytes:
-        """Trailers, and that what the client may still send is not needed."""
+        """Trailers, and a reset if the client may still send: that data is not needed."""
         last = frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, self.stream, block)
         return last if self.has_ended else last + frames.reset(self.stream, frames.NO_ERROR)

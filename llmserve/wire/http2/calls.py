@@ -1,4 +1,4 @@
-"""The calls of one connection: from their heads to their handlers, and from those to their statuses."""
+"""The calls of one connection: from heads to handlers, and from handlers to statuses."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from llmserve.wire.http2.sender import CallClosed, Sender
 from llmserve.wire.request_memory import RequestMemory
 from llmserve.wire.turns import Pace
 
-DEADLINE_GRACE_S = 0.5  # for a handler to end by itself when its client's time is over
+DEADLINE_GRACE_S = 0.5  # for a handler to end by itself after its client's deadline
 MESSAGE_PAUSE_S = 60.0  # longest time without a byte of a message that has begun
 
 logger = logging.getLogger(__name__)
 
 
 async def _nothing(request: Any, context: Any) -> None:
-    """Of a path that stands for nothing."""
+    """Placeholder for the handler of an unknown path; never called."""
 
 
 NO_METHOD = Method(_nothing, bytes)
@@ -44,7 +44,7 @@ class Calls:
         pace: Pace,
         on_empty: Callable[[], None],
     ) -> None:
-        """`methods` by path; `on_empty` is called when the last call that was there is over."""
+        """`methods` by path; `on_empty` is called when the last open call is over."""
         self._memory = memory
         self._methods = methods
         self._sender = sender
@@ -65,12 +65,12 @@ class Calls:
         return self._calls.get(stream)
 
     def running(self, stream: int) -> Call | None:
-        """The call, if something can still be sent in it."""
+        """The call, if data can still be sent on it."""
         call = self._calls.get(stream)
         return None if call is None or call.is_closed else call
 
     def open(self, stream: int, head: RequestHead, send_window: int, *, has_ended: bool) -> None:
-        """`has_ended`: the head is all that the client sends."""
+        """`has_ended`: the client sends nothing after the head."""
         method = self._methods.get(head.path)
         call = Call(
             self._sender, stream, head, method=method or NO_METHOD, memory=self._memory, send_window=send_window
@@ -100,7 +100,7 @@ class Calls:
             self._refuse(call, BadMessage(StatusCode.INTERNAL, "the call has no message"))
 
     def receive(self, call: Call, data: bytes, *, size: int, is_last: bool) -> None:
-        """Data that took `size` bytes of the window."""
+        """Take data that used `size` bytes of the window."""
         try:
             call.receive(data, size)
             if call.num_messages > 1 and not call.is_started:
@@ -127,7 +127,7 @@ class Calls:
         self._pace.do(partial(self._cancel, call))
 
     def cancel_all(self) -> None:
-        """Of a connection that is over."""
+        """Cancel the calls of a connection that is over."""
         for call in list(self._calls.values()):
             self.cancel(call)
         self._expiry.stop()
@@ -142,7 +142,7 @@ class Calls:
         if call.is_closed:  # it has been cancelled meanwhile
             return
         call.task = self._loop.create_task(self._run(call), context=call.context)
-        call.task.add_done_callback(lambda _: self._forget(call))  # not at its end: one cancelled at once has none
+        call.task.add_done_callback(lambda _: self._forget(call))  # not in `_run`, which may be cancelled at once
 
     async def _handle(self, call: Call) -> None:
         method = self._methods[call.head.path]
@@ -159,14 +159,14 @@ class Calls:
             call.finish(ending.code, ending.details)
         except BadMessage as problem:
             call.finish(problem.code, str(problem))
-        except ResourceExhausted as error:  # by its answer
+        except ResourceExhausted as error:  # the answer takes too much memory
             call.finish(StatusCode.RESOURCE_EXHAUSTED, str(error))
         except CallClosed:
             pass
         except asyncio.CancelledError:
-            call.finish(StatusCode.CANCELLED, "the server cancelled the call")  # unless the client has
+            call.finish(StatusCode.CANCELLED, "the server cancelled the call")  # no effect if the client cancelled it
             raise
-        except Exception as error:  # border: a fault of ours is this call's status
+        except Exception as error:  # border: an internal error becomes this call's status
             if isinstance(error, ExceptionGroup) and (bad := error.subgroup(BadMessage)) is not None:  # of a task group
                 first = next(_leaves(bad))
                 call.finish(first.code, str(first))
@@ -175,7 +175,7 @@ class Calls:
                 call.finish(StatusCode.INTERNAL, f"internal error: {error!r}")
 
     def _end_silent(self) -> None:
-        """One timer for a connection: a client that has stopped is noticed after once to twice the longest pause."""
+        """End calls with a pause that is too long. One timer per connection notices it after one to two such times."""
         now = time.monotonic()
         text = f"the message stopped arriving: no data for {MESSAGE_PAUSE_S:g} seconds"
         for call in list(self._calls.values()):

@@ -1,4 +1,4 @@
-"""One connection: frames and what they mean. Everything happens on the event loop."""
+"""One connection: handles its frames, all on the event loop."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from llmserve.wire.turns import Pace
 
 MAX_CALLS = 4096  # at the same time
 CONNECTION_WINDOW = 64 * 1024 * 1024
-CALLS_PER_COST = 64  # whose windows are resized in about the time of another frame without a use
+CALLS_PER_COST = 64  # resizing their windows takes about as long as another useless frame
 PREFACE_TIMEOUT_S = 20.0
-CLOSE_TIMEOUT_S = 2.0  # for a client to read what it has been told at the end
+CLOSE_TIMEOUT_S = 2.0  # for a client to read the last frames
 OUR_PING = b"llmserve"
 NO_LIMITS = ConnectionLimits()
 
@@ -52,7 +52,7 @@ class Connection(asyncio.Protocol):
         memory: RequestMemory,
         limits: ConnectionLimits = NO_LIMITS,
     ) -> None:
-        """`methods` by path; `connections` holds this one for as long as it lives; `memory` is all requests'."""
+        """`methods` by path; `connections` contains this one while it is open; `memory`: for all requests."""
         self.closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._connections = connections
@@ -66,15 +66,15 @@ class Connection(asyncio.Protocol):
         pace = Pace(self._incoming.hold, self._incoming.release)
         self._calls = Calls(methods, self._sender, memory, pace=pace, on_empty=self._close_if_leaving)
         self._last_stream = 0
-        self._last_taken = 0  # what a GOAWAY says: it may not grow after the first one
-        self._received = 0  # bytes of data that the connection's window does not have back
+        self._last_taken = 0  # the stream in a GOAWAY, which may not grow after the first one
+        self._received = 0  # bytes of data not yet returned to the connection's window
         self._send_window = frames.DEFAULT_WINDOW  # of a new call
         self._is_leaving = False  # takes no new calls
-        self._is_over = False  # what the client still sends is of no use
+        self._is_over = False  # data that the client still sends is ignored
         self._preface_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._sender.transport = transport  # type: ignore[assignment]  # a TCP transport, whoever implements it
+        self._sender.transport = transport  # type: ignore[assignment]  # a TCP transport, of any event loop
         self._incoming.transport = self._sender.transport
         self._connections.add(self)
         self._preface_timer = self._loop.call_later(PREFACE_TIMEOUT_S, self._give_up)
@@ -124,14 +124,14 @@ class Connection(asyncio.Protocol):
         self._sender.write(frame(frames.PING, 0, 0, OUR_PING))
 
     def leave(self) -> None:
-        """Take no new calls; those that run may end."""
+        """Take no new calls; running ones may finish."""
         self._is_leaving = True
         self._sender.write(self._goaway(frames.NO_ERROR))
         if not self._calls:
             self.close()
 
     def close(self) -> None:
-        """Cancel what runs, send what is to be sent, and wait a moment for the client to go."""
+        """Cancel running calls, send pending frames, and wait a moment for the client to disconnect."""
         self._is_over = True
         self._incoming.drop()
         self._calls.cancel_all()
@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_later(CLOSE_TIMEOUT_S, self._sender.transport.abort)
 
     def abort(self, reason: str = "the server is shutting down") -> None:
-        """End what runs and close, whether the client reads or not."""
+        """End running calls and close, whether or not the client reads."""
         for call in self._calls:
             call.finish(StatusCode.UNAVAILABLE, reason)
         self._calls.cancel_all()
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
             self._received = 0
         call = self._calls.running(stream)
         if call is None:
-            return  # it has ended here, and what was still on its way is of no use
+            return  # it has ended here, and data still in flight is ignored
         if call.has_ended:
             raise ConnectionFailed(frames.STREAM_CLOSED, f"data after the end of stream {stream}")
         self._calls.receive(call, data, size=len(payload), is_last=is_last)
@@ -231,7 +231,7 @@ class Connection(asyncio.Protocol):
             self._calls.open(stream, head, self._send_window, has_ended=bool(flags & frames.END_STREAM))
 
     def _take_trailers(self, flags: int, stream: int) -> None:
-        """The end of what a client sends; or headers of a call that has ended here, which are of no use."""
+        """Take the trailers that end a client's data. Headers of a call that has ended here are ignored."""
         call = self._calls.running(stream)
         if call is None:
             self._flood_limit.spend("header blocks for ended calls")
@@ -274,12 +274,12 @@ class Connection(asyncio.Protocol):
                 self._sender.max_frame = value
             elif name == frames.ENABLE_PUSH and value > 1:
                 raise ConnectionFailed(frames.PROTOCOL_ERROR, f"invalid value of ENABLE_PUSH: {value}")
-        if window != self._send_window:  # only the last of a frame counts
+        if window != self._send_window:  # only the last value of a frame counts
             self._resize_windows(window)
         self._sender.write(frame(frames.SETTINGS, frames.ACK, 0))
 
     def _resize_windows(self, size: int) -> None:
-        """Looks at every call: a client may have that done as often as the calls are few."""
+        """Resize the windows of all calls. A client may do it less often the more calls it has."""
         self._flood_limit.spend("resized windows", cost=len(self._calls) // CALLS_PER_COST)
         for call in self._calls:
             call.send_window += size - self._send_window

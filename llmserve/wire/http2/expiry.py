@@ -1,4 +1,4 @@
-"""When the time of calls is over: one timer for a connection, however many of its calls end at the same moment."""
+"""Deadlines of calls: one timer per connection, however many of its calls expire at the same moment."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from heapq import heapify, heappop, heappush
 
 from llmserve.wire.turns import EACH_BEGUN, Turns
 
-SPARE = 64  # entries of calls that have ended, before they are looked for
+SPARE = 64  # entries of ended calls that may be kept before they are removed
 
 
 class Expiry:
     def __init__(self, open_streams: Collection[int], end: Callable[[int], None]) -> None:
-        """`end` is called with the stream of a call that is still open when its time is over."""
+        """`end` is called with the stream of a call that is still open at its deadline."""
         self._open = open_streams
         self._end = end
         self._loop = asyncio.get_running_loop()
@@ -35,7 +35,7 @@ class Expiry:
             self._timer.cancel()
 
     def go_on(self) -> None:
-        """A few of them: each ends a task."""
+        """End a few expired calls per turn, because each one ends a task."""
         for _ in range(EACH_BEGUN):
             if self._turns.is_over:
                 break

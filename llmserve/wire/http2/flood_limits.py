@@ -1,4 +1,4 @@
-"""How much a client may do that costs it nothing and us time."""
+"""Limits frames that cost the server time and the client nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PER_SECOND = 1000
 
 
 class FloodLimit:
-    """Of one connection: so many at a time, so many a second for long (RFC 9113, section 10.5)."""
+    """The limit of one connection: `BURST` at once, `PER_SECOND` in the long run (RFC 9113, section 10.5)."""
 
     def __init__(self) -> None:
         self._left = float(BURST)

@@ -33,7 +33,7 @@ SETTING = struct.Struct(">HI")
 
 
 class ConnectionFailed(Exception):
-    """The peer broke the protocol, or asks for more than is good: GOAWAY with `code`, and the end."""
+    """The peer broke the protocol or exceeded a limit: the connection ends after a GOAWAY with `code`."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -58,7 +58,7 @@ def settings(values: dict[int, int]) -> bytes:
 
 
 def check_form(kind: int, flags: int, stream: int, size: int) -> None:
-    """What frames of a kind have in common, whatever they carry (RFC 9113, section 6)."""
+    """Check the rules that depend on a frame's kind but not on its payload (RFC 9113, section 6)."""
     if (kind in OF_STREAMS and stream == 0) or (kind in OF_CONNECTIONS and stream != 0):
         raise ConnectionFailed(PROTOCOL_ERROR, f"a frame of kind {kind} on stream {stream}")
     if size != SIZES.get(kind, size):
@@ -70,7 +70,7 @@ def check_form(kind: int, flags: int, stream: int, size: int) -> None:
 
 
 def word(payload: bytes) -> int:
-    """The number in 31 bits that a frame carries; the bit before it has no meaning."""
+    """The 31-bit number in a frame's payload; the bit before it is reserved."""
     (number,) = WORD.unpack(payload)
     return int(number) & LARGEST_WINDOW
 

@@ -1,10 +1,10 @@
-"""Header blocks to request heads, and statuses to header blocks.
+"""Converts header blocks to request heads, and statuses to header blocks.
 
-What is wrong with one request's headers is that call's error: a proxy sends many clients' calls over one connection.
-Only a block that cannot be read ends the connection, because those after it cannot be read either.
+An error in one request's headers ends only that call: a proxy sends calls of many clients over one connection. Only a
+block that cannot be decoded ends the connection, because later blocks cannot be decoded either.
 
-A client repeats its headers with every call, and the blocks are then the same few bytes: heads are remembered by their
-block for as long as the table that it refers to stays the same.
+A client repeats its headers with every call, and the blocks are then the same few bytes. So heads are cached by block,
+as long as the table that the block refers to stays the same.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from hpack.table import HeaderTable
 from llmserve.wire.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, ConnectionFailed
 from llmserve.wire.http2.messages import WINDOW_BITS, BadMessage
 
-MAX_LIST_BYTES = 64 * 1024  # of headers, as the protocol counts them; more is one call's error
+MAX_LIST_BYTES = 64 * 1024  # of headers, as the protocol counts them; more ends the call
 MAX_BLOCK_BYTES = 72 * 1024  # of headers, compressed; more ends the connection. Decoding them takes 25 ms at most
 MAX_DECODED_BYTES = 256 * 1024  # of headers; more ends the connection
-LARGE_BLOCK_BYTES = 16 * 1024  # from here on a client may send only so many
-ENTRY_BYTES = 32  # for which a header counts beside its texts (RFC 9113, section 6.5.2)
+LARGE_BLOCK_BYTES = 16 * 1024  # larger blocks count against the flood limit
+ENTRY_BYTES = 32  # added per header to the size of its name and value (RFC 9113, section 6.5.2)
 MAX_DETAILS_BYTES = 4096  # details travel as a header, and clients refuse headers over 8 KiB
 PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 MAX_REMEMBERED = 64
-MAX_REMEMBERED_BYTES = 8 * 1024  # of one list
+MAX_REMEMBERED_BYTES = 8 * 1024  # of one request's headers
 SIZE_UPDATE_MASK, SIZE_UPDATE = 0xE0, 0x20
-MANY_SIZE_UPDATES = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\x00-\x7f]){9}")  # two are of use (RFC 7541, 4.2)
+MANY_SIZE_UPDATES = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\x00-\x7f]){9}")  # two are useful (RFC 7541, 4.2)
 
 REQUIRED = frozenset((b":method", b":scheme", b":path"))
 PSEUDO = REQUIRED | {b":authority"}
 OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 NAME = re.compile(rb":?[!#$%&'*+.^_`|~0-9a-z-]+", re.ASCII)
-BAD_VALUE = re.compile(rb"[\0\r\n]")  # white space at an end is against RFC 9113, too, but grpc clients send it
+BAD_VALUE = re.compile(rb"[\0\r\n]")  # RFC 9113 also forbids white space at the ends, but grpc clients send it
 GRPC_TYPE = re.compile(rb"application/grpc(?:[+;].*)?", re.IGNORECASE)
 TIMEOUT_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 MAX_TIMEOUT_DIGITS = 8
@@ -53,7 +53,7 @@ def _literal(name: bytes, value: bytes) -> bytes:
 
 
 def _length(number: int) -> bytes:
-    """HPACK's integer with seven bits in its first byte: a text that is not compressed."""
+    """The length of an uncompressed text, as HPACK's integer with seven bits in its first byte."""
     if number < 127:
         return bytes((number,))
     rest, encoded = number - 127, bytearray((127,))
@@ -64,8 +64,8 @@ def _length(number: int) -> bytes:
     return bytes(encoded)
 
 
-# HPACK without a table: statuses by their number or name in the static one, everything else as it is. A client that
-# wants a smaller table than the usual one expects to be told that it is, in the next block: every block says so.
+# HPACK without a dynamic table: statuses refer to the static table, all other headers are literal. A client that sets
+# a smaller table size expects the next block to confirm it, so every block does.
 NO_TABLE = b"\x20"
 RESPONSE = (
     NO_TABLE
@@ -84,13 +84,13 @@ class RequestHead:
     encoding: str
     accepted: tuple[str, ...]  # encodings that the client understands
     timeout_s: float | None
-    metadata: Metadata  # without what is gRPC's own
-    fault: str = ""  # why this is no HTTP request: the stream is reset
-    refusal: BadMessage | None = None  # the call's end
+    metadata: Metadata  # without gRPC's own headers
+    fault: str = ""  # why this is not a valid HTTP request: the stream is reset
+    refusal: BadMessage | None = None  # the status that ends the call
 
 
 class _Table(HeaderTable):
-    """Tells when it has changed."""
+    """A header table that records whether it has changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class HeadDecoder:
         self._known: dict[bytes, RequestHead] = {}
 
     def decode(self, block: bytes) -> RequestHead:
-        """Every block has to pass here, in order: each may change how the next ones are read."""
+        """Decode a block. Pass every block, in order: each one may change how later ones are decoded."""
         head = self._known.get(block)
         if head is not None:
             return head
@@ -122,7 +122,7 @@ class HeadDecoder:
             self._table.has_changed = False
             self._known.clear()
         elif _list_bytes(pairs) <= MAX_REMEMBERED_BYTES:
-            if len(self._known) == MAX_REMEMBERED:  # with timeouts, say, hardly any is the same as another
+            if len(self._known) == MAX_REMEMBERED:  # blocks with timeouts, for example, rarely repeat
                 self._known.clear()
             self._known[block] = head
         return head
@@ -160,7 +160,7 @@ def request_head(pairs: list[tuple[bytes, bytes]]) -> RequestHead:
 
 
 def _fault(pairs: list[tuple[bytes, bytes]]) -> str:
-    """What makes a request malformed (RFC 9113, sections 8.2 and 8.3); "" when nothing does."""
+    """Why a request is malformed (RFC 9113, sections 8.2 and 8.3); "" if it is not."""
     pseudo = [name for name, _ in pairs if name.startswith(b":")]
     if len(set(pseudo)) < len(pseudo) or not REQUIRED <= set(pseudo) <= PSEUDO or not dict(pairs)[b":path"]:
         return f"invalid pseudo-headers of a request: {_text(b' '.join(pseudo))}"
@@ -194,7 +194,7 @@ def _is_metadata(name: bytes) -> bool:
 
 
 def _values(name: bytes, value: bytes) -> list[str | bytes]:
-    """Values of names in -bin are bytes, in base64 with or without its padding, and several may be in one header."""
+    """The values of a header. One whose name ends in -bin may have several, in base64 with or without padding."""
     if not name.endswith(b"-bin"):
         return [_text(value)]
     return [_decoded_base64(each.strip()) for each in value.split(b",")]
@@ -215,13 +215,13 @@ def _seconds(value: bytes) -> float:
 
 
 def trailers(status: int, details: str = "") -> bytes:
-    """A block with the status of a call; `details` are percent-encoded, as much of them as fits."""
+    """A block with the status of a call; `details` are percent-encoded and truncated to fit."""
     block = NO_TABLE + _literal(b"grpc-status", str(status).encode())
     return block + _literal(b"grpc-message", _percent_encoded(details)) if details else block
 
 
 def with_metadata(block: bytes, metadata: Sequence[tuple[str, str]]) -> bytes:
-    """The head of a response, with more in it: names and values are printable ASCII."""
+    """The head of a response with metadata added; names and values must be printable ASCII."""
     return block + b"".join([_literal(name.encode("ascii"), value.encode("ascii")) for name, value in metadata])
 
 

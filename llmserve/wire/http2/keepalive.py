@@ -1,4 +1,4 @@
-"""How long a connection may be silent, and how long it may live."""
+"""Limits on a connection's silence and age."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-AGE_JITTER = 0.1  # so that clients that came together do not come back together
+AGE_JITTER = 0.1  # so that clients that connected together do not reconnect together
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """tritonserver's, with its defaults, in seconds. 0: none."""
+    """tritonserver's limits and defaults, in seconds. 0: no limit."""
 
     ping_after_s: float = 7200.0  # of silence
     ping_timeout_s: float = 20.0
@@ -23,7 +23,7 @@ class ConnectionLimits:
 
 
 class Watched(Protocol):
-    """A connection, as far as its time may be over."""
+    """A connection, as `Keepalive` sees it."""
 
     @property
     def has_calls(self) -> bool: ...
@@ -33,7 +33,7 @@ class Watched(Protocol):
 
 
 class Keepalive:
-    """Asks a silent client for a sign of life, and lets go of those that give none or have been there for long."""
+    """Pings silent clients, and closes connections that do not answer or that have reached their maximum age."""
 
     def __init__(self, limits: ConnectionLimits, connection: Watched) -> None:
         self._limits = limits
@@ -69,7 +69,7 @@ class Keepalive:
             self._after(limits.ping_timeout_s, "silence", lambda: self._expect(asked_at))
 
     def _expect(self, asked_at: float) -> None:
-        if self._heard_at >= asked_at:  # uvloop's clock has milliseconds, and an answer may take none
+        if self._heard_at >= asked_at:  # uvloop's clock counts milliseconds, and an answer may take less
             self._look()
         else:
             self._connection.abort("the client does not answer pings")

@@ -1,4 +1,4 @@
-"""gRPC messages in DATA: five bytes (compressed or not, length) and then the message, cut anywhere."""
+"""gRPC messages in DATA frames: five bytes (compressed or not, length), then the message, split anywhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BadMessage(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LargeMessage:
-    """One that is sent in parts, because to copy it takes long."""
+    """A message that is sent in parts, because copying it would take long."""
 
     parts: Sequence[Message]
 
@@ -52,7 +52,7 @@ def framed_parts(message: bytes | LargeMessage, *, is_compressed: bool = False) 
 
 
 class Compressor:
-    """Makes messages smaller in `encoding`; `level` is zlib's, 1 (fast) to 9."""
+    """Compresses messages with `encoding`; `level` is zlib's, 1 (fast) to 9."""
 
     __slots__ = ("_level", "_window_bits", "encoding")
 
@@ -63,11 +63,11 @@ class Compressor:
 
     @classmethod
     def accepted(cls, encodings: Collection[str], level: int) -> Compressor | None:
-        """In one of a client's encodings; None when it takes none of ours."""
+        """A compressor for one of a client's encodings; None if none of them is supported."""
         return next((cls(encoding, level) for encoding in WINDOW_BITS if encoding in encodings), None)
 
     async def framed(self, message: bytes | LargeMessage, memory: RequestMemory, share: Share) -> list[Message]:
-        """In parts, and as it is when it would not become smaller."""
+        """The framed message in parts; not compressed if that would not make it smaller."""
         parts = message.parts if isinstance(message, LargeMessage) else [message]
         small = await beside_loop(lambda: self._deflate(parts), size=len(message), memory=memory, share=share)
         return framed_parts(small, is_compressed=True) if len(small) < len(message) else framed_parts(message)
@@ -80,7 +80,7 @@ class Compressor:
 
 
 class Compressed:
-    """A message as it came."""
+    """A compressed message, as received."""
 
     __slots__ = ("_data", "_encoding", "_inflater")
 
@@ -97,7 +97,7 @@ class Compressed:
         return len(self._data)
 
     async def plain(self, memory: RequestMemory, share: Share) -> Message:
-        """Raises `BadMessage`, and what growing `share` raises."""
+        """The decompressed message. Raises `BadMessage`, and the errors of `Share.grow`."""
         plain = Pieces()
         if isinstance(self._data, bytes):
             pieces = inflated(self._inflater, self._data)
@@ -125,28 +125,28 @@ class Compressed:
 
 
 class Assembler:
-    """Collects what a client sends in one call. A message may have `most_bytes`."""
+    """Assembles the messages that a client sends in one call; each may have `most_bytes`."""
 
     __slots__ = ("_encoding", "_flag", "_most_bytes", "_num_missing", "_pieces", "_prefix")
 
     def __init__(self, encoding: str, most_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._encoding = encoding
         self._most_bytes = most_bytes
-        self._prefix = b""  # of the next message, as far as it has come
-        self._pieces: Pieces | None = None  # of a message that has begun and is not complete
-        self._num_missing = 0  # bytes of it
-        self._flag = 0  # of it
+        self._prefix = b""  # of the next message, as far as received
+        self._pieces: Pieces | None = None  # of an incomplete message
+        self._num_missing = 0  # bytes that it lacks
+        self._flag = 0  # the first byte of its prefix
 
     @property
     def is_in_message(self) -> bool:
-        """A message has begun to arrive and has not ended."""
+        """Whether a message has begun to arrive and is not complete."""
         return bool(self._prefix) or self._pieces is not None
 
     def feed(self, data: bytes) -> Iterator[Arrived | Compressed]:
         """The messages that are complete with `data`."""
         if not self._prefix and self._pieces is None and len(data) >= PREFIX.size:
             flag, length = PREFIX.unpack_from(data)
-            if length == len(data) - PREFIX.size <= self._most_bytes and not flag:  # mostly it is a frame of its own
+            if length == len(data) - PREFIX.size <= self._most_bytes and not flag:  # the usual case: a frame of its own
                 yield data[PREFIX.size :]
                 return
         at = 0

@@ -1,4 +1,4 @@
-"""What a path stands for."""
+"""The method of a path: its handler, its parsers and its limits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from llmserve.wire.http2.headers import Metadata
 from llmserve.wire.http2.messages import BadMessage, Message
 from llmserve.wire.request_memory import Share
 
-LARGEST_BYTES = 1024 * 1024  # of a message that holds no data
+LARGEST_BYTES = 1024 * 1024  # of a message without tensor data
 
 
 class OpenedCall(Protocol):
-    """A call whose head has come."""
+    """A call whose head has been received."""
 
-    answer_metadata: Sequence[tuple[str, str]]  # goes before the first message; printable ASCII
+    answer_metadata: Sequence[tuple[str, str]]  # sent before the first message; printable ASCII
     context: Context | None  # its handler's; None: the connection's
 
     @property
@@ -27,7 +27,7 @@ class OpenedCall(Protocol):
 
     @property
     def status(self) -> StatusCode | None:
-        """That the client has been told, or would have been."""
+        """The status sent to the client, or that would have been sent; None: not known yet."""
         ...
 
     def invocation_metadata(self) -> Metadata: ...
@@ -37,15 +37,15 @@ class OpenedCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """`handle(request, context)` gives the answer; of a streaming method, `handle(context)` does everything.
+    """`handle(request, context)` returns the answer; for a streaming method, `handle(context)` reads and writes itself.
 
-    `open` sees every call first; it may say what goes with the answer and in which context it is handled.
-    `refuse` looks at a call's metadata before anything of its messages is taken, and says why it is not served.
+    `open` is called first for every call; it may set the metadata of the answer and the context of the handler.
+    `refuse` checks a call's metadata before any of its messages are taken, and returns the reason for a refusal.
     """
 
     handle: Callable[..., Awaitable[Any]]
-    parse: Callable[[bytes], Any]  # of a message with at most `event_loop.INLINE_BYTES`, on the event loop
-    parse_large: Callable[[Message, Share], Any] | None = None  # of a larger one, in a thread; grows the share first
+    parse: Callable[[bytes], Any]  # parses a message with at most `event_loop.INLINE_BYTES`, on the event loop
+    parse_large: Callable[[Message, Share], Any] | None = None  # parses a larger one in a thread; grows the share first
     largest_bytes: int = LARGEST_BYTES
     streams: bool = False
     open: Callable[[OpenedCall], None] | None = None

@@ -1,4 +1,4 @@
-"""Bytes to frames: the preface, sizes, and header blocks put together from their pieces."""
+"""Converts bytes to frames: checks the preface and sizes, and joins header blocks from their pieces."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from llmserve.wire.http2 import frames
 from llmserve.wire.http2.frames import ConnectionFailed
 from llmserve.wire.http2.headers import MAX_BLOCK_BYTES
 
-MAX_FRAME = 1024 * 1024  # that we take
-MAX_PIECES = 64  # of one header block; more of them are sent only to keep a server busy
+MAX_FRAME = 1024 * 1024  # the largest accepted
+MAX_PIECES = 64  # of one header block; more are only sent to keep a server busy
 
 Take = Callable[[int, int, int, bytes], None]  # kind, flags, stream, payload
 
 
 class FrameReader:
-    """Calls `take` for every frame. HEADERS come whole, without padding and priority; CONTINUATION does not come."""
+    """Calls `take` for every frame. HEADERS are complete, without padding and priority; CONTINUATION is merged in."""
 
     def __init__(self, take: Take) -> None:
         self.has_preface = False
         self._take = take
         self._buffer = bytearray()
-        self._has_settings = False  # a client's first frame
-        self._block: tuple[int, int, bytearray] | None = None  # stream, flags, headers whose end has not come
+        self._has_settings = False  # the client's first frame has come
+        self._block: tuple[int, int, bytearray] | None = None  # stream, flags, incomplete headers
         self._num_pieces = 0
 
     def feed(self, data: bytes | memoryview) -> None:
@@ -48,7 +48,7 @@ class FrameReader:
             if length > MAX_FRAME:
                 raise ConnectionFailed(frames.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
             stream &= frames.LARGEST_WINDOW
-            frames.check_form(kind, flags, stream, length)  # before anything of it is kept
+            frames.check_form(kind, flags, stream, length)  # before any of it is stored
             end = offset + frames.HEAD.size + length
             if end > len(buffer):
                 break
@@ -90,6 +90,6 @@ class FrameReader:
 
 
 def _check_block(size: int, num_pieces: int) -> None:
-    """However many pieces a header block comes in."""
+    """Check the size of a header block, and its number of pieces."""
     if size > MAX_BLOCK_BYTES or num_pieces > MAX_PIECES:
         raise ConnectionFailed(frames.ENHANCE_YOUR_CALM, f"headers of more than {MAX_BLOCK_BYTES} bytes")

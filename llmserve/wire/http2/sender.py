@@ -1,7 +1,7 @@
-"""What goes out on one connection: control frames at once, data as the client's windows and its reading allow.
+"""Sends the frames of one connection: control frames at once, data as the client's windows and reading allow.
 
-What is written in one turn of the event loop goes out in one piece. A call that may send nothing waits for its own
-window, or in a queue for that of all calls: what opens one wakes a call that can use it, and not all of them.
+Frames written in one turn of the event loop are sent in one piece. A call that may not send waits for its own window,
+or in a queue for the connection's window. An opened window wakes one call that can use it, not all of them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from llmserve.wire.http2.frames import ConnectionFailed, frame
 from llmserve.wire.http2.messages import BadMessage
 from llmserve.wire.request_memory import UNREAD_TIMEOUT_S
 
-MAX_UNREAD_BYTES = 4 * 1024 * 1024  # of answers that no window holds back: to pings, to settings, statuses
+MAX_UNREAD_BYTES = 4 * 1024 * 1024  # of answers that no window limits: to pings, to settings, statuses
 
 
 class CallClosed(Exception):
-    """Nobody reads what is written any more."""
+    """The call is over: nobody reads its data any more."""
 
 
 class Outlet(Protocol):
-    """A call, as far as its data goes out."""
+    """A call, as its sender sees it."""
 
     stream: int
     send_window: int
@@ -46,7 +46,7 @@ class Sender:
         self._num_unread = 0
         self._is_finished = False
         self._stalled: dict[int, asyncio.Future[None]] = {}  # by stream: calls whose own window is closed
-        self._queue: deque[asyncio.Future[None]] = deque()  # the others
+        self._queue: deque[asyncio.Future[None]] = deque()  # other calls that wait
 
     def write(self, data: bytes) -> None:
         if not self._outgoing:
@@ -56,7 +56,7 @@ class Sender:
             self._num_unread += len(data)
 
     def check_read(self) -> None:
-        """A client may not ask without end for what it does not read."""
+        """Fail the connection if the client keeps asking without reading the answers."""
         if self._num_unread > MAX_UNREAD_BYTES:
             raise ConnectionFailed(frames.ENHANCE_YOUR_CALM, "the client does not read responses")
 
@@ -66,7 +66,7 @@ class Sender:
         self._outgoing.clear()
 
     def finish(self) -> None:
-        """Nothing more comes. What the client still sends is read: to close on it would take back our last words."""
+        """Send pending frames, then no more. Reading continues: a close with unread data would discard them."""
         self.flush()
         self._is_finished = True
         if self.transport is not None and self.transport.can_write_eof():
@@ -76,7 +76,7 @@ class Sender:
             self.transport.close()
 
     async def send(self, call: Outlet, head: bytes, data: bytes | memoryview, tail: bytes) -> None:
-        """`head`, DATA and `tail`; returns when the connection has taken them. `CallClosed` when the call is over."""
+        """Send `head`, DATA, `tail`; returns when the connection has them. Raises `CallClosed` if the call is over."""
         size = len(data)
         if not self.is_paused and size <= call.send_window and size <= self._window and size <= self.max_frame:
             call.send_window -= size
@@ -102,12 +102,12 @@ class Sender:
                 call.send_window -= len(piece)
                 self._window -= len(piece)
                 self.write(frame(frames.DATA, 0, call.stream, piece))
-                self.flush()  # which may pause us
+                self.flush()  # may set `is_paused`
         finally:
-            self._wake_next()  # with what is left, however this call has ended
+            self._wake_next()  # it may use the rest of the window, however this call has ended
 
     async def _wait(self, call: Outlet) -> None:
-        """Raises `BadMessage` where that takes too long."""
+        """Wait until the call may send. Raises `BadMessage` if that takes too long."""
         waiter = self._loop.create_future()
         timer = self._loop.call_later(UNREAD_TIMEOUT_S, _give_up, waiter)
         if call.send_window > 0:
@@ -133,13 +133,13 @@ class Sender:
         self._wake_next()
 
     def wake(self, stream: int) -> None:
-        """Its call's window has changed."""
+        """Wake the call of a stream: its window has changed."""
         waiter = self._stalled.get(stream)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def wake_stalled(self) -> None:
-        """All windows have changed."""
+        """Wake all stalled calls: all windows have changed."""
         for stream in self._stalled:
             self.wake(stream)
 

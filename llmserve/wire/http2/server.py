@@ -18,7 +18,7 @@ class Http2Server(ListeningServer[Connection]):
     __slots__ = ()
 
     def peers(self) -> set[str]:
-        """Addresses of the clients that are connected."""
+        """Addresses of the connected clients."""
         return {connection.peer for connection in self._connections}
 
 
@@ -32,7 +32,7 @@ async def serve(
     memory: RequestMemory | None = None,
     shared: bool = False,
 ) -> Http2Server:
-    """Listen on `host:port` (0: any free port); `Unavailable` when the port is taken. `memory`: of all requests."""
+    """Listen on `host:port` (0: any free port). Raises `Unavailable` if it is taken. `memory`: for all requests."""
     memory = memory or RequestMemory()
     listener = claim_port(host, port, "--grpc-port", shared=shared)
     connections: set[Connection] = set()
