@@ -1,1 +1,1 @@
-"""Repositories to served models: found, loaded, warmed up, replaced, unloaded."""
+"""From repositories to served models: finds, loads, warms up, replaces and unloads them."""

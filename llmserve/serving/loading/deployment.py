@@ -1,9 +1,9 @@
-"""Puts models into the table and takes them out, without a request noticing.
+"""Adds models to the table and removes them, without disturbing requests.
 
-All on the event loop; what blocks is done in threads. A model is loaded beside the one that it replaces: requests go to
-the old one until the new one is ready, and the old one is unloaded when its last request has ended. Of a model, all
-versions are loaded or none; a load that fails leaves what is served as it is. An ensemble holds the very models that
-its steps name: when one of them is replaced the ensemble is planned anew.
+It runs on the event loop, with blocking work in threads. A model is loaded next to the one that it replaces: requests
+go to the old one until the new one is ready, and the old one is unloaded when its last request has ended. Either all
+versions of a model are loaded or none; a failed load does not change what is served. An ensemble refers to the loaded
+models of its steps: when one of them is replaced, the ensemble is planned again.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ Reasons: TypeAlias = dict[str, str]  # version, or "" for the whole model -> why
 @dataclass(slots=True)
 class _Entry:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one load or unload at a time
-    source: ModelSource | None = None  # of what is served
+    source: ModelSource | None = None  # of the served versions
     ensemble: PreparedModel | None = None  # served whenever its steps are
     reasons: Reasons = field(default_factory=dict)  # of the last load, if it failed
-    has_gone: bool = False  # its files are no more
-    num_users: int = 0  # of the lock, now and next
+    has_gone: bool = False  # its files were removed
+    num_users: int = 0  # tasks that hold the lock or wait for it
 
 
 @dataclass(slots=True)
 class _Round:
-    """What one call of `deploy` has come to so far."""
+    """The changes made so far by one call of `deploy`, `promote` or `withdraw`."""
 
     revives: bool = False
     changed: set[str] = field(default_factory=set)
-    candidates: dict[str, PreparedModel] = field(default_factory=dict)  # ensembles to be planned
+    candidates: dict[str, PreparedModel] = field(default_factory=dict)  # ensembles to plan
     failures: dict[str, Reasons] = field(default_factory=dict)
     replaced: list[tuple[str, Sequence[ServedModel], ModelSource | None]] = field(default_factory=list)
     failed: list[ModelSource] = field(default_factory=list)
@@ -74,16 +74,16 @@ class Deployment:
         self._slots = asyncio.Semaphore(settings.load_threads)
         self._retiring: set[ServedModel] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.logs_failures = False  # at the start the table of models says why
-        self.changed: Callable[[], None] = lambda: None  # called when something else is served than before
+        self.logs_failures = False  # not at the start, when the table of models shows them
+        self.changed: Callable[[], None] = lambda: None  # called when the served models change
 
     def source(self, name: str) -> ModelSource | None:
-        """What is served of a model, or is to be."""
+        """The source of a model that is served, or will be when its steps are."""
         entry = self._entries.get(name)
         return entry.source if entry is not None else None
 
     def steps(self, name: str) -> list[str]:
-        """The models of an ensemble; none of any other model."""
+        """The models of an ensemble; empty for any other model."""
         entry = self._entries.get(name)
         return step_models(entry.ensemble.config) if entry is not None and entry.ensemble is not None else []
 
@@ -92,9 +92,9 @@ class Deployment:
         return [user for user in self._entries if name in self.steps(user)]
 
     async def deploy(self, sources: Sequence[ModelSource], *, revive: bool = False) -> dict[str, Reasons]:
-        """Load what is not served as it is now; returns why models could not be loaded.
+        """Load sources whose current state is not served; returns why models could not be loaded.
 
-        `revive`: and what has stopped working, although its files are the same.
+        `revive`: also reload models that have stopped working, even if their files have not changed.
         """
         work = _Round(revive)
         try:
@@ -106,16 +106,16 @@ class Deployment:
         return work.failures
 
     def forget(self, name: str) -> None:
-        """Nothing is to be known of a model that is not served and in no repository."""
+        """Forget a model that is neither served nor in a repository."""
         entry = self._entries.get(name)
         if entry is not None and not entry.num_users and entry.source is None:
             del self._entries[name]
             self._table.forget(name)
 
     async def withdraw(self, name: str, *, has_gone: bool = False) -> None:
-        """Take a model out. Its requests run to their end, and it is unloaded after the last one.
+        """Stop serving a model. Its requests run to their end, and it is unloaded after the last one.
 
-        `has_gone`: there is no such model any more, and then nothing is to be known of it.
+        `has_gone`: its files were removed, so it is forgotten afterwards.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -130,9 +130,9 @@ class Deployment:
             self._retire_replaced(work)
 
     async def load_beside(self, source: ModelSource, version: str, files_version: str) -> ServedModel:
-        """A version that is not served yet, beside those that are; `close_unused` ends it. Raises `LlmserveError`.
+        """Load a version next to the served ones, without serving it. Raises `LlmserveError`. See `close_unused`.
 
-        `version`: what it is called; `files_version`: the one that has its files.
+        `version`: its number; `files_version`: the version that has its files.
         """
         work = partial(prepare, source, self._backends, self._settings)
         async with self._slots:
@@ -146,9 +146,9 @@ class Deployment:
     async def promote(
         self, source: ModelSource, model: ServedModel, *, over: ServedModel, kept: Collection[str]
     ) -> None:
-        """Serve a version that was loaded beside the others; of these, `kept` are served on.
+        """Serve a version that `load_beside` has loaded. Of the served versions, only those in `kept` stay.
 
-        Raises `InvalidArgument` when `over` is not what answers now: somebody has loaded another one meanwhile.
+        Raises `InvalidArgument` if `over` does not answer now: another version was loaded meanwhile.
         """
         async with _used(self._entries.setdefault(source.name, _Entry())):
             if not self._table.is_served(source.name) or self._table.find(source.name) is not over:
@@ -176,7 +176,7 @@ class Deployment:
         return {name: ensemble for name, ensemble in served if ensemble is not None}
 
     async def close(self) -> None:
-        """Unload everything at once."""
+        """Unload all models at once."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -185,7 +185,7 @@ class Deployment:
         self._table.clear()
 
     def _retire_replaced(self, work: _Round) -> None:
-        """Not before all ensembles are planned: until then some have used them."""
+        """Retire replaced models. Call it after planning all ensembles: until then some use them."""
         self.changed()
         for replaced in work.replaced:
             self._retire(*replaced)
@@ -205,7 +205,7 @@ class Deployment:
                         self._fail(source.name, failure.reasons, work)
                         work.failed.append(source)
                         return
-                    source = newer  # somebody is still writing it
+                    source = newer  # its files are still being written
                 else:
                     return
 
@@ -233,7 +233,7 @@ class Deployment:
             try:
                 work = partial(prepare, source, self._backends, self._settings)
                 return await in_daemon_thread(work, f"prepare-{source.name}")
-            except Exception as error:  # border: one model's failure is its status
+            except Exception as error:  # border: a failure becomes the model's status
                 raise _LoadFailed({"": _reason(error)}) from error
 
     async def _load(self, prepared: PreparedModel) -> list[ServedModel]:
@@ -271,13 +271,13 @@ class Deployment:
     def _fail(self, name: str, reasons: Reasons, work: _Round) -> None:
         work.failures[name] = reasons
         entry = self._entries[name]
-        if self.logs_failures and entry.reasons != reasons:  # a model that is tried again and again is reported once
+        if self.logs_failures and entry.reasons != reasons:  # a repeated failure is logged once
             logger.error("model %r was not loaded: %s", name, "; ".join(reasons.values()))
         entry.reasons = reasons
         self._table.set_failed(name, reasons)
 
     def _retire(self, name: str, models: Sequence[ServedModel], source: ModelSource | None) -> None:
-        """`source`: where they came from, when nothing else comes from there any more."""
+        """`source`: the source of these models, if nothing else uses it any more."""
         for model in models:
             self._table.set_unloading(name, model.version)
         self._retiring.update(models)
@@ -296,7 +296,7 @@ class Deployment:
             await _discard(source)
 
     async def _discard_failed(self, source: ModelSource) -> None:
-        """Unless something else comes from there, or still may."""
+        """Discard the source's files, unless the model is served from them or may be later."""
         entry = self._entries.get(source.name, _Entry())
         kept = (entry.source, entry.ensemble.source if entry.ensemble is not None else None)
         if all(other is None or other.path != source.path for other in kept):
@@ -308,7 +308,7 @@ class Deployment:
         task.add_done_callback(self._tasks.discard)
 
     def _plan_ensembles(self, work: _Round) -> None:
-        """Those that are new or stand on something that has changed; inner ones before those that use them."""
+        """Plan ensembles that are new or whose steps have changed; inner ones before those that use them."""
         waiting = self._affected(work)
         while waiting:
             due = [name for name in waiting if waiting.isdisjoint(self._all_steps(name, work))]
@@ -332,7 +332,7 @@ class Deployment:
         return {*self.steps(name), *(step_models(candidate.config) if candidate is not None else ())}
 
     def _plan_ensemble(self, name: str, work: _Round, *, cyclic: bool) -> None:
-        """Serve the new plan; if that cannot be, the old one on the models that are there now; if not that, none."""
+        """Serve the new plan; if that fails, the old plan on the current models; if that fails, too, none."""
         entry = self._entries[name]
         candidate = work.candidates.get(name)
         reasons: Reasons = {}
@@ -356,7 +356,7 @@ class Deployment:
                 entry.ensemble = candidate
             if entry.source is None or is_ensemble(
                 entry.source.config
-            ):  # else the model that it was to replace serves on
+            ):  # else the model that it should replace stays served
                 work.replaced.append((name, self._table.serve(name, ()), None))
         if reasons and any(map(self._table.is_unloaded, self.steps(name))):
             self._table.set_unloaded(name, list(reasons))
@@ -366,7 +366,7 @@ class Deployment:
 
 @asynccontextmanager
 async def _used(entry: _Entry) -> AsyncIterator[None]:
-    """An entry that somebody uses, or waits for, is not forgotten."""
+    """Lock an entry. An entry that is used or waited for is not forgotten."""
     entry.num_users += 1
     try:
         async with entry.lock:
@@ -390,5 +390,5 @@ def _reason(error: BaseException) -> str:
 async def _close(model: ServedModel) -> None:
     try:
         await model.close()
-    except Exception:  # border: the others are unloaded all the same
+    except Exception:  # border: the others must still be unloaded
         logger.exception("model '%s' could not be unloaded", model.name)

@@ -47,9 +47,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """What a model has to do with the server that it runs in."""
+    """The parts of the server that a model uses."""
 
-    infer: Callable[[InferRequest], AsyncGenerator[InferResponse, None]]  # of other models
+    infer: Callable[[InferRequest], AsyncGenerator[InferResponse, None]]  # sends requests to other models
     control: ModelControl
     shared: SharedResources
 
@@ -115,7 +115,7 @@ async def load_version(
     files_version: str = "",
     reserved_bytes: int = 0,
 ) -> ServedModel:
-    """One version, ready for requests. `files_version`: the one that has its files, if that is another."""
+    """Load one version and warm it up. `files_version`: the version that has its files, if that is another."""
     began = time.monotonic()
     config, directory = prepared.config, prepared.source.path
     context = LoadContext(
@@ -171,10 +171,10 @@ def serve_ensemble(
     *,
     step: Callable[[ServedModel], StepModel] = as_it_is,
 ) -> ServedModel:
-    """An ensemble of the models that `find` finds now. Raises `ModelConfigError`.
+    """An ensemble of the models that `find` returns now. Raises `ModelConfigError`.
 
-    Its requests run to their end on these, whatever is loaded meanwhile. What it has counted goes on when it is
-    planned anew because a step has been loaded again. `step`: what its requests see of a model.
+    Its requests run to their end on these models, whatever is loaded meanwhile. Its statistics continue when it is
+    planned again because a step was reloaded. `step`: wraps a model, as the ensemble's requests use it.
     """
     config = ModelConfig()
     config.CopyFrom(prepared.config)

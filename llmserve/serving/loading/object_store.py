@@ -1,8 +1,8 @@
 """Model repositories in object stores: s3://, gs://, as:// (Azure), oss://, through fsspec.
 
-A model is copied to a local directory before it is read. Each state of it gets a directory of its own, so that a model
-that is served keeps its files while the next one is loaded; files that have not changed are linked, not copied again.
-An engine's sidecars, such as what a gate has said of it, make no other state: they are replaced where they are.
+A model is copied to a local directory before it is read. Each state of it gets its own directory, so that a served
+model keeps its files while the next state is loaded; unchanged files are linked, not copied again. An engine's
+sidecars, such as the results of a gate, do not make a new state: they are replaced in place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_url(location: str) -> bool:
 
 @dataclass(slots=True)
 class _Copy:
-    tokens: Mapping[str, str]  # file -> what changes with it
+    tokens: Mapping[str, str]  # file -> a token that changes with it
     path: Path
     is_unused: bool = False
 
@@ -47,7 +47,7 @@ class ObjectStoreRepository:
         self._root = root.strip("/")
         self._names: list[str] = []
         self._cache: OwnedDirectory | None = None
-        self._copies: dict[str, _Copy] = {}  # the newest of each model
+        self._copies: dict[str, _Copy] = {}  # the newest copy of each model
         self._copy_ids = count()
         self._lock = threading.Lock()
 
@@ -55,7 +55,7 @@ class ObjectStoreRepository:
         return self._location
 
     def list_names(self, *, cached: bool) -> list[str]:
-        """Raises `OSError`. `cached`: as they were found last; that does not block."""
+        """The names of the models. Raises `OSError`. `cached`: those found last, without blocking."""
         if not cached:
             self._files.invalidate_cache()
             try:
@@ -67,8 +67,7 @@ class ObjectStoreRepository:
         return self._names
 
     def fetch(self, name: str) -> Path:
-        """A local directory with the files as they are now; the same one as long as those that are served do not
-        change."""
+        """A local directory with the current files; the same directory as long as no served file changes."""
         with self._lock:
             try:
                 return self._fetch(name)
@@ -78,7 +77,7 @@ class ObjectStoreRepository:
                 raise OSError(0, f"{self._location}/{name}: {_describe(error)}") from error
 
     def discard(self, name: str, path: Path) -> None:
-        """Nothing uses this copy any more. The newest one stays, for the next load."""
+        """Delete a copy that is no longer used. The newest one is kept for the next load."""
         with self._lock:
             newest = self._copies.get(name)
             if newest is not None and newest.path == path:
@@ -112,7 +111,7 @@ class ObjectStoreRepository:
         return copy.path
 
     def _replace_sidecars(self, prefix: str, tokens: Mapping[str, str], copy: _Copy) -> None:
-        """Each at once: somebody may be reading it."""
+        """Replace each file atomically, because it may be read meanwhile."""
         for relative in copy.tokens.keys() - tokens.keys():
             (copy.path / relative).unlink(missing_ok=True)
         for relative, token in tokens.items():
@@ -140,7 +139,7 @@ class ObjectStoreRepository:
 
 
 def open_object_store(location: str) -> ObjectStoreRepository:
-    """Raises `InvalidArgument` for URLs that cannot be read, or packages that are missing. Contacts nobody."""
+    """Raises `InvalidArgument` for unsupported URLs and missing packages. Does not connect to the store."""
     scheme, _, rest = location.partition("://")
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
@@ -172,7 +171,7 @@ def _served(tokens: Mapping[str, str]) -> dict[str, str]:
 
 
 def _token(info: Mapping[str, Any]) -> str:
-    """Changes when the object does."""
+    """A token that changes with the object."""
     return hashlib.sha256(repr([(key, str(info[key])) for key in TOKENS if key in info]).encode()).hexdigest()
 
 

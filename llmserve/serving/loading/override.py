@@ -1,4 +1,4 @@
-"""What a client sends to load a model with: another config, and other files."""
+"""Overrides that a client sends to load a model with: another config, and other files."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def parse_config_json(name: str, text: str) -> ModelConfig:
 
 
 def override_config(source: ModelSource, config: ModelConfig) -> ModelSource:
-    """The same files with another config; only what is wrong with the config itself is repaired by that."""
+    """The source with another config. This removes the problems of the old config, but no others."""
     kept = tuple(problem for problem in source.problems if ".pbtxt " not in problem)
     return replace(source, config=config, problems=kept, is_override=True, has_config=True)
 
 
 def write_override(name: str, files: Mapping[str, bytes], directory: Path) -> Path:
-    """The model directory that a client has sent. Raises `InvalidArgument` for names that lead out of it."""
+    """Write the model directory that a client has sent. Raises `InvalidArgument` for names that lead out of it."""
     target = directory / name
     wrong = [relative for relative in files if not is_inside(relative)]
     if not is_inside(name) or len(PurePosixPath(name).parts) > 1:

@@ -1,7 +1,7 @@
 """Model repositories on disk: `<repository>/<model>/config.pbtxt` and `<model>/<version>/...`.
 
-Reads names, versions and config texts; loads nothing. What is wrong with one model is a property of that model and
-never hides the others.
+Reads names, versions and config texts; loads nothing. Problems of one model are stored with that model and never hide
+the others.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 class Repository(Protocol):
-    """Where models are. All calls block and raise `OSError` when it cannot be read."""
+    """A place with models. All calls block, and raise `OSError` if it cannot be read."""
 
     def list_names(self, *, cached: bool) -> list[str]:
-        """`cached`: what is known without asking somebody far away."""
+        """`cached`: the names that are known without a remote call."""
         ...
 
     def fetch(self, name: str) -> Path:
@@ -39,7 +39,7 @@ class Repository(Protocol):
         ...
 
     def discard(self, name: str, path: Path) -> None:
-        """What `fetch` has given is not used any more."""
+        """A directory that `fetch` has returned is no longer used."""
         ...
 
     def close(self) -> None: ...
@@ -53,7 +53,7 @@ class DirectoryRepository:
         return str(self._path)
 
     def list_names(self, *, cached: bool) -> list[str]:
-        """Bytes that are no UTF-8 are written out: nothing is found by such a name, and the table says so."""
+        """Bytes that are not UTF-8 are escaped: no model is found by such a name, and the table shows that."""
         names = [entry.name for entry in os.scandir(self._path) if _is_directory(entry)]
         return [name.encode("utf-8", "backslashreplace").decode() for name in names]
 
@@ -68,7 +68,7 @@ class DirectoryRepository:
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
-    """Or what cannot be looked at, such as a link into a folder of another user: that is told of the model."""
+    """Whether it is a directory or unreadable, such as a link into another user's folder. `read_model` reports that."""
     try:
         return entry.is_dir()
     except OSError:
@@ -76,7 +76,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def open_repository(location: Path | str) -> Repository:
-    """Raises `InvalidArgument` for a URL that is none of an object store."""
+    """Raises `InvalidArgument` for a URL that is not one of an object store."""
     if is_url(str(location)):
         return open_object_store(str(location))
     return DirectoryRepository(Path(location))
@@ -95,22 +95,22 @@ class ModelSource:
     stamp: Stamp = ()  # changes when a file does
     repository: Repository | None = None  # None: a client has sent the files
     is_override: bool = False  # a client has sent the config
-    parameters: Mapping[str, str] = field(default_factory=dict)  # of the config, over what it says
-    discard: Callable[[], None] | None = None  # to be called, in a thread, when nothing uses the files any more
+    parameters: Mapping[str, str] = field(default_factory=dict)  # override parameters of the config
+    discard: Callable[[], None] | None = None  # call it in a thread when the files are no longer used
 
     @property
     def served_stamp(self) -> Stamp:
-        """Changes when a file does that is served. An engine's sidecars are not, such as what a gate said of it."""
+        """Changes with any served file. An engine's sidecars, such as the results of a gate, are not served."""
         served = served_files(file for file, *_ in self.stamp)
         return tuple(entry for entry in self.stamp if entry[0] in served)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What several repositories hold."""
+    """The models in several repositories."""
 
     places: Mapping[str, tuple[Repository, ...]]  # by model; more than one is an error of the model
-    unreadable: Mapping[Repository, str]  # why
+    unreadable: Mapping[Repository, str]  # the reason
 
     def require_readable(self) -> None:
         raise_problems(ModelConfigError, "cannot read the model repository", list(self.unreadable.values()))
@@ -138,7 +138,7 @@ def list_models(repositories: Sequence[Repository], *, cached: bool = False) -> 
 
 
 def read_model(name: str, repositories: Sequence[Repository], config_name: str = "") -> ModelSource:
-    """`config_name`: of the file in `configs` that is preferred."""
+    """Read a model. `config_name`: the name of the preferred file in `configs`."""
     repository = repositories[0]
     if len(repositories) > 1:
         places = ", ".join(map(str, repositories))
@@ -154,8 +154,8 @@ def read_model(name: str, repositories: Sequence[Repository], config_name: str =
 
 
 def read_directory(name: str, path: Path, config_name: str = "") -> ModelSource:
-    """Raises `OSError` when there is no such directory."""
-    stamp = read_stamp(path)  # first: what changes while it is read makes it differ from the next one
+    """Read a model's directory. Raises `OSError` if it does not exist."""
+    stamp = read_stamp(path)  # first: then changes during the read make it differ from the next one
     preferred = path / CONFIGS_FOLDER / f"{config_name}.pbtxt"
     file = preferred if config_name and preferred.is_file() else path / CONFIG_NAME
     has_config = file.is_file()
@@ -175,7 +175,7 @@ def read_directory(name: str, path: Path, config_name: str = "") -> ModelSource:
 
 
 def read_again(source: ModelSource, config_name: str) -> ModelSource | None:
-    """The model as it is now, if its files are not what they were when `source` was read."""
+    """The model as it is now, if its files have changed since `source` was read; else None."""
     if source.is_override or not source.stamp or read_stamp(source.path) == source.stamp:
         return None
     try:
@@ -186,14 +186,14 @@ def read_again(source: ModelSource, config_name: str) -> ModelSource | None:
 
 
 def read_stamp(directory: Path) -> Stamp:
-    """Sizes and times of a directory's files. What Python and editors leave beside them does not count."""
+    """Sizes and times of a directory's files, without those that Python and editors add."""
     return tuple(sorted(_file_stamps(directory, "")))
 
 
 def _file_stamps(directory: Path, prefix: str) -> Iterator[tuple[str, int, int]]:
     try:
         entries = list(os.scandir(directory))
-    except OSError:  # it has gone meanwhile, which is a change
+    except OSError:  # it was removed meanwhile, which is a change
         return
     for entry in entries:
         if entry.name.startswith((".", "__pycache__")):

@@ -1,4 +1,4 @@
-"""What lies beside an engine and is not served: such a file changes no answer, so no model is loaded again for it."""
+"""Sidecars: files of an engine directory that change no answer, so a model is not reloaded when they change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SIDECARS = frozenset(("build_time.json", "gate.jsonl", "model.cache"))
 
 
 def served_files(files: Iterable[str]) -> set[str]:
-    """Of the paths of a model's files those that are no sidecars."""
+    """The paths of a model's files, without sidecars."""
     every = set(files)
     engines = {folder for folder, name in map(_split, every) if name == MANIFEST}
     return {file for file in every if _split(file)[1] not in SIDECARS or _split(file)[0] not in engines}

@@ -1,4 +1,4 @@
-"""Which models are served, and how it stands with the others: look-up for requests, rows for the repository index."""
+"""The served models and the status of all others: look-up for requests, rows for the repository index."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from llmserve.errors import InvalidArgument, NotFound, nearest
 from llmserve.serving.model import ServedModel
 
 LOADING, READY, UNLOADING, UNAVAILABLE = "LOADING", "READY", "UNLOADING", "UNAVAILABLE"
-UNLOADED = "unloaded"  # the reason of a version that is unavailable because somebody wanted it so
+UNLOADED = "unloaded"  # the reason if a version was made unavailable on request
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """One row of the repository index. States are Triton's; "" for a model that nobody has asked for."""
+    """One row of the repository index. States are Triton's; "" for a model that was never requested."""
 
     name: str
     version: str
@@ -38,12 +38,12 @@ def version_number(text: str) -> int:
 
 
 class ModelTable:
-    """A version that is served is READY, whatever else is being done for it; the others have a row of their own."""
+    """A served version is READY, even while it is reloaded; all other versions have a row in `_rows`."""
 
     def __init__(self) -> None:
         self._served: dict[str, dict[int, ServedModel]] = {}
-        self._rows: dict[str, dict[str, ModelStatus]] = {}  # model -> version, or "" for the whole model
-        self._failed_reloads: dict[str, str] = {}  # model -> why what is served is not what is in the repository
+        self._rows: dict[str, dict[str, ModelStatus]] = {}  # model -> version, or "" for the whole model -> row
+        self._failed_reloads: dict[str, str] = {}  # model -> why the state in the repository is not served
 
     def __iter__(self) -> Iterator[ServedModel]:
         for name in sorted(self._served):
@@ -51,7 +51,7 @@ class ModelTable:
                 yield model
 
     def serve(self, name: str, models: Sequence[ServedModel]) -> list[ServedModel]:
-        """From now on these are the versions of `name`; returns those that were before."""
+        """Replace the served versions of `name`; returns those served before."""
         before = self._served.pop(name, {})
         if models:
             self._served[name] = {int(model.version): model for model in models}
@@ -62,7 +62,7 @@ class ModelTable:
         return list(before.values())
 
     def set_unloading(self, name: str, version: str) -> None:
-        """Unless it is served all the same, or there is more to be said of it."""
+        """Mark a version as unloading, unless it is served again or has another status."""
         rows = self._rows.setdefault(name, {})
         if version not in self.versions(name) and (version not in rows or _is_wanted_so(rows[version])):
             rows[version] = ModelStatus(name, version, UNLOADING)
@@ -72,7 +72,7 @@ class ModelTable:
             self._rows[name] = {version: ModelStatus(name, version, LOADING) for version in versions}
 
     def set_failed(self, name: str, reasons: Mapping[str, str]) -> None:
-        """`reasons` by version. What is served is served on."""
+        """`reasons` by version. Served versions stay served."""
         if name in self._served:
             self._failed_reloads[name] = "the last reload failed: " + "; ".join(reasons.values())
         else:
@@ -80,7 +80,7 @@ class ModelTable:
             self._rows[name] = {row.version: row for row in rows}
 
     def set_unloaded(self, name: str, versions: Sequence[str], *, only_unloading: bool = False) -> None:
-        """`only_unloading`: only those that are about to be; another load may have come between."""
+        """`only_unloading`: only versions that are unloading; another load may have started meanwhile."""
         rows = self._rows.setdefault(name, {})
         for version in versions:
             is_unloading = version in rows and rows[version].state == UNLOADING
@@ -88,7 +88,7 @@ class ModelTable:
                 rows[version] = ModelStatus(name, version, UNAVAILABLE, UNLOADED)
 
     def forget(self, name: str) -> None:
-        """A model that has left the repositories."""
+        """Forget a model that was removed from the repositories."""
         self._rows.pop(name, None)
 
     def clear(self) -> None:
@@ -97,7 +97,7 @@ class ModelTable:
         self._failed_reloads.clear()
 
     def find(self, name: str, version: str = "") -> ServedModel:
-        """Raises `NotFound`, or `InvalidArgument` for something that is no version."""
+        """Raises `NotFound`, or `InvalidArgument` for an invalid version."""
         number = version_number(version)
         versions = self._served.get(name)
         if not versions:
@@ -116,17 +116,17 @@ class ModelTable:
         return name in self._served
 
     def is_unloaded(self, name: str) -> bool:
-        """It could be used, but somebody wanted it away."""
+        """Whether a model is not served because it was unloaded on request."""
         rows = self._rows.get(name, {}).values()
         return name not in self._served and bool(rows) and all(map(_is_wanted_so, rows))
 
     def failure(self, name: str) -> str:
-        """Why no version of a model can be used; "" when it did not fail."""
+        """Why no version of a model can be used; "" if it did not fail."""
         rows = self._rows.get(name, {}).values()
         return "; ".join(row.reason for row in rows if row.state == UNAVAILABLE and row.reason != UNLOADED)
 
     def all_loaded(self) -> bool:
-        """Every version that was asked for can be used; those that were unloaded do not count."""
+        """Whether all requested versions can be used; unloaded versions do not count."""
         return all(row.state == READY or _is_wanted_so(row) for row in self.statuses())
 
     def statuses(self) -> list[ModelStatus]:

@@ -1,7 +1,7 @@
-"""`model_warmup`: requests that every instance runs before its model is ready, made from the config.
+"""`model_warmup`: requests, created from the config, that every instance runs before its model is ready.
 
-Samples of batch size n are n requests of one element each, executed together; none if it is 0, as in Triton. They are
-not counted.
+A sample of batch size n is n requests of one element each, executed together; none if n is 0, as in Triton. They do
+not appear in statistics.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WARMUP_FOLDER = "warmup"
 class WarmupSample:
     name: str
     num_runs: int
-    requests: tuple[InferRequest, ...]  # one execution
+    requests: tuple[InferRequest, ...]  # of one execution
 
 
 async def warm_up(config: ModelConfig, model_dir: Path, version: str, instances: Sequence[ModelInstance]) -> None:
@@ -45,7 +45,7 @@ async def warm_up(config: ModelConfig, model_dir: Path, version: str, instances:
 
 
 def warmup_samples(config: ModelConfig, model_dir: Path, version: str) -> list[WarmupSample]:
-    """Blocking: reads data files. Raises `ModelConfigError` that lists every sample that is no request of the model."""
+    """Create the samples. Blocking: reads data files. Raises `ModelConfigError` that lists all invalid samples."""
     signature = ModelSignature(config)
     added = _added_inputs(config, model_dir)
     problems: list[str] = []
@@ -66,7 +66,7 @@ def warmup_samples(config: ModelConfig, model_dir: Path, version: str) -> list[W
 
 
 def _added_inputs(config: ModelConfig, model_dir: Path) -> dict[str, Tensor]:
-    """What the scheduler adds to requests, as long as the sample does not give it itself."""
+    """Inputs that the scheduler adds to requests. A sample may contain its own."""
     if not config.HasField("sequence_batching"):
         return {}
     states = {spec.input_name: spec.initial for spec in read_states(config, model_dir)}
@@ -97,7 +97,7 @@ async def _run_samples(model_name: str, instance: ModelInstance, samples: Sequen
         for _ in range(sample.num_runs):
             try:
                 await _run(instance, sample)
-            except Exception as error:  # border: whatever the model raises keeps it from being served
+            except Exception as error:  # border: a model that raises anything is not served
                 raise InternalError(
                     f"model '{model_name}', instance '{instance.name}': failed to run warmup sample '{sample.name}': "
                     f"{error}"

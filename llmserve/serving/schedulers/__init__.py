@@ -1,1 +1,1 @@
-"""How the requests of one model reach its instances."""
+"""Schedulers: give the requests of a model to its instances."""

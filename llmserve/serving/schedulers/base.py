@@ -1,4 +1,4 @@
-"""The seam between the core and whatever decides when a request of a model runs."""
+"""The interface between the core and schedulers, which decide when a model's request runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Rejected(Unavailable):
 
 
 class SequenceError(InvalidArgument):
-    """The request never ran: it does not belong to a sequence as it should."""
+    """The request never ran: it does not fit into a sequence."""
 
 
 class ModelScheduler(Protocol):
-    """One per version of a model. All calls on the event loop."""
+    """The scheduler of one version of a model. Call it on the event loop."""
 
     @property
     def num_pending(self) -> int:
@@ -31,5 +31,5 @@ class ModelScheduler(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Refuse what waits and what comes. Running requests go on."""
+        """Refuse waiting and new requests. Running requests continue."""
         ...

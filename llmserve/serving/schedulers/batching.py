@@ -1,4 +1,4 @@
-"""Which waiting requests make the next batch: the rules of `dynamic_batching`, as arithmetic without a clock."""
+"""Chooses the requests of the next batch by the rules of `dynamic_batching`: arithmetic without a clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmserve.serving.types import InferRequest
 
 @dataclass(frozen=True, slots=True)
 class BatchRule:
-    """`max_batch_size` 0: one request at a time, whatever its size."""
+    """The batching rules of a model. `max_batch_size` 0: one request at a time, whatever its size."""
 
     max_batch_size: int = 0
     preferred_sizes: frozenset[int] = frozenset()
@@ -23,7 +23,7 @@ class BatchRule:
 
     @staticmethod
     def from_config(config: ModelConfig) -> BatchRule:
-        """Of `dynamic_batching`, or of `sequence_batching` with the strategy `oldest`."""
+        """The rule in `dynamic_batching`, or in `sequence_batching` with the strategy `oldest`."""
         batching = config.dynamic_batching
         if config.HasField("sequence_batching"):
             batching = config.sequence_batching.oldest
@@ -38,9 +38,10 @@ class BatchRule:
     def choose(self, waiting: Iterable[QueuedRequest], now_ns: int) -> tuple[list[QueuedRequest], int]:
         """The batch to run now, or an empty one and the time until which it is worth waiting.
 
-        The candidates are the longest run of requests, from the front, that may share a batch. Any preferred size that
-        they reach goes at once, the largest of these first; where they step over the largest of all, what came before
-        does. Otherwise they go when they cannot grow, or when the first has waited for the delay; then all of them.
+        The candidates are the longest run of requests, from the front, that may share a batch. If they reach preferred
+        sizes, a batch of the largest of these runs at once. If they exceed the largest preferred size without reaching
+        any, the requests before that run. Otherwise all run when they cannot grow, or when the delay of the oldest is
+        over.
         """
         if not self.max_batch_size:
             return list(islice(waiting, 1)), 0
@@ -73,7 +74,7 @@ class BatchRule:
 
 
 def batch_key(signature: ModelSignature, request: InferRequest) -> BatchKey:
-    """Which inputs are there, and their shapes without the batch dimension (any shape for ragged ones)."""
+    """The names of the inputs, and their shapes without the batch dimension (for ragged inputs, no shape)."""
     shapes = [
         (name, () if signature.inputs[name].ragged else tensor.shape[1:]) for name, tensor in request.inputs.items()
     ]

@@ -1,4 +1,4 @@
-"""In front of a model's scheduler: answers that the response cache holds do not run again."""
+"""The response cache in front of a model's scheduler: requests with a cached answer do not run again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmserve.serving.schedulers.base import ModelScheduler
 from llmserve.serving.schedulers.response_cache import ResponseCache, response_key
 from llmserve.serving.types import InferRequest, InferResponse
 
-_loads = count()  # tells a model from the one that it replaces
+_loads = count()  # distinguishes a model from the one that it replaces
 
 
 class CachingScheduler:
@@ -30,7 +30,7 @@ class CachingScheduler:
         return self._scheduler.num_pending
 
     async def infer(self, request: InferRequest, timing: RequestTiming) -> AsyncGenerator[InferResponse, None]:
-        if request.chooses_adapter:  # another adapter may have the same name tomorrow
+        if request.chooses_adapter:  # another adapter may get the same name later
             async with aclosing(self._scheduler.infer(request, timing)) as stream:
                 async for response in stream:
                     yield response

@@ -1,4 +1,4 @@
-"""Which scheduler a model's config asks for."""
+"""Chooses the scheduler that a model's config asks for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make_scheduler(
     states: Sequence[StateSpec],
     shared: SharedResources,
 ) -> ModelScheduler:
-    """For the instances of a model. What has no effect with them is said in the log. Raises `ModelConfigError`."""
+    """A scheduler for the instances of a model. Logs settings without effect. Raises `ModelConfigError`."""
     if loaded.batches_itself and config.HasField("sequence_batching"):
         raise ModelConfigError(
             f"model '{config.name}' cannot be loaded: backend '{config.backend}' does not support sequence_batching: "
@@ -51,7 +51,7 @@ def make_scheduler(
 
 
 def cached(config: ModelConfig, scheduler: ModelScheduler, shared: SharedResources) -> ModelScheduler:
-    """With the response cache in front, if the config asks for it and the server has one."""
+    """The scheduler with the response cache in front, if the config asks for it and the server has one."""
     if not config.response_cache.enable:
         return scheduler
     if shared.cache is None:

@@ -1,6 +1,6 @@
 """The tensors that the sequence scheduler adds to a request: control inputs and implicit state.
 
-They have a batch dimension of 1 where the model batches. Controls hold one element.
+They have a batch dimension of 1 if the model batches. Controls have one element.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Control = ModelSequenceBatching.Control
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A control that is one of two values."""
+    """A control with one of two values."""
 
     name: str
     datatype: str
@@ -67,7 +67,7 @@ class Controls:
         return self._make(request.sequence_start, request.sequence_end, True, request.sequence_id)
 
     def of_nothing(self) -> dict[str, Tensor]:
-        """Of a batch slot in which no request is."""
+        """The controls of a batch slot without a request."""
         return self._make(False, False, False, 0)
 
     def _make(self, start: bool, end: bool, ready: bool, sequence_id: int | str) -> dict[str, Tensor]:
@@ -110,7 +110,7 @@ def _id_tensor(name: str, datatype: str, sequence_id: int | str, shape: tuple[in
 
 
 def _number_for(sequence_id: str, largest: int) -> int:
-    """What a model whose correlation IDs are numbers is told of a text: always the same, and for no other text."""
+    """The correlation ID for a text if the model expects a number: a hash, so texts rarely share one."""
     return 1 + int.from_bytes(hashlib.blake2b(sequence_id.encode(), digest_size=8).digest(), "little") % largest
 
 
@@ -130,7 +130,7 @@ class StateSpec:
     initial: Tensor
 
     def next(self, model_name: str, answered: Tensor) -> Tensor:
-        """The input of the sequence's next request. Raises `InternalError` when it is not a state of this kind."""
+        """The input of the sequence's next request. Raises `InternalError` if the tensor does not fit the state."""
         fits = len(answered.shape) == len(self.dims) and all(
             want in (-1, have) for want, have in zip(self.dims, answered.shape, strict=True)
         )
@@ -143,7 +143,7 @@ class StateSpec:
 
 
 class ImplicitState:
-    """What a sequence carries from request to request."""
+    """The tensors that a sequence carries from request to request."""
 
     def __init__(self, model_name: str, specs: Iterable[StateSpec]) -> None:
         self._model_name = model_name
@@ -153,7 +153,7 @@ class ImplicitState:
         return {spec.input_name: spec.initial for spec in self._specs.values()}
 
     def updated(self, state: Mapping[str, Tensor], outputs: Iterable[Tensor]) -> dict[str, Tensor]:
-        """What the model has not answered with stays as it is. Raises `InternalError`."""
+        """The state after a response. States that the model has not returned do not change. Raises `InternalError`."""
         answered = [
             spec.next(self._model_name, tensor)
             for tensor in outputs
@@ -163,7 +163,7 @@ class ImplicitState:
 
 
 def read_states(config: ModelConfig, model_dir: Path) -> list[StateSpec]:
-    """Blocking: reads files of initial states. Raises `ModelConfigError` that lists all that cannot be used."""
+    """Read the declared states. Blocking: reads files. Raises `ModelConfigError` that lists all problems."""
     problems: list[str] = []
     specs = []
     for declared in config.sequence_batching.state:

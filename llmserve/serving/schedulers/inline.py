@@ -1,7 +1,7 @@
-"""Requests that are executed where they are made, without a queue or a thread: pure and brief ones of one response.
+"""Inline execution, without a queue or a thread, of pure and brief requests with one response.
 
-To hand such a request to a thread and back costs several times what it takes. On the loop it holds up everything else,
-so `LoopTurn` says when others are to have their turn.
+To hand such a request to a thread and back costs several times as much as to execute it. On the loop it delays all
+other work, so `LoopTurn` says when other work must run.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from llmserve.serving.backend import InlineInstance, LoadedModel
 from llmserve.serving.schedulers.shared import SharedResources
 from llmserve.serving.types import InferRequest
 
-SWITCH = "inline_execution"  # a parameter of a model's config: "false" has every request scheduled
+SWITCH = "inline_execution"  # a parameter of a model's config: "false" schedules every request
 
 
 def inline_instance(config: ModelConfig, loaded: LoadedModel, shared: SharedResources) -> InlineInstance | None:
-    """The instance that executes brief requests of this model inline. None: they all have to be scheduled.
+    """The instance that executes brief requests of this model inline. None: all must be scheduled.
 
-    Whatever the config or the server wants to decide about them is decided in a queue: batches, rates, cached answers.
+    They must be scheduled if the config or the server decides about them in a queue: batches, rates, cached answers.
     """
     is_off = SWITCH in config.parameters and config.parameters[SWITCH].string_value.strip().lower() == "false"
     is_scheduled = (
@@ -38,9 +38,9 @@ def inline_instance(config: ModelConfig, loaded: LoadedModel, shared: SharedReso
 
 
 def _may_wait(batching: ModelDynamicBatching) -> bool:
-    """Whether a request may wait although an instance is idle, or has to be refused. Without that it runs at once.
+    """Whether a request may wait although an instance is idle, or may be refused. If not, it runs at once.
 
-    For a preferred batch size it waits no longer than the delay.
+    Preferred batch sizes need no check: a request waits for one no longer than the delay.
     """
     return bool(
         batching.max_queue_delay_microseconds
@@ -52,7 +52,7 @@ def _may_wait(batching: ModelDynamicBatching) -> bool:
 
 
 def fits_inline(instance: InlineInstance, request: InferRequest) -> bool:
-    """Whether the request is brief."""
+    """Whether the request is brief enough for the instance."""
     most = instance.max_inline_bytes
     num_bytes = 0
     for tensor in request.inputs.values():

@@ -1,8 +1,8 @@
-"""Instances and what runs on them: what schedulers do once they have decided.
+"""Runs the batches that schedulers have chosen on instances.
 
-An instance runs one batch at a time. It is idle again when all streams of the batch have ended, or when
-an instance that knows better says so. An instance with a queue of its own is given batches ahead where nothing can be
-gained by waiting: it is the only one, and no batch would grow meanwhile.
+An instance runs one batch at a time. It is idle again when all streams of the batch have ended, or when a
+`ReleasingInstance` says so. An instance with a queue of its own gets batches ahead if waiting has no advantage: it is
+the only instance, and no batch would grow meanwhile.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ScheduledInstance:
         runs_ahead: bool = False,
     ) -> None:
         """`on_idle` is called when it may be taken again. `runs_ahead`: fill the queue of an instance that has one."""
-        self.claim: Claim | None = None  # what the instance may run at all; None: always
+        self.claim: Claim | None = None  # the rate limiter's permission to run; None: not limited
         self._instance = instance
         self._releasing = instance if isinstance(instance, ReleasingInstance) else None
         self._statistics = statistics
@@ -67,30 +67,30 @@ class ScheduledInstance:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the instance would have a batch."""
+        """Whether the instance can take a batch."""
         return not self._num_held or (self._queueing is not None and self._num_held < self._queueing.room)
 
     def healthy(self) -> bool:
         return self._instance.healthy()
 
     def take(self) -> bool:
-        """Occupy the instance. If it cannot be now, `on_idle` is called when it can."""
+        """Occupy the instance. If it returns False, `on_idle` is called when the instance can be taken."""
         if not self.is_idle or (self.claim is not None and not self.claim.take()):
             return False
         self._num_held += 1
         return True
 
     def give_back(self) -> None:
-        """After `take`: nothing was there to run after all."""
+        """Free the instance after `take`, because there was nothing to run."""
         self._free(has_run=False)
 
     def decline(self) -> None:
-        """There is nothing to run: what the rate limiter has granted is for others."""
+        """There is nothing to run: return the rate limiter's grant, for other instances."""
         if self.claim is not None and self.claim.granted and self.is_idle:
             self.claim.give_back(has_run=False)
 
     def leave(self) -> None:
-        """Nothing will be run any more."""
+        """No more batches will run."""
         self.decline()
         if self.claim is not None:
             self.claim.leave()
@@ -103,16 +103,16 @@ class ScheduledInstance:
     ) -> None:
         """Execute `requests` on the instance, which has been taken.
 
-        The answer to `requests[places[i]]` is that of `queued_requests[i]`; without `places`, to `requests[i]`. Answers
-        to the other requests are read and dropped.
+        `queued_requests[i]` gets the answer to `requests[places[i]]`, or without `places` to `requests[i]`. Answers to
+        other requests are read and dropped.
         """
         batch = RunningBatch(self, queued_requests, len(requests))
         try:
             streams = self._execute(requests)
-        except Exception as error:  # border: the backend's fault is these requests' answer
+        except Exception as error:  # border: a backend's exception is these requests' answer
             for queued in queued_requests:
                 queued.fail(error)
-            self.give_back()  # without `on_idle`: the caller goes on by itself
+            self.give_back()  # without `on_idle`: the caller continues itself
             return
         batch.input_ns = time.monotonic_ns() - batch.start_ns
         if places is not None:
@@ -129,7 +129,7 @@ class ScheduledInstance:
             self._releasing.when_released(partial(self._end, batch))
 
     def batch_ended(self, batch: RunningBatch) -> None:
-        """All its streams have."""
+        """All streams of the batch have ended."""
         if self._releasing is None:
             self._end(batch, None)
 
@@ -149,9 +149,9 @@ class ScheduledInstance:
     def _end(self, batch: RunningBatch, execution: Execution | None) -> None:
         given_ns = batch.start_ns + batch.input_ns
         began_ns, ended_ns = execution or (given_ns, time.monotonic_ns())
-        given_ns = min(given_ns, began_ns)  # its thread may begin before this one is told that it has them
+        given_ns = min(given_ns, began_ns)  # the instance's thread may begin before `execute` returns
         self._statistics.batch_executed(batch.size, input_ns=batch.input_ns, infer_ns=ended_ns - began_ns)
-        for queued in batch.queued_requests:  # what they have waited in the instance's queue is not the model's time
+        for queued in batch.queued_requests:  # time in the instance's queue is not the model's time
             queued.timing.queue_ns += began_ns - given_ns
             queued.timing.infer_ns -= began_ns - given_ns
         self._free(has_run=True)
@@ -169,14 +169,14 @@ async def _read(stream: AsyncGenerator[InferResponse, None], batch: RunningBatch
             async for response in stream:
                 if response.final:
                     return
-    except Exception:  # border: it was nobody's answer
+    except Exception:  # border: nobody waits for this answer
         logger.warning("a request that fills a batch failed", exc_info=True)
     finally:
         batch.stream_ended()
 
 
 def usable(instances: Collection[ScheduledInstance]) -> Collection[ScheduledInstance]:
-    """Those whose instances work; all of them when none does, so that requests learn why."""
+    """The instances that work; all of them if none does, so that requests get the reason."""
     return [instance for instance in instances if instance.healthy()] or instances
 
 
@@ -187,7 +187,7 @@ def schedule_instances(
     shared: SharedResources,
     on_idle: Callable[[], None],
 ) -> list[ScheduledInstance]:
-    """Each with a claim of its group when the server limits rates."""
+    """The instances, each with a claim for its group if the server limits rates."""
     groups = {f"{group.name}_{index}": group for group in config.instance_group for index in range(group.count)}
     scheduled = []
     batches = config.HasField("dynamic_batching") or config.HasField("sequence_batching")

@@ -1,4 +1,4 @@
-"""How long the event loop has been busy with what runs inline, so that it comes back to everything else in time."""
+"""Limits how long the event loop executes requests inline before it runs other work."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ MAX_TURN_NS = 5_000_000
 
 
 class LoopTurn:
-    """How long the loop has been running what was due together. One for all models of a server."""
+    """Measures the current turn of the loop, in which it runs all due callbacks. One for all models of a server."""
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None  # in whose turn we are; None: none that we know of
+        self._loop: asyncio.AbstractEventLoop | None = None  # whose turn is being measured; None: no turn is
         self._began_ns = 0
 
     def is_over(self) -> bool:
-        """Whether others are to have the loop before anything more is executed on it: sockets, timers, threads."""
+        """Whether other work (sockets, timers, threads) must run before anything more is executed inline."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._began_ns = loop, time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""For backends that batch inside themselves: every request goes straight to the least busy instance."""
+"""The scheduler for backends that do their own batching: a request goes directly to the least busy instance."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PassThroughScheduler:
             async with aclosing(stream):
                 start_ns = time.monotonic_ns()
                 try:
-                    async for response in stream:  # the wait is the model's time; what the reader does between is not
+                    async for response in stream:  # waiting is the model's time; the reader's time is not
                         timing.infer_ns += time.monotonic_ns() - start_ns
                         start_ns = 0
                         has_failed = response.error is not None
@@ -60,7 +60,7 @@ class PassThroughScheduler:
             raise
         finally:
             counted.num_running -= 1
-            if has_answered or not has_failed:  # what is refused has not been executed
+            if has_answered or not has_failed:  # a refused request was not executed
                 self._statistics.batch_executed(self._batch_size(request), input_ns=0, infer_ns=timing.infer_ns)
 
     async def stop(self) -> None:

@@ -29,7 +29,7 @@ NOT_ITERATIVE = (
 class QueuedRequest:
     """One request in the scheduler, from its arrival to its end."""
 
-    request: InferRequest  # as the model is to see it
+    request: InferRequest  # as the model gets it
     timing: RequestTiming
     level: int
     batch_size: int
@@ -38,16 +38,16 @@ class QueuedRequest:
     dispatched: asyncio.Future[None] | None = None  # done when `stream` can be read or `error` is set
     stream: AsyncGenerator[InferResponse, None] | None = None
     error: Exception | None = None
-    is_over: bool = False  # answered or refused; what ends before is cancelled
+    is_over: bool = False  # answered or refused; a request that ends before that is cancelled
     timer: asyncio.TimerHandle | None = None
-    batch: RunningBatch | None = None  # that it is part of
-    start_ns: int = 0  # when that was given to an instance
+    batch: RunningBatch | None = None  # the batch that it is part of
+    start_ns: int = 0  # when the batch was given to an instance
     previous: asyncio.Future[None] | None = None  # preserve_ordering: answer after this one
     finished: asyncio.Future[None] | None = None
 
     @property
     def cancelled(self) -> bool:
-        """Nobody waits for it any more, although its stream has not been closed yet."""
+        """Whether nobody waits for it any more, although its stream has not been closed yet."""
         return self.dispatched is not None and self.dispatched.cancelled()
 
     def refuse(self, problem: str) -> None:
@@ -67,7 +67,7 @@ class QueuedRequest:
             self.wake()
 
     async def started(self) -> int:
-        """Wait until its stream can be read; when it was started. Raises why it is refused, or has failed."""
+        """Wait until its stream can be read. Returns its start time. Raises its error if it was refused or failed."""
         if self.stream is None and self.error is None:
             self.dispatched = asyncio.get_running_loop().create_future()
             await self.dispatched
@@ -78,7 +78,7 @@ class QueuedRequest:
         return self.start_ns
 
     async def next_response(self, asked_ns: int) -> InferResponse | None:
-        """None at the end. The wait is the model's time, from `asked_ns` on; what the reader does between is not."""
+        """The next response; None at the end. Time from `asked_ns` on is the model's; the reader's time is not."""
         assert self.stream is not None
         try:
             return await anext(self.stream, None)
@@ -86,13 +86,13 @@ class QueuedRequest:
             self.timing.infer_ns += time.monotonic_ns() - asked_ns
 
     async def leave_stream(self) -> None:
-        """Nobody reads it any more."""
+        """Close the stream, which nobody reads any more."""
         stream, self.stream, self.dispatched = self.stream, None, None
         if stream is not None:
             await stream.aclose()
 
     def end_turn(self) -> None:
-        """Let the next in order answer, once those before this one have: a cancelled request may end before them."""
+        """Let the next request in order answer, after those before this one: a cancelled request may end earlier."""
         if self.finished is None or self.finished.done():
             return
         if self.previous is None or self.previous.done():
@@ -101,7 +101,7 @@ class QueuedRequest:
             self.previous.add_done_callback(lambda _: self.end_turn())
 
     def leave_batch(self) -> None:
-        """Its stream is over, or nobody reads it."""
+        """Tell the batch that this stream is over or not read any more."""
         batch, self.batch = self.batch, None
         if batch is not None:
             batch.stream_ended()
@@ -117,11 +117,11 @@ async def answer_queued(
     receive: Callable[[QueuedRequest, InferResponse], InferResponse] | None = None,
     reschedule: Callable[[QueuedRequest], None] | None = None,
 ) -> AsyncGenerator[InferResponse, None]:
-    """The responses of the request that `admit` puts into its queue, or refuses by raising.
+    """The responses of the request that `admit` puts into its queue. `admit` raises to refuse it.
 
-    `receive` sees each of them first. `on_end` is called once, when the request is answered (before its last response
-    is read, so that the instance is free before the client has taken it), refused or cancelled. `reschedule` puts a
-    request that the model wants again into its queue once more; without it, that is an error.
+    `receive` gets each response first and returns the one to send. `on_end` is called once: when the request is refused
+    or cancelled, or answered (before its last response is read, so that the instance is free before the client has
+    taken it). `reschedule` puts a request back into its queue if the model asks for it again; None: that is an error.
     """
     queued = admit()
     has_ended = False

@@ -1,7 +1,7 @@
 """The scheduler of models that take one batch at a time per instance: direct (batches of one request) and dynamic.
 
-Everything happens on the event loop, in `_pump`: whenever a request comes, an instance is released or a delay is over,
-idle instances get the batches that are due. A request that is cancelled while it waits never runs.
+Everything happens on the event loop, in `_pump`: whenever a request arrives, an instance is released or a delay is
+over, idle instances get the batches that are due. A request that is cancelled while it waits never runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from llmserve.serving.schedulers.shared import NOTHING_SHARED, SharedResources
 from llmserve.serving.signature import ModelSignature, request_label
 from llmserve.serving.types import InferRequest, InferResponse
 
-LOOK_AGAIN_S = 0.25  # at instances that may work again, as nobody says when
+LOOK_AGAIN_S = 0.25  # between checks of broken instances, which do not report when they work again
 
 
 class QueuedScheduler:
@@ -83,7 +83,7 @@ class QueuedScheduler:
         return queued
 
     def _pump(self) -> None:
-        """Give idle instances what is due, and come back when more will be."""
+        """Give idle instances the batches that are due, and set a timer for later ones."""
         if self._delay_timer is not None:
             self._delay_timer.cancel()
             self._delay_timer = None
@@ -103,7 +103,7 @@ class QueuedScheduler:
                 instance.decline()
 
     def _run(self, queued_requests: list[QueuedRequest]) -> bool:
-        """Start a batch; False while no instance may."""
+        """Start a batch. Returns False if no instance may run it now."""
         instance = self._take_instance()
         if instance is None:
             return False
@@ -125,7 +125,7 @@ class QueuedScheduler:
         return False
 
     def _take_instance(self) -> ScheduledInstance | None:
-        """The instance that works and has rested longest; when none works, any, so that requests learn why."""
+        """Take the working instance that was used least recently; if none works, any: requests then get the reason."""
         for instance in self._instances:
             if instance.is_idle and instance.healthy() and instance.take():
                 self._instances.remove(instance)
@@ -151,7 +151,7 @@ class QueuedScheduler:
             self._queue.delay(queued)
         else:
             self._refuse(queued, "Request timeout expired")
-        self._pump()  # without it the others may be of a size that is preferred
+        self._pump()  # without it, the others may have a preferred size
 
     def _refuse(self, queued: QueuedRequest, problem: str) -> None:
         self._queue.discard(queued)

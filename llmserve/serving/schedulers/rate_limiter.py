@@ -1,8 +1,8 @@
 """`--rate-limit=execution_count`: instances of all models share named resources, and take turns by priority.
 
 An instance that has work stages a claim. Claims are granted in the order of executions so far times priority, so that
-priority 2 runs half as often as priority 1; a claim whose resources are not free keeps those behind it waiting, or an
-instance that needs much would wait for ever. A CPU server is one device, so there is one pool of each resource.
+priority 2 runs half as often as priority 1. A claim whose resources are not free blocks those behind it; otherwise an
+instance that needs many could wait for ever. A CPU server is one device, so there is one pool of each resource.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class Claim:
         self._limiter.release(self)
 
     def leave(self) -> None:
-        """The instance takes nothing more. What it holds it gives back when it is done."""
+        """The instance takes no more work. It returns what it holds when it is done."""
         self._limiter.leave(self)
 
 
 class RateLimiter:
-    """All calls on the event loop."""
+    """Grants the claims of instances. Call it on the event loop."""
 
     def __init__(self, limits: Mapping[str, int] | None = None) -> None:
-        """`limits` are those that the command line gives; any other resource is as large as the largest need."""
+        """`limits`: those of the command line; any other resource is as large as the largest need."""
         self._limits = dict(limits or {})
         self._claims: dict[Claim, None] = {}
         self._staged: dict[Claim, int] = {}  # claim -> when it was staged
@@ -88,7 +88,7 @@ class RateLimiter:
         assert claim.granted
         claim.granted = False
         self._in_use.subtract(claim.needs)
-        asyncio.get_running_loop().call_soon(self._grant)  # the same instance may want to go on, and is compared, too
+        asyncio.get_running_loop().call_soon(self._grant)  # later: the same instance may stage a claim again
 
     def _grant(self) -> None:
         while self._staged:
@@ -113,7 +113,7 @@ def _needs(group: ModelInstanceGroup) -> dict[str, int]:
 
 
 def make_rate_limiter(mode: str, resources: Sequence[str]) -> RateLimiter | None:
-    """What `--rate-limit` and `--rate-limit-resource NAME:COUNT[:DEVICE]` ask for; None: instances are not limited."""
+    """The limiter for `--rate-limit` and `--rate-limit-resource NAME:COUNT[:DEVICE]`; None: no limits."""
     if mode not in _MODES:
         raise InvalidArgument(f"--rate-limit {mode}: expected {' or '.join(_MODES)}")
     limits: dict[str, int] = {}

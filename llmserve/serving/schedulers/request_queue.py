@@ -1,7 +1,7 @@
-"""The requests that wait for an instance, in the order in which they are to run.
+"""The requests that wait for an instance, in the order in which they will run.
 
-Lower priority numbers go first; within a level first come first served. A request that timed out under the DELAY action
-runs after the others of its level.
+Lower priority numbers run first; within a level, requests run in order of arrival. A request that timed out under the
+DELAY action runs after the others of its level.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmserve.serving.types import InferRequest
 class QueuePolicy:
     max_size: int = 0  # 0: unlimited
     timeout_us: int = 0  # 0: none
-    delays: bool = False  # on timeout run late instead of being refused
+    delays: bool = False  # on timeout, run it late instead of refusing it
     allows_override: bool = False  # a request may shorten its timeout
 
     @staticmethod
@@ -76,7 +76,7 @@ class _Level:
 
 
 class RequestQueue:
-    """Only levels that somebody waits in take memory: a config may have 2 ** 64 of them."""
+    """The waiting requests by level. Only levels in use take memory: a config may have 2 ** 64 of them."""
 
     def __init__(self) -> None:
         self._levels: dict[int, _Level] = {}

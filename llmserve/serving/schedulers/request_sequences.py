@@ -1,7 +1,7 @@
 """Sequences and the slots of instances that they hold: bookkeeping without a clock or a loop.
 
 A sequence is known by its tenant and its correlation ID from its START to its END. It holds one slot of one instance
-all that time; when none is free it waits in the backlog, first come first served, and its requests with it.
+all that time. If no slot is free, it waits in the backlog with its requests, in order of arrival.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Slot:
 
     @property
     def next_request(self) -> QueuedRequest | None:
-        """The request that may run now: the sequence's first, when none of it is running."""
+        """The request that may run now: the first of the sequence, if none of its requests is running."""
         sequence = self.sequence
         if sequence is None or sequence.running is not None or not sequence.waiting:
             return None
@@ -57,13 +57,13 @@ class SequenceTable:
         self._backlog: dict[RequestSequence, None] = {}
 
     def __iter__(self) -> Iterator[RequestSequence]:
-        """All that are open or have requests."""
+        """All sequences that are open or have requests."""
         for slots in self.instances:
             yield from (slot.sequence for slot in slots if slot.sequence is not None)
         yield from self._backlog
 
     def find(self, key: SequenceKey) -> RequestSequence | None:
-        """One that is open."""
+        """The open sequence with this key."""
         return self._open.get(key)
 
     def open(self, key: SequenceKey) -> RequestSequence:
@@ -73,22 +73,22 @@ class SequenceTable:
         return sequence
 
     def close(self, sequence: RequestSequence) -> None:
-        """No request will be added."""
+        """Close the sequence: no more requests are added."""
         if sequence.is_open:
             sequence.is_open = False
             del self._open[sequence.key]
 
     def release(self, sequence: RequestSequence) -> None:
-        """It is over: nothing waits and nothing will come."""
+        """Free the slot of a sequence that is over: nothing waits and nothing will come."""
         self._backlog.pop(sequence, None)
         if sequence.slot is not None:
             sequence.slot.sequence = None
             sequence.slot = None
 
     def fill_slots(self, is_usable: Callable[[int], bool]) -> list[Slot]:
-        """Give free slots of usable instances to the sequences that have waited longest; the slots that were taken.
+        """Give free slots of usable instances to the sequences that have waited longest. Returns the slots taken.
 
-        Low numbers first, so that sequences spread over the instances and batches have few holes.
+        Low slot numbers come first, so that sequences spread over the instances and batches have few holes.
         """
         if not self._backlog:
             return []

@@ -1,4 +1,4 @@
-"""Answers kept for requests that come again: one cache per server, least recently used entries go first."""
+"""Caches answers for repeated requests: one cache per server, which evicts the least recently used entries."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from llmserve.errors import InvalidArgument
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 
 ELEMENT_BYTES = 64  # bookkeeping of one BYTES element, roughly
-ENTRY_BYTES = 512  # and of one response
+ENTRY_BYTES = 512  # the same, of one response
 
 
 @dataclass(slots=True)
 class CacheCounters:
-    """Since the server has started."""
+    """Counters since the server was started."""
 
     num_lookups: int = 0
     num_hits: int = 0
@@ -33,7 +33,7 @@ class CacheCounters:
 
 
 class ResponseCache:
-    """All calls on the event loop. Keys are those of `response_key`."""
+    """Caches responses. Call it on the event loop. Keys come from `response_key`."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -46,7 +46,7 @@ class ResponseCache:
 
     @property
     def utilization(self) -> float:
-        """Between 0 and 1."""
+        """The used fraction of the cache, from 0 to 1."""
         return self.num_bytes / self.max_bytes
 
     def lookup(self, key: bytes) -> InferResponse | None:
@@ -83,7 +83,7 @@ class ResponseCache:
 
 
 def response_key(prefix: bytes, request: InferRequest) -> bytes:
-    """The inputs and the requested outputs, hashed. Parameters are not part of it, as in Triton."""
+    """A hash of the inputs and the requested outputs. Parameters are not part of it, as in Triton."""
     digest = hashlib.blake2b(digest_size=32)
     for name in sorted(request.inputs):
         tensor = request.inputs[name]
@@ -115,7 +115,7 @@ def _tensor_size(tensor: Tensor) -> int:
 
 
 def _copy(response: InferResponse) -> InferResponse:
-    """With arrays of its own: an output may be a view of something much larger, or be used again by its model."""
+    """A copy with its own arrays: an output may be a view of a much larger array, or be reused by its model."""
     outputs = tuple(Tensor(tensor.name, tensor.datatype, tensor.data.copy()) for tensor in response.outputs)
     return replace(response, outputs=outputs)
 

@@ -1,10 +1,10 @@
 """The scheduler of models with state: all requests of a sequence run on one instance, one after the other.
 
-A request that is cancelled ends its sequence: the model's state is not what the next request would build on. A request
-that the model answers with an error does not.
+A cancelled request ends its sequence: the model's state is then not what the next request expects. A request that the
+model answers with an error does not.
 
-With `iterative_sequence` every request is a sequence by itself, and the model may have it run again and again: batches
-of requests that come and go between executions.
+With `iterative_sequence`, every request is a sequence of its own, and the model may run it again and again: requests
+join and leave batches between executions.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class SequenceScheduler:
         self._idle_s = batching.max_sequence_idle_microseconds / 1e6
         self._preserves_ordering = batching.oldest.preserve_ordering
         self._is_iterative = batching.iterative_sequence
-        self._numbers = itertools.count(1)  # sequences of requests that name none
+        self._numbers = itertools.count(1)  # ids for requests without a sequence id
         self._controls = Controls(config)
         self._state = ImplicitState(config.name, states)
-        # Iterative requests that have run together are to do so again: all are back before the next batch is chosen.
+        # Iterative requests that ran together should do so again, so all are back before the next batch is chosen.
         self._wake = self._pump_soon if self._is_iterative else self._pump
         self._instances = schedule_instances(config, instances, statistics, shared, self._wake)
         self._table = SequenceTable(len(self._instances), self._strategy.num_slots)
@@ -104,7 +104,7 @@ class SequenceScheduler:
         return next(number for number in self._numbers if self._table.find((tenant, number)) is None)
 
     def _reschedule(self, queued: QueuedRequest) -> None:
-        """The model wants the request again: it waits once more, in the slot that it has."""
+        """The model asks for the request again: it waits again, in the same slot."""
         sequence = self._sequences[queued]
         sequence.running = None
         queued.request = replace(queued.request, sequence_start=False, sequence_end=False)
@@ -118,7 +118,7 @@ class SequenceScheduler:
         self._wake()
 
     def _sequence_of(self, request: InferRequest) -> RequestSequence:
-        """The sequence that the request continues or starts. A second START goes on in the slot of the first."""
+        """The sequence that the request continues or starts. A second START continues in the slot of the first."""
         sequence_id = request.sequence_id
         if not sequence_id:
             raise SequenceError(
@@ -145,7 +145,7 @@ class SequenceScheduler:
             self._soon = asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Give slots to sequences and batches to idle instances, and come back when more will be due."""
+        """Give slots to sequences and batches to idle instances, and set a timer for later batches."""
         self._soon = None
         if self._delay_timer is not None:
             self._delay_timer.cancel()
@@ -158,7 +158,7 @@ class SequenceScheduler:
             self._delay_timer = asyncio.get_running_loop().call_later((wait_until_ns - now_ns) / 1e9, self._pump)
 
     def _pump_instance(self, number: int, now_ns: int) -> int:
-        """Run what is due on one instance; the time until which it waits, or 0."""
+        """Run the batches that are due on one instance. Returns the time until which it waits, or 0."""
         instance, slots = self._instances[number], self._table.instances[number]
         while instance.is_idle:
             queued_requests, wait_until_ns = self._strategy.choose(slots, now_ns)
@@ -196,14 +196,14 @@ class SequenceScheduler:
             self._instances[number].run(list(by_slot.values()), list(requests.values()))
 
     def _prepared(self, queued: QueuedRequest) -> InferRequest:
-        """The request as the model sees it, with control inputs and state."""
+        """The request as the model gets it, with control inputs and state."""
         request, sequence = queued.request, self._sequences[queued]
         if request.sequence_start:
             sequence.state = self._state.initial()
         return request.with_inputs({**request.inputs, **self._controls.of(request), **sequence.state})
 
     def _nothing_like(self, request: InferRequest) -> InferRequest:
-        """What fills a slot that has no request."""
+        """A request that fills an empty slot."""
         zeros = {name: zero_tensor(name, given.datatype, given.shape) for name, given in request.inputs.items()}
         inputs = {**zeros, **self._controls.of_nothing(), **self._state.initial()}
         return InferRequest(request.model_name, inputs, request.model_version)
@@ -230,7 +230,7 @@ class SequenceScheduler:
         self._wake()
 
     def _rest(self, sequence: RequestSequence) -> None:
-        """Nothing of it waits or runs."""
+        """No request of the sequence waits or runs: end it if it is closed, else start its idle timer."""
         if sequence.idle_timer is not None:
             sequence.idle_timer.cancel()
         if not sequence.is_open:
@@ -244,7 +244,7 @@ class SequenceScheduler:
             self._pump()
 
     def _break(self, sequence: RequestSequence) -> None:
-        """One of its requests has been cancelled."""
+        """End a sequence of which a request was cancelled."""
         for queued in sequence.waiting:
             label = request_label(queued.request)
             queued.fail(Cancelled(f"{label}a request of sequence {queued.request.sequence_id} has been cancelled"))

@@ -1,4 +1,4 @@
-"""Which requests of the sequences on one instance make the next batch: the strategies `direct` and `oldest`."""
+"""Strategies that choose the next batch from the sequences on one instance: `direct` and `oldest`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from llmserve.serving.schedulers.request_sequences import Slot
 class Strategy(Protocol):
     @property
     def num_slots(self) -> int:
-        """Sequences that an instance takes at the same time."""
+        """Number of sequences that an instance takes at the same time."""
         ...
 
     @property
     def keeps_places(self) -> bool:
-        """Whether the place in the batch is the slot: slots without a request are filled up."""
+        """Whether a request's place in the batch is its slot; slots without a request are then filled."""
         ...
 
     def choose(self, slots: Sequence[Slot], now_ns: int) -> tuple[list[QueuedRequest], int]:
@@ -31,7 +31,7 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """Every sequence has a fixed place in the batch. Requests of other shapes than the oldest one wait their turn."""
+    """Every sequence has a fixed place in the batch. Requests whose shapes differ from the oldest one's wait."""
 
     num_slots: int
     max_delay_ns: int = 0

@@ -1,4 +1,4 @@
-"""What all models of a server share."""
+"""Resources that all models of a server share."""
 
 from __future__ import annotations
 
