@@ -1,1 +1,1 @@
-"""Rollouts: a candidate version of a model beside the stable one, compared with it, then promoted or rolled back."""
+"""Rollouts: a candidate version of a model is compared with the stable one, then promoted or rolled back."""

@@ -1,7 +1,7 @@
-"""What may be rolled out: another version of a model, or another adapter for one of its names.
+"""Candidates of rollouts: another version of a model, or another adapter for one of its names.
 
-An adapter needs no second model: both answer from the same engine, and only requests for its name are watched, copied
-and divided.
+An adapter needs no second model: both adapters use the same engine, and only requests for the name are watched, copied
+and split.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from llmserve.serving.types import InferRequest
 class Candidate(Protocol):
     @property
     def version(self) -> str:
-        """That its answers have."""
+        """The version in its answers."""
         ...
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """Of its config, that replace those of the repository's."""
+        """Parameters of its config that replace those in the repository."""
         ...
 
     @property
     def adapter(self) -> Mapping[str, Any] | None:
-        """What is told of it, if it is one."""
+        """Facts about the candidate if it is an adapter; else None."""
         ...
 
     def watches(self, request: InferRequest) -> bool:
-        """Whether the rollout has anything to do with a request."""
+        """Whether the rollout applies to a request."""
         ...
 
     def asked(self, request: InferRequest) -> InferRequest:
@@ -46,27 +46,27 @@ class Candidate(Protocol):
         ...
 
     def beside(self, stable: ServedModel) -> str:
-        """What it is compared with, in words."""
+        """A description of the version or adapter that it is compared with."""
         ...
 
     async def open(self) -> ServedModel:
-        """The model that answers with it. Raises whatever keeps it from being loaded."""
+        """Load it; returns the model that answers with it. Raises the errors of loading."""
         ...
 
     async def promote(self, model: ServedModel, *, over: ServedModel) -> None:
-        """Raises `InvalidArgument` when somebody has loaded another one meanwhile."""
+        """Raises `InvalidArgument` if another one was loaded meanwhile."""
         ...
 
     def close(self, model: ServedModel) -> None:
-        """After its last request. `model`: what `open` has returned."""
+        """Unload it after its last request. `model`: the result of `open`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class VersionCandidate:
     source: ModelSource
-    version: str  # as it is called
-    files_version: str  # the version directory that its files are in
+    version: str  # its number
+    files_version: str  # the version directory with its files
     parameters: Mapping[str, str]
     deployment: Deployment
     adapter: None = None
@@ -100,14 +100,14 @@ class VersionCandidate:
 
 @dataclass(slots=True)
 class AdapterCandidate:
-    """`model` has the adapter that answers under `name` now."""
+    """An adapter as a candidate. `model` has the adapter that answers under `name` now."""
 
     model: ServedModel
     adapters: Adapters
     name: str
     path: Path
     parameters: Mapping[str, str] = field(default_factory=dict)
-    stable_digest: str = ""  # when it is open, as the next
+    stable_digest: str = ""  # set by `open`, as is `digest`
     digest: str = ""
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ class AdapterCandidate:
     def watches(self, request: InferRequest) -> bool:
         try:
             return request.asked_adapter == self.name
-        except InvalidArgument:  # said by the model
+        except InvalidArgument:  # the model reports it
             return False
 
     def asked(self, request: InferRequest) -> InferRequest:

@@ -1,8 +1,8 @@
-"""How sure one may be that a candidate is worse, from what it has done so far. Plain arithmetic.
+"""Tests whether a candidate is significantly worse, from its requests so far. Plain arithmetic.
 
-One looks again with every request, so tests that hold for one look would cry wolf sooner or later. `RateTest` may be
-asked any number of times: what it multiplies up is a likelihood ratio, averaged over several alternatives, and such a
-product exceeds 1 / alpha in at most alpha of all runs whose rate is within the bound (Ville's inequality).
+The tests are repeated after every request, so tests made for one look would raise false alarms sooner or later.
+`RateTest` may be repeated any number of times: it computes a likelihood ratio, averaged over several alternatives. This
+ratio exceeds 1 / alpha in at most alpha of all runs whose rate is within the bound (Ville's inequality).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 from statistics import median
 
-ALPHA = 0.01  # of the candidates that are just good enough, at most so many are rolled back, by each test
-EXCESSES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 0.95)  # alternatives: how far from the bound to 1 the rate is
-FEWEST_SAMPLES = 20  # of each version, before latencies are judged
+ALPHA = 0.01  # the largest fraction of just acceptable candidates that each test rolls back
+EXCESSES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 0.95)  # alternatives: the rate's place between the bound (0) and 1
+FEWEST_SAMPLES = 20  # of each version, before latencies are compared
 
 
 class RateTest:
-    """Whether something happens more often than in `bound` of all cases."""
+    """Tests whether something happens in more than a fraction `bound` of all cases."""
 
     def __init__(self, bound: float, alpha: float = ALPHA) -> None:
         self.bound = bound
@@ -38,7 +38,7 @@ class RateTest:
 
     @property
     def is_exceeded(self) -> bool:
-        """Beyond doubt. Once it is, it stays so."""
+        """Whether the bound is significantly exceeded. Once true, it stays true."""
         return self._exceeded
 
     def _exceeds(self) -> bool:
@@ -58,12 +58,12 @@ class RateTest:
 
 
 def median_interval(values: Sequence[float], alpha: float) -> tuple[float, float]:
-    """Holds the median of where `values` come from, but for a chance of `alpha`, whatever their distribution.
+    """A confidence interval for the median of any distribution, from its samples, with error probability `alpha`.
 
-    Its ends are two of the values: how many of n lie below the median is binomial. Infinite when they are too few.
+    Its ends are two of the values: the number of values below the median is binomial. Infinite if there are too few.
     """
     count = len(values)
-    below = accumulate(math.comb(count, number) for number in range(count // 2))  # of 2^count
+    below = accumulate(math.comb(count, number) for number in range(count // 2))  # out of 2^count
     rank = sum(1 for number in below if number <= alpha / 2 * 2**count)
     if not rank:
         return -math.inf, math.inf
@@ -72,17 +72,17 @@ def median_interval(values: Sequence[float], alpha: float) -> tuple[float, float
 
 
 def median_ratio(values: Sequence[float], others: Sequence[float]) -> float | None:
-    """None: there is nothing to compare."""
+    """The median of `values` divided by that of `others`; None: there is nothing to compare."""
     if not values or not others or not (base := median(others)):
         return None
     return median(values) / base
 
 
 class RatioTest:
-    """Whether the median of one kind of sample is more than `bound` times that of the other.
+    """Tests whether the median of one kind of sample is more than `bound` times that of the other.
 
-    It looks when there are 20 samples of the first kind, 40, 80 and so on, and each look may err half as often as the
-    one before.
+    It looks when there are 20, 40, 80, ... samples of the first kind. Each look may err half as often as the previous
+    one.
     """
 
     def __init__(self, bound: float, alpha: float = ALPHA) -> None:
@@ -92,7 +92,7 @@ class RatioTest:
         self.is_exceeded = False
 
     def look(self, num_samples: int, values: Sequence[float], others: Sequence[float]) -> None:
-        """`values`, `others`: the last of them; `num_samples`: of the first kind, ever."""
+        """`values`, `others`: the latest samples of each kind; `num_samples`: of the first kind in total."""
         if num_samples < self._next_look or len(others) < FEWEST_SAMPLES:
             return
         self._next_look *= 2

@@ -1,6 +1,6 @@
-"""What a server remembers of its rollouts when it is started again: `.rollout.json` beside `config.pbtxt`.
+"""Stores the results of rollouts across restarts of the server: `.rollout.json` next to `config.pbtxt`.
 
-Only of models whose configs have rules. Triton, and polls, take no notice of such a file.
+Only for models whose configs have rules. Triton and polls ignore the file.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Remembered:
     stable: int = 0  # the version that answers; 0: not known
-    refused: str = ""  # the files that a candidate was rolled back with: their digest
+    refused: str = ""  # digest of the files of a candidate that was rolled back
 
 
 def digest_of(source: ModelSource) -> str:
-    """Changes with any file of the model that is served."""
+    """A digest that changes with any served file of the model."""
     return sha256(repr(source.served_stamp).encode()).hexdigest()
 
 
 def read_memory(path: Path) -> Remembered:
-    """Nothing, when there is no such file or it cannot be understood."""
+    """The stored results; empty if there is no such file or it is invalid."""
     try:
         content = json.loads((path / FILE_NAME).read_text())
         return Remembered(int(content["stable"]), str(content["refused"]))
@@ -42,7 +42,7 @@ def read_memory(path: Path) -> Remembered:
 
 
 def write_memory(source: ModelSource, remembered: Remembered) -> str:
-    """Why that could not be done; "": it was, or there is nothing new."""
+    """Store the results. Returns why that failed; "": it did not, or nothing has changed."""
     if not isinstance(source.repository, DirectoryRepository):
         return "the repository is not a directory"
     file = source.path / FILE_NAME

@@ -1,4 +1,4 @@
-"""For a model under rollout and each ensemble on top of it: a way to the stable version, and one to the candidate."""
+"""Two plans for a model in a rollout and each ensemble that uses it: with the stable version, with the candidate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmserve.serving.schedulers.shared import SharedResources
 def make_splits(
     rollout: Rollout, table: ModelTable, ensembles: Mapping[str, PreparedModel], shared: SharedResources
 ) -> dict[str, Split]:
-    """By the names that lead to the model. Raises `ModelConfigError` for an ensemble that cannot stand on it."""
+    """Splits by the names that lead to the model. Raises `ModelConfigError` if an ensemble does not fit it."""
     stable, candidate = rollout.stable, rollout.model
     assert stable is not None
     assert candidate is not None
@@ -43,7 +43,7 @@ def make_splits(
 def _ways(
     on_top: list[PreparedModel], model: ServedModel, watched: StepModel, table: ModelTable, shared: SharedResources
 ) -> dict[str, ServedModel]:
-    """The ensembles on `model`, whose requests see `watched` of it."""
+    """The ensembles that use `model`; their requests go to `watched` instead."""
     planned = {model.name: model}
 
     def find(name: str, version: str) -> ServedModel:
@@ -58,7 +58,7 @@ def _ways(
 
 
 def _on_top(name: str, ensembles: Mapping[str, PreparedModel]) -> list[PreparedModel]:
-    """Those that lead to a model, inner ones before those that use them."""
+    """The ensembles that use a model, inner ones before those that use them."""
     steps = {user: set(step_models(one.config)) for user, one in ensembles.items()}
     leading = {name}
     while more := {user for user in steps if user not in leading and not leading.isdisjoint(steps[user])}:

@@ -1,8 +1,8 @@
-"""What is known of a candidate, and what the rules make of it. No clock and no loop: whoever calls says the time.
+"""The results of a candidate, and the decisions that the rules derive from them. Callers pass the time.
 
-A step ends when the candidate has had as many requests in it as the rules want, the time is over, and nothing speaks
-against it. Beyond doubt bad, at any time: roll back. Not good enough, not beyond doubt either: the step goes on, until
-it has had ten times the requests.
+A step ends when the candidate has had the required requests and time in it, and its results are within the rules. A
+candidate that is significantly bad is rolled back at any time. If its results are outside the rules, but not
+significantly, the step continues; after ten times the required requests, the candidate is rolled back.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from statistics import median
 from llmserve.serving.config.rollout_rules import AUTOMATIC, RolloutRules
 from llmserve.serving.rollout.evidence import RateTest, RatioTest, median_ratio
 
-MAX_SAMPLES = 500  # of each kind, the last ones
-PATIENCE = 10  # times the requests of a step, before "not good enough" is "bad"
-SLOWER = 3.0  # times the slowest of the stable version's: then a response is overdue
-OVERDUE_S = 1.0  # and not before, to somebody who leaves
+MAX_SAMPLES = 500  # of each kind, the latest ones
+PATIENCE = 10  # times the requests of a step, before a candidate outside the rules is rolled back
+SLOWER = 3.0  # times the stable version's slowest first response: then one is overdue
+OVERDUE_S = 1.0  # the least time after which a leaving client counts as overdue
 
 
 class Verdict(StrEnum):
     NEXT_STEP = "next_step"
-    WAIT = "wait"  # for somebody who promotes
+    WAIT = "wait"  # for a manual promotion
     PROMOTE = "promote"
     ROLL_BACK = "roll_back"
 
@@ -36,7 +36,7 @@ class Decision:
 
 @dataclass(slots=True)
 class Latencies:
-    """Of one version, in seconds: to the first response, and to the end."""
+    """Latencies of one version in seconds: to the first response, and in total."""
 
     num: int = 0
     first: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
@@ -44,7 +44,7 @@ class Latencies:
     slowest_first: float = 0.0
 
     def median(self, kind: str) -> float | None:
-        """`kind`: first or total; None: there is none yet."""
+        """`kind`: first or total; None: there are no samples yet."""
         values = getattr(self, kind)
         return median(values) if values else None
 
@@ -69,14 +69,14 @@ class Progress:
         self.rules = rules
         self.step = 0
         self.began = now
-        self.is_waiting = False  # for somebody who promotes
+        self.is_waiting = False  # for a manual promotion
         self.stable = Counts()
         self.canary = Counts()
         self.shadow = Counts()
-        self.num_rescued = 0  # canary requests that the stable version has answered after all
+        self.num_rescued = 0  # canary requests that the stable version answered instead
         self.num_not_comparable = 0
-        self.num_not_copied = 0  # though it was their turn: too many copies were running
-        # of what clients got; copies run beside their originals and wait for them, which says nothing of the candidate
+        self.num_not_copied = 0  # requests chosen for a copy while too many copies were running
+        # of clients' answers; copies run next to their originals and wait for them, so their times do not count
         self.latencies = {"stable": Latencies(), "candidate": Latencies()}
         self.copies = Latencies()
         self.last_error = ""
@@ -92,17 +92,17 @@ class Progress:
 
     @property
     def first_response_limit_s(self) -> float:
-        """After which the candidate is not waited for."""
+        """Seconds after which a request stops waiting for the candidate."""
         return max(self.rules.timeout_s, SLOWER * self.latencies["stable"].slowest_first)
 
     def is_overdue(self, waited_s: float) -> bool:
-        """Of somebody who has left before the first response: whether he had a reason."""
+        """Whether a client that left before the first response had waited too long."""
         known = self.latencies["stable"]
         limit = max(OVERDUE_S, SLOWER * known.slowest_first) if known.num else self.rules.timeout_s
         return waited_s > min(limit, self.first_response_limit_s)
 
     def ratio(self, kind: str) -> float | None:
-        """The candidate's median by the stable version's; `kind`: first or total."""
+        """The candidate's median divided by the stable version's; `kind`: first or total."""
         candidate, stable = self.latencies["candidate"], self.latencies["stable"]
         return median_ratio(getattr(candidate, kind), getattr(stable, kind))
 
@@ -113,7 +113,7 @@ class Progress:
             test.look(latencies.num, getattr(latencies, kind), getattr(stable, kind))
 
     def candidate_ended(self, counts: Counts, error: str = "") -> None:
-        """`counts`: those of canary requests or of copies; `error`: why it failed."""
+        """Count a request. `counts`: those of canary requests or of copies; `error`: why it failed."""
         if error:
             counts.failed += 1
             self.last_error = error
@@ -125,7 +125,7 @@ class Progress:
         self.differences.add(bad=not equal)
 
     def decide(self, now: float) -> Decision | None:
-        """None: it goes on as it is."""
+        """The decision that is due; None: the step continues."""
         if bad := self._beyond_doubt():
             return Decision(Verdict.ROLL_BACK, bad)
         if self.is_waiting:
@@ -140,7 +140,7 @@ class Progress:
         return self._pass_step(now, seen)
 
     def waits_for(self, now: float) -> str:
-        """What the present step still wants, in words."""
+        """What the current step still requires, as text."""
         if self.is_waiting:
             return "a manual promotion"
         num_missing = self.rules.requests - self._seen_in_step()
@@ -175,14 +175,14 @@ class Progress:
         return copies.succeeded + copies.failed, self.differences.num_all, own.succeeded + own.failed
 
     def _seen_in_step(self) -> int:
-        """Requests that count for the present step: copies, compared ones if that is judged, or canary requests."""
+        """Requests that count for this step: copies (compared ones if agreement is judged) or canary requests."""
         copied, compared, canary = (now - then for now, then in zip(self._num_seen(), self._num_before, strict=True))
         if self.canary_share:
             return canary
         return copied if self.rules.min_agreement is None else min(copied, compared)
 
     def _beyond_doubt(self) -> str:
-        """Why the candidate is bad; "": nobody can say so yet."""
+        """Why the candidate is significantly bad; "": it is not so far."""
         if self.errors.is_exceeded:
             return f"{self._errors()}, too many for a rate of {self.errors.bound:.2%}; the last one: {self.last_error}"
         if self.differences.is_exceeded:
@@ -193,7 +193,7 @@ class Progress:
         return ""
 
     def _against(self) -> list[str]:
-        """What is not within the rules, as far as one sees."""
+        """Results that are outside the rules so far."""
         found = []
         if self.errors.rate > self.errors.bound:
             found.append(f"{self._errors()}, above {self.errors.bound:.2%}")

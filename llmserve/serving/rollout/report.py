@@ -1,4 +1,4 @@
-"""What is to be said of a rollout: as JSON for people and scripts, as samples for `/metrics`."""
+"""Reports of rollouts: as JSON for people and scripts, as samples for `/metrics`."""
 
 from __future__ import annotations
 
@@ -82,6 +82,6 @@ def _agreement(progress: Progress) -> float | None:
 
 
 def _medians(latencies: Latencies) -> dict[str, float | None]:
-    """In milliseconds."""
+    """Medians in milliseconds."""
     medians = {name: latencies.median(kind) for kind, name in KINDS.items()}
     return {f"{name}_ms": None if value is None else round(value * 1000, 3) for name, value in medians.items()}

@@ -1,4 +1,4 @@
-"""One rollout on its way: it watches requests, asks the rules, and says when the candidate's fate is decided."""
+"""One rollout: watches requests, applies the rules, and reports the decision to promote or to roll back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmserve.serving.rollout.shadow import CopyOutcome, ShadowCopy, Stopwatch, 
 from llmserve.serving.types import InferRequest
 
 MAX_COPIES = 16  # that run at the same time
-LOOK_S = 0.25  # between two looks at what no request tells: time, and whether the candidate works
+LOOK_S = 0.25  # between two checks of the time and of the candidate's health
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class RolloutState(StrEnum):
     LOADING = "loading"
     SHADOW = "shadow"
     CANARY = "canary"
-    WAITING = "waiting"  # for somebody who promotes
+    WAITING = "waiting"  # for a manual promotion
     PROMOTED = "promoted"
     ROLLED_BACK = "rolled_back"
     FAILED = "failed"  # the candidate was never ready
@@ -46,7 +46,7 @@ class LoggedDecision:
 
 
 class Rollout:
-    """`Watch` of its requests. All on the event loop."""
+    """A rollout, and the `Watch` of its requests. Use it on the event loop."""
 
     def __init__(
         self, name: str, candidate: Candidate, rules: RolloutRules, on_verdict: Callable[[Rollout, Decision], None]
@@ -58,8 +58,8 @@ class Rollout:
         self.began = datetime.now(UTC)
         self.decisions: list[LoggedDecision] = []
         self.progress = Progress(rules, time.monotonic())
-        self.stable: ServedModel | None = None  # until the end
-        self.model: ServedModel | None = None  # the candidate's, likewise; of an adapter it is the stable one
+        self.stable: ServedModel | None = None  # None before the start and after the end
+        self.model: ServedModel | None = None  # the candidate's, until the end; for an adapter, the stable one
         self.stable_version = ""
         self.labels: Labels = {}  # of the candidate
         self.chance = random.Random()
@@ -75,11 +75,11 @@ class Rollout:
 
     @property
     def is_on(self) -> bool:
-        """Both versions are there, and requests may be divided between them."""
+        """Whether both versions are loaded, and requests may be split between them."""
         return self.is_active and self.state is not RolloutState.LOADING
 
     def begin(self) -> None:
-        """Both versions are ready, and requests are divided between them."""
+        """Both versions are ready: begin to split requests between them."""
         assert self.stable is not None
         assert self.model is not None
         self.stable_version, self.labels = self.stable.version, self.model.labels
@@ -94,9 +94,9 @@ class Rollout:
         logger.log(level, "rollout of model '%s', %s: %s: %s", self.name, self.candidate, what, reason)
 
     def end(self, state: RolloutState, reason: str, *, rescues: bool = False) -> None:
-        """From here on no request reaches the candidate by this rollout but those that it answers already.
+        """End the rollout: it sends no more requests to the candidate. Those that the candidate answers now continue.
 
-        `rescues`: those that still wait for it are answered by the stable version instead.
+        `rescues`: the stable version answers requests that still wait for the candidate.
         """
         self.state = state
         self.stable = self.model = None
@@ -202,7 +202,7 @@ class Rollout:
             self._on_verdict(self, decision)
 
     def _enter(self) -> None:
-        """The state that the progress says."""
+        """Set the state that the progress implies."""
         if self.progress.is_waiting:
             self.state = RolloutState.WAITING
         else:

@@ -1,7 +1,6 @@
-"""The rollouts of a server: begins them, carries out what the rules decide, and remembers what came of them.
+"""The rollouts of a server: begins them, carries out the decisions of the rules, and stores the results.
 
-One at a time: two would divide the same requests. What was tried with a model last can be asked for until the server
-stops.
+One at a time: two would split the same requests. The last rollout of each model can be queried until the server stops.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AskedAdapter:
-    name: str  # that an adapter has
-    path: Path  # of another one
+    name: str  # of a loaded adapter
+    path: Path  # of the candidate for this name
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a client wants rolled out. Where it says nothing: the newest version, by the rules of the model's config."""
+    """A rollout that a client asks for. By default: the newest version, with the rules of the model's config."""
 
     version: str = ""
     parameters: Mapping[str, str] = field(default_factory=dict)  # of its config
@@ -59,10 +58,10 @@ class Rollouts:
         self._shared = shared
         self._current: Rollout | None = None
         self._last: dict[str, Rollout] = {}  # by model
-        self._refused: dict[str, str] = {}  # by model: the files that a candidate was rolled back with
-        self._tried: dict[str, Stamp] = {}  # by model: all files that a poll has begun with; a new record may let it in
+        self._refused: dict[str, str] = {}  # by model: digest of the files of a candidate that was rolled back
+        self._tried: dict[str, Stamp] = {}  # by model: files that a poll has tried; new sidecars permit a retry
         self._files: dict[tuple[str, str], str] = {}  # (model, version) -> the version directory it was loaded from
-        self._told: set[tuple[str, str]] = set()  # (model, problem): once is enough
+        self._told: set[tuple[str, str]] = set()  # (model, problem): those that were logged
         self._tasks: set[asyncio.Task[None]] = set()
         deployment.changed = self._replan
 
@@ -70,30 +69,30 @@ class Rollouts:
         return iter([self._last[name] for name in sorted(self._last)])
 
     def find(self, name: str) -> Rollout:
-        """The present rollout of a model, or its last one."""
+        """The current rollout of a model, or its last one."""
         if name not in self._last:
             self._table.find(name)
             raise NotFound(f"model '{name}' has had no rollout since the server was started")
         return self._last[name]
 
     def candidates(self) -> list[ServedModel]:
-        """Those that are loaded and not in the table."""
+        """The loaded candidates that are not in the table."""
         current = self._current
         if current is None or not current.is_on or current.model is None or current.model is current.stable:
             return []
         return [current.model]
 
     def labels(self, name: str, version: str) -> Labels | None:
-        """Of a candidate that may have answered; None: it is none."""
+        """The labels of a candidate that may have answered; None: the version is not a candidate."""
         last = self._last.get(name)
         if last is None or last.candidate.adapter is not None or last.candidate.version != version:
             return None
         return last.labels
 
     async def start(self, found: ModelSource, asked: Asked) -> None:
-        """Returns when the candidate is beside the stable version. `found`: the model in its repository, as it is now.
+        """Start a rollout; returns when the candidate is loaded. `found`: the model in its repository, as it is now.
 
-        Raises `LlmserveError` when that cannot be; then nothing has changed.
+        Raises `LlmserveError` if that fails; then nothing has changed.
         """
         stable = self._table.find(found.name)
         self._check_model(stable)
@@ -101,7 +100,7 @@ class Rollouts:
         await self._open(Rollout(found.name, candidate, _rules(candidate.source.config, asked), self._decided))
 
     async def start_adapter(self, name: str, asked: Asked) -> None:
-        """The same for an adapter beside the one that has its name."""
+        """Start a rollout of an adapter for the name of a loaded one."""
         stable, adapter = self._table.find(name), asked.adapter
         assert adapter is not None
         self._check_model(stable)
@@ -129,7 +128,7 @@ class Rollouts:
             raise
 
     async def promote(self, name: str) -> None:
-        """By hand, whatever the rules say."""
+        """Promote by hand, regardless of the rules."""
         rollout = self._active(name)
         if not rollout.is_on:
             raise InvalidArgument(f"the candidate of model '{name}' is still being loaded")
@@ -140,7 +139,7 @@ class Rollouts:
         self._roll_back(self._active(name), reason or "by hand")
 
     def adapter_changed(self, adapters: Adapters, name: str) -> None:
-        """Somebody has given a name another adapter, or has taken it away."""
+        """The adapter of a name was replaced or unloaded: end its rollout."""
         rollout = self._current
         if rollout is None or not rollout.is_active or rollout.is_promoting:
             return
@@ -149,9 +148,9 @@ class Rollouts:
             self._end(rollout, RolloutState.ROLLED_BACK, f"adapter '{name}' was reloaded or unloaded in the meantime")
 
     def held(self, source: ModelSource) -> ModelSource | None:
-        """What of a model may be loaded without a rollout; None: what is served is to be left as it is.
+        """The part of a source that may be loaded without a rollout; None: leave the served versions as they are.
 
-        Reads a file. Without rules in the model's config that is everything.
+        Without rules in the model's config, that is the whole source. Reads a file.
         """
         newest = _newest(source)
         if not _has_rules(source) or not newest:
@@ -170,7 +169,7 @@ class Rollouts:
         return replace(source, versions=kept)
 
     def offer(self, sources: Sequence[ModelSource]) -> None:
-        """Begin what a poll has found: a version that is newer than what is served, of a model with rules."""
+        """Begin rollouts that a poll has found: versions newer than the served ones, of models with rules."""
         for source in sources:
             served = self._table.versions(source.name)
             if not served or not _has_rules(source) or _newest(source) <= int(served[-1]):
@@ -186,14 +185,14 @@ class Rollouts:
                 self._run(self._offered(source))
 
     async def remember(self, sources: Sequence[ModelSource]) -> None:
-        """What is served now, of models with rules."""
+        """Store the versions that are served now, for models with rules."""
         for source in sources:
             served = self._table.versions(source.name)
-            if served and int(served[-1]) in source.versions:  # else it is made by parameters that are not there
+            if served and int(served[-1]) in source.versions:  # else it comes from parameters that are not stored
                 await self._write(source, int(served[-1]))
 
     async def close(self) -> None:
-        """Before the deployment. What was on its way is not held against the candidate."""
+        """Call it before closing the deployment. A running rollout does not count against the candidate."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -260,7 +259,7 @@ class Rollouts:
             rollout.end(RolloutState.FAILED, reason)
 
     def _replan(self) -> None:
-        """Something else is served than before."""
+        """The served models have changed: plan again."""
         rollout = self._current
         if rollout is None or not rollout.is_on:
             return
@@ -343,12 +342,12 @@ class Rollouts:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, LlmserveError):  # those are among the decisions
+        if error is not None and not isinstance(error, LlmserveError):  # those are in the decisions
             logger.error("a rollout failed", exc_info=error)
 
 
 def _require_same_ids(stable: ServedModel, candidate: ServedModel) -> None:
-    """Other steps and clients make the ids, and read them: they would mean something else to the candidate."""
+    """Raises `InvalidArgument` if token ids have another meaning: other steps and clients create and read them."""
     if candidate is stable:
         return
     known, own = stable.id_digests(), candidate.id_digests()
@@ -362,12 +361,12 @@ def _require_same_ids(stable: ServedModel, candidate: ServedModel) -> None:
 def _has_rules(source: ModelSource) -> bool:
     try:
         return given_rules(source.config) is not None
-    except InvalidArgument:  # said when it is loaded
+    except InvalidArgument:  # reported when it is loaded
         return False
 
 
 def _newest(source: ModelSource) -> int:
-    """The version that its policy would have answer; 0: none."""
+    """The version that answers by its version policy; 0: none."""
     return max(served_versions(source.config, source.versions), default=0)
 
 

@@ -1,10 +1,10 @@
-"""Which version answers a request that names none, while a rollout is on.
+"""Chooses the version that answers a request without a version, during a rollout.
 
-The version is chosen once, where a request comes in, and whatever an ensemble makes of it stays with that choice: for
-each name that leads to the model there are two plans, one on the stable version and one on the candidate. A canary
-request that has had no response yet can still be answered by the stable version: it is when the candidate fails, keeps
-it waiting, or is rolled back. What the limit of a client's API key refuses is refused, and says nothing of anybody:
-without a rollout one engine would have all of its answers under way, so it would have been refused then, too.
+The version is chosen once, when a request comes in, and all steps of an ensemble use that choice: each name that leads
+to the model has two plans, one with the stable version and one with the candidate. A canary request without a response
+can still be answered by the stable version: this happens if the candidate fails, takes too long, or is rolled back. A
+request that exceeds the limit of the client's API key is refused, and counts for neither version: without a rollout,
+one engine would run all of the client's requests, so it would have refused this one, too.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from llmserve.serving.types import InferRequest, InferResponse
 
 
 class Watch(Protocol):
-    """Who decides about requests, and hears what became of them."""
+    """Decides about requests, and is told their outcomes."""
 
     @property
     def canary_share(self) -> float: ...
     @property
     def first_response_limit_s(self) -> float: ...
     def watches(self, request: InferRequest) -> bool:
-        """Others are answered as without a rollout."""
+        """Whether the rollout applies to a request. Others are answered as without a rollout."""
         ...
 
     def for_candidate(self, request: InferRequest) -> InferRequest: ...
     def copy_of(self, request: InferRequest) -> ShadowCopy | None:
-        """None: this request is not copied."""
+        """The copy of a request; None: it is not copied."""
         ...
 
     def stable_ended(self, watch: Stopwatch) -> None: ...
@@ -48,16 +48,16 @@ class Watch(Protocol):
         ...
 
     def canary_left(self, waited_s: float) -> None:
-        """A client went away, or its deadline came; `waited_s`: for a first response that has not come, else 0."""
+        """A client left, or its deadline expired. `waited_s`: its wait for a missing first response, else 0."""
         ...
 
     def waiting(self, patience: asyncio.Timeout, *, begins: bool) -> None:
-        """Somebody waits for a candidate's first response, or does no more."""
+        """A request begins or stops to wait for a candidate's first response."""
         ...
 
 
 class _WatchedStep:
-    """A version, by itself or as a step of ensembles: it is timed."""
+    """A version that is timed, by itself or as a step of ensembles."""
 
     runs_inline = False
 
@@ -70,7 +70,7 @@ class _WatchedStep:
 
 
 class StableStep(_WatchedStep):
-    """Some of its requests are copied, too."""
+    """The stable version. Some of its requests are copied to the candidate, too."""
 
     async def infer(
         self, request: InferRequest, ensemble_timing: RequestTiming | None = None
@@ -94,7 +94,7 @@ class StableStep(_WatchedStep):
 
 
 class CandidateStep(_WatchedStep):
-    """What canary requests reach."""
+    """The candidate, which answers canary requests."""
 
     async def infer(
         self, request: InferRequest, ensemble_timing: RequestTiming | None = None
@@ -112,13 +112,13 @@ class CandidateStep(_WatchedStep):
 
 
 class Answering(Protocol):
-    """What can answer a request as a whole."""
+    """A model or an ensemble that can answer a whole request."""
 
     def infer(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]: ...
 
 
 class Split:
-    """One name that leads to both versions."""
+    """Splits the requests to one name between both versions."""
 
     def __init__(
         self,
@@ -129,14 +129,14 @@ class Split:
         watch: Watch,
         chance: random.Random,
     ) -> None:
-        """`unwatched`: what is served now, for requests that the rollout has nothing to do with, and for those that the
-        candidate has failed: not counted, not copied."""
+        """`unwatched`: returns the served model, for requests outside the rollout and for those that failed on the
+        candidate. It does not count or copy them."""
         self._stable = stable
         self._candidate = candidate
         self._unwatched = unwatched
         self._watch = watch
         self._chance = chance
-        self._of_stable: Counter[tuple[str, str]] = Counter()  # requests that run, by tenant and the client's id
+        self._of_stable: Counter[tuple[str, str]] = Counter()  # running requests, by tenant and the client's id
         self._of_candidate: Counter[tuple[str, str]] = Counter()
 
     def infer(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
@@ -145,8 +145,8 @@ class Split:
         return self._canary(request) if self._is_canary(request) else self._plain(self._stable, request)
 
     def _is_canary(self, request: InferRequest) -> bool:
-        """Sequences stay with the stable version, and what has the id of a request that runs goes where that is: it may
-        want to stop it."""
+        """Whether the candidate answers. Sequences stay with the stable version. A request with the id of a running one
+        goes to the same version, because it may be meant to stop that one."""
         share = self._watch.canary_share
         if request.request_id and self._of_candidate[request.tenant_request_id]:
             return True
@@ -166,7 +166,7 @@ class Split:
     async def _canary(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         began = time.monotonic()
         failure: LlmserveError | None = None
-        has_begun = is_told = False  # is_told: the watch knows how it has ended, or will hear it from the rescue
+        has_begun = is_told = False  # is_told: the watch knows the outcome, or `_rescue` will tell it
         self._of_candidate[request.tenant_request_id] += 1
         try:
             async with aclosing(self._candidate.infer(request)) as stream:
@@ -174,12 +174,12 @@ class Split:
                 has_begun, is_told = response is not None, response is None
                 while response is not None:
                     failure = response.error or failure
-                    if response.final:  # whoever reads may not come back
+                    if response.final:  # the reader may not come back
                         is_told = True
                         self._ended(failure)
                     yield response
                     response = await self._following(stream)
-        except LlmserveError as raised:  # in the middle: the client has the beginning of this answer
+        except LlmserveError as raised:  # no rescue: the client has the beginning of this answer
             is_told = True
             self._ended(raised)
             raise
@@ -199,7 +199,7 @@ class Split:
             self._watch.canary_failed(str(failure), rescued=False)
 
     async def _first(self, stream: AsyncGenerator[InferResponse, None]) -> tuple[InferResponse | None, str]:
-        """The candidate's first response, or why there is none. `RateLimited` by the client's own limit."""
+        """The candidate's first response, or why there is none. Raises `RateLimited` by the client's own limit."""
         limit_s = self._watch.first_response_limit_s
         try:
             async with asyncio.timeout(limit_s) as patience:
@@ -214,7 +214,7 @@ class Split:
             raise
         except LlmserveError as failure:
             return None, str(failure)
-        except Exception as failure:  # border: a candidate may do what it likes
+        except Exception as failure:  # border: a candidate may raise anything
             return None, f"{type(failure).__name__}: {failure}"
         if first is None:
             return None, "no response"
@@ -230,7 +230,7 @@ class Split:
             raise Unavailable(f"the candidate sent nothing for {limit_s:.1f} s") from None
 
     async def _rescue(self, request: InferRequest, error: str) -> AsyncGenerator[InferResponse, None]:
-        """The stable version's answer. If that is an error too, it says nothing of the candidate."""
+        """The stable version's answer. If that is an error, too, the candidate's error does not count."""
         is_told = False
         async with aclosing(self._plain(self._unwatched(), request)) as responses:
             async for response in responses:

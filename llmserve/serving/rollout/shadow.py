@@ -1,4 +1,4 @@
-"""A copy of a request for the candidate, while the stable version answers the client, who notices nothing of it."""
+"""Copies a request to the candidate while the stable version answers the client, which does not notice it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Of one answer, in seconds."""
+    """Times of one answer, in seconds."""
 
     first_s: float
     total_s: float
 
 
 class Stopwatch:
-    """Sees the responses to one request."""
+    """Times the responses to one request."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._first_s: float | None = None
-        self.timing: Timing | None = None  # of an answer that is complete
+        self.timing: Timing | None = None  # set when the answer is complete
         self.error = ""
         self.is_limited = False  # by the client's own limit, which is no failure of the model
 
@@ -54,17 +54,17 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class CopyOutcome:
-    """What a copy has come to. The stable version has answered the same request without an error."""
+    """The outcome of a copy. The stable version has answered the same request without an error."""
 
     error: str  # "": none
     timing: Timing | None
-    equal: bool | None  # None: answers that need not be equal
+    equal: bool | None  # None: not comparable
 
 
 class ShadowCopy:
-    """Begins at once. What it takes from the request is its own: a client's memory is the client's again.
+    """A copy of a request, which begins at once. It owns its tensors, because the client may reuse its memory.
 
-    It may take as long as its original, and then three times that time again, or `timeout_s` if that is more.
+    After the original has ended, the copy may take three times the original's time, or `timeout_s` if that is more.
     """
 
     def __init__(self, stable: ServedModel, candidate: ServedModel, request: InferRequest, timeout_s: float) -> None:
@@ -83,7 +83,7 @@ class ShadowCopy:
             self._stable_reader.add(response)
 
     def stable_ended(self, *, answered: bool) -> None:
-        """`answered`: completely, and without an error. If not, the copy says nothing, and is given up."""
+        """`answered`: completely, and without an error. If not, the copy is cancelled."""
         if not answered:
             self.task.cancel()
         elif not self._stable_answered.done():
@@ -108,7 +108,7 @@ class ShadowCopy:
             error = f"a copied request was not answered within {time.monotonic() - self._began:.1f} s"
         except LlmserveError as failure:
             error = str(failure)
-        except Exception as failure:  # border: a candidate may do what it likes
+        except Exception as failure:  # border: a candidate may raise anything
             logger.error("a candidate failed", exc_info=failure)
             error = f"{type(failure).__name__}: {failure}"
         await self._stable_answered
@@ -129,7 +129,7 @@ class ShadowCopy:
 
 
 def copied(request: InferRequest) -> InferRequest:
-    """The request by itself: nobody's limits, deadline or trace."""
+    """The request with its own tensors, without the client's limits, deadline and trace."""
     inputs = {name: _owned(tensor) for name, tensor in request.inputs.items()}
     return replace(request, inputs=inputs, deadline=None, tenant=EVERYBODY, trace=None)
 
