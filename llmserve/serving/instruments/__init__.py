@@ -1,1 +1,1 @@
-"""Records of what is done with requests and how long it takes: statistics, histograms, traces. `observe` shows them."""
+"""Records of requests and how long they take: statistics, histograms, traces. `observe` shows them."""

@@ -13,8 +13,8 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 WINDOW_S = 60.0
-NUM_SLOTS = 5  # the window moves on by a slot
-GROWTH = math.log(1.02)  # from bucket to bucket; a value is at most half of that from its bucket's middle
+NUM_SLOTS = 5  # of the window, which moves by one slot at a time
+GROWTH = math.log(1.02)  # between buckets, as a logarithm; a value is at most half of it from its bucket's middle
 
 
 class Summary:
@@ -36,7 +36,7 @@ class Summary:
         self._slots[-1][1][round(math.log(value) / GROWTH) if value > 0 else -1] += 1
 
     def quantiles(self, wanted: Sequence[float]) -> list[float]:
-        """NaN, each of them, when nothing was observed in the window."""
+        """Quantiles of the window; each is NaN if nothing was observed in it."""
         counts: Counter[int] = Counter()
         for slot, slot_counts in self._slots:
             if slot > _slot() - NUM_SLOTS:

@@ -1,4 +1,4 @@
-"""What `/metrics` shows: `--metrics-config KEY=VALUE` and `--metrics-interval-ms`, as tritonserver has them."""
+"""Settings of `/metrics`: `--metrics-config KEY=VALUE` and `--metrics-interval-ms`, as in tritonserver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MetricsSettings:
     summary_latencies: bool = False  # nv_inference_*_summary_us
     histogram_latencies: bool = False  # nv_inference_first_response_histogram_ms
     quantiles: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
-    interval_s: float = 2.0  # for which values of the machine are kept
+    interval_s: float = 2.0  # how long values of the machine are cached
     shows_cpu: bool = True
     shows_gpu: bool = True
 
@@ -27,7 +27,7 @@ DEFAULT_METRICS = MetricsSettings()
 
 
 def parse_metrics_config(texts: Iterable[str], *, interval_ms: float, cpu: bool, gpu: bool) -> MetricsSettings:
-    """Raises `InvalidArgument` with everything that is wrong."""
+    """Parse the settings. Raises `InvalidArgument` with all problems."""
     switches: dict[str, bool] = {}
     quantiles = DEFAULT_METRICS.quantiles
     problems = []
@@ -49,7 +49,7 @@ def parse_metrics_config(texts: Iterable[str], *, interval_ms: float, cpu: bool,
 
 
 def _parse_quantiles(text: str) -> tuple[float, ...]:
-    """The error that each may have is checked and not used: ours are within a hundredth of the value, all of them."""
+    """The allowed error of each quantile is checked but not used: all of ours are within 1 % of the value."""
     pairs = [tuple(map(float, pair.split(":"))) for pair in text.split(",")]
     if any(len(pair) != 2 or not (0 <= pair[0] <= 1 and 0 <= pair[1] <= 1) for pair in pairs):
         raise ValueError(text)

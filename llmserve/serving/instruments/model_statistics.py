@@ -1,7 +1,7 @@
-"""What one version of a model has done since it was loaded, as counters; all durations are nanoseconds.
+"""Counters of one version of a model since it was loaded; all durations are in nanoseconds.
 
-The scheduler fills a `RequestTiming` per request; the model hands it to `ModelStatistics` when the request ends.
-Everything happens on the event loop, so nothing is locked.
+The scheduler fills in a `RequestTiming` per request; the model passes it to `ModelStatistics` when the request ends.
+Everything happens on the event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FailureReason(Enum):
 
 @dataclass(slots=True)
 class RequestTiming:
-    """Where the time of one request went."""
+    """How the time of one request was spent."""
 
     start_ns: int = field(default_factory=time.monotonic_ns)
     queue_ns: int = 0
@@ -40,7 +40,7 @@ class RequestTiming:
     infer_ns: int = 0
     output_ns: int = 0
     first_response_ns: int = 0  # from the start to the first data; 0: there is none yet
-    cache_ns: int | None = None  # looking the answer up and keeping it; None: the model's answers are not cached
+    cache_ns: int | None = None  # to look up and store the answer; None: the model's answers are not cached
     cache_hit: bool = False  # answered from the cache; nothing ran
 
     def add(self, step: RequestTiming) -> None:
@@ -53,7 +53,7 @@ class RequestTiming:
 
 @dataclass(slots=True)
 class Duration:
-    """How often, and how long altogether."""
+    """A count and a total time."""
 
     count: int = 0
     ns: int = 0
@@ -92,12 +92,12 @@ class ModelStatistics:
         self.cache_hit = Duration()
         self.cache_miss = Duration()
         self.batches: dict[int, BatchDurations] = {}
-        self.summaries: dict[str, Summary] = {}  # by what is measured, in microseconds; empty: not asked for
-        self.cache_summaries: dict[str, Summary] = {}  # of hits and misses, in microseconds; likewise
-        self.first_responses: Histogram | None = None  # milliseconds; None: not asked for
+        self.summaries: dict[str, Summary] = {}  # by what is measured, in microseconds; empty: disabled
+        self.cache_summaries: dict[str, Summary] = {}  # of hits and misses, in microseconds; empty: disabled
+        self.first_responses: Histogram | None = None  # milliseconds; None: disabled
 
     def keep_distributions(self, settings: MetricsSettings, config: ModelConfig) -> None:
-        """Count latencies by size too, as far as `/metrics` is to show that."""
+        """Record distributions of latencies, too, if `/metrics` shows them."""
         if settings.summary_latencies:
             self.summaries = {part: Summary() for part in SUMMARIZED}
             if config.response_cache.enable:
@@ -148,7 +148,7 @@ class ModelStatistics:
         durations.compute_output.add(output_ns)
 
     def message(self) -> service_pb2.ModelStatistics:
-        """The statistics extension's form."""
+        """The statistics as a message of the statistics extension."""
         return service_pb2.ModelStatistics(
             name=self.name,
             version=self.version,

@@ -1,11 +1,11 @@
-"""A trace as spans, in the terms of OpenTelemetry: what it keeps for them besides its records, and what they are.
+"""OpenTelemetry's spans of a trace, and the data that a trace keeps for them besides its records.
 
     POST /v1/chat/completions       the request, as its client sees it
-      ensemble                      each model that it has passed
+      ensemble                      each model that it has used
         preprocessing
         tensorrt_llm
           queue, prefill, decode    of an LLM, for each answer
-            step                    of the answer's tokens the 2nd, 4th, 8th, ...
+            step                    for the answer's 2nd, 4th, 8th, ... token
         postprocessing
 
 Ids are W3C's trace context. Times of spans are time.time_ns().
@@ -28,7 +28,7 @@ Attributes: TypeAlias = Mapping[str, str | int]
 
 
 def new_id(num_bits: int) -> int:
-    """Of a trace (128 bits) or of a span (64); not 0, which stands for none."""
+    """An id of a trace (128 bits) or of a span (64); never 0, which means none."""
     return secrets.randbits(num_bits) or 1
 
 
@@ -36,20 +36,20 @@ def new_id(num_bits: int) -> int:
 class SpanIds:
     trace_id: int
     span_id: int
-    parent_id: int = 0  # of the span around it; 0: there is none
+    parent_id: int = 0  # of the enclosing span; 0: there is none
 
     def child(self) -> SpanIds:
         return SpanIds(self.trace_id, new_id(64), self.span_id)
 
     @property
     def traceparent(self) -> str:
-        """For those whom this span asks something."""
+        """The header for requests that this span sends to other servers."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-01"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSpan:
-    """The request that a trace is of."""
+    """The request that a trace records."""
 
     name: str
     ids: SpanIds
@@ -65,23 +65,23 @@ class Span:
     began_ns: int
     ended_ns: int
     attributes: Attributes = field(default_factory=dict)
-    error: str = ""  # its kind; "": all went well
+    error: str = ""  # its kind; "": no error
     is_request: bool = False
     state: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an engine's step added to an answer, from the moment at which the one before had."""
+    """The tokens that an engine's step added to an answer. It begins when the previous step's tokens arrived."""
 
-    num_tokens: int  # of the answer, with it
+    num_tokens: int  # of the answer, including this step's
     began_ns: int
     ended_ns: int
 
 
 @dataclass(slots=True)
 class AnswerSteps:
-    """How one answer of an LLM came, as its events tell."""
+    """The steps of one answer of an LLM, from its events."""
 
     num_tokens: int = 0
     latest_ns: int = 0
@@ -100,7 +100,7 @@ class AnswerSteps:
 
 
 def spans_of(trace: Trace, ended_ns: int) -> Iterator[Span]:
-    """Of a request that was answered at `ended_ns` of time.monotonic_ns(); nothing of a trace without ids."""
+    """The spans of a request that was answered at `ended_ns`, in time.monotonic_ns(); none for a trace without ids."""
     offset = time.time_ns() - time.monotonic_ns()
     if (request := trace.request) is not None:
         yield Span(
@@ -119,9 +119,9 @@ def spans_of(trace: Trace, ended_ns: int) -> Iterator[Span]:
 
 
 def _of_models(trace: Trace, ended_ns: int) -> Iterator[Span]:
-    """In time.monotonic_ns()."""
+    """The spans of its models, in time.monotonic_ns()."""
     times, ids = trace.times(), trace.ids_of_span
-    if ids is None or "REQUEST_START" not in times:  # refused before a model has seen it
+    if ids is None or "REQUEST_START" not in times:  # refused before it reached a model
         return
     attributes = {"gen_ai.request.model": trace.model, "llmserve.model.version": trace.version}
     ended_ns = times.get("REQUEST_END", ended_ns)
@@ -134,7 +134,7 @@ def _of_models(trace: Trace, ended_ns: int) -> Iterator[Span]:
 
 
 def _of_answers(trace: Trace) -> Iterator[Span]:
-    """Of the LLMs among its models."""
+    """The spans of answers of the LLMs among its models."""
     for index, answer in sorted(trace.answers.items()):
         if trace.ids_of_span is not None and answer.usage is not None:
             yield from _of_answer(trace.ids_of_span, index, answer, answer.usage)

@@ -1,8 +1,8 @@
-"""What happened to one request, in the form of Triton's trace files: a list of JSON objects.
+"""Records what happened to one request in the format of Triton's trace files: a list of JSON objects.
 
-The front end that samples a request makes its `Trace` and puts it into the `InferRequest`; the model that executes the
-request records in it, an ensemble gives each step a child. Times are time.monotonic_ns(): the clock of the statistics,
-so the phases of a trace are those that the statistics count.
+The front end that samples a request creates its `Trace` and puts it into the `InferRequest`. The model that executes
+the request records in it; an ensemble gives each step a child. Times are time.monotonic_ns(), the clock of the
+statistics, so the phases of a trace are those that the statistics count.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from llmserve.serving.types import InferRequest, Tensor
 
 Record = dict[str, Any]
-PIECE = 4096  # elements of a tensor: a call for all of them would keep other threads waiting
+PIECE = 4096  # elements of a tensor: one call for all of them would block other threads
 
 
 @dataclass(slots=True)
 class Trace:
-    """One request in one model. `ids` numbers the traces of a server."""
+    """The trace of one request in one model. `ids` numbers the traces of a server."""
 
     ids: Iterator[int]
     timestamps: bool  # level TIMESTAMPS
     tensors: bool  # level TENSORS
     parent_id: int = 0
-    request_id: str = ""  # of whoever asked the server, for requests that have none of their own
-    request: RequestSpan | None = None  # where spans are made of it, and it is no other trace's child
-    ids_of_span: SpanIds | None = None  # of the model's; None: there will be none
+    request_id: str = ""  # of the client's request, for requests without an id of their own
+    request: RequestSpan | None = None  # if spans are created from it and it is not a child
+    ids_of_span: SpanIds | None = None  # of the model's span; None: there will be no spans
     model: str = ""
     version: str = ""
     error: str = ""  # why the request has failed; "": it has not
@@ -49,7 +49,7 @@ class Trace:
         self.id = next(self.ids)
 
     def __reduce__(self) -> tuple[Callable[..., Trace | None], tuple[SpanIds | None]]:
-        """A request that goes to another process leaves its trace behind, but for what it may tell others of it."""
+        """Only the ids of its span are sent along when its request is sent to another process."""
         return _elsewhere, (self.ids_of_span,)
 
     def child(self) -> Trace:
@@ -66,13 +66,13 @@ class Trace:
         return made
 
     def stamp(self, name: str, ns: int | None = None) -> None:
-        """Something happened at `ns`, or now."""
+        """Record that something happened at `ns`, or now."""
         if self.timestamps:
             ns = time.monotonic_ns() if ns is None else ns
             self._records.append({"id": self.id, "timestamps": [{"name": name, "ns": ns}]})
 
     def begin(self, model: str, version: str, request: InferRequest, timing: RequestTiming) -> None:
-        """The model has accepted the request, and looks for an instance."""
+        """The model has accepted the request, which now waits for an instance."""
         head: Record = {"id": self.id, "model_name": model, "model_version": int(version)}
         if request_id := request.request_id or self.request_id:
             head["request_id"] = request_id
@@ -93,12 +93,12 @@ class Trace:
         self._tensors("TENSOR_BACKEND_OUTPUT", outputs)
 
     def generated(self, event: TokenEvent) -> None:
-        """An LLM has computed something of an answer."""
+        """An LLM has computed a part of an answer."""
         if self.ids_of_span is not None:
             self.answers.setdefault(event.sequence_index, AnswerSteps()).add(event)
 
     def end(self, timing: RequestTiming, *, composed: bool, error: str = "") -> None:
-        """The request is over. `composed`: by other models, which have traces of their own, so nothing was computed."""
+        """The request is over. `composed`: nothing was computed here, but by other models with their own traces."""
         self.error = error
         if not composed:
             moment = self._queue_ns + timing.queue_ns
@@ -113,11 +113,11 @@ class Trace:
         self.stamp("REQUEST_END")
 
     def records(self) -> list[Record]:
-        """Its own and its children's. Not for the event loop: the text of a large tensor takes seconds."""
+        """Its own records and its children's. Not for the event loop: the text of a large tensor takes seconds."""
         return [*map(_written, self._records), *(record for child in self.children for record in child.records())]
 
     def times(self) -> dict[str, int]:
-        """Its own stamps, in time.monotonic_ns(); of several of a name the last."""
+        """Its own stamps by name, in time.monotonic_ns(); the last one if there are several of a name."""
         stamps = (stamp for record in self._records for stamp in record.get("timestamps", ()))
         return {stamp["name"]: stamp["ns"] for stamp in stamps}
 
@@ -128,14 +128,14 @@ class Trace:
 
 
 def _elsewhere(ids: SpanIds | None) -> Trace | None:
-    """What another process knows of a trace: nothing that is recorded there comes back."""
+    """The trace in another process, whose records do not come back."""
     if ids is None:
         return None
     return Trace(itertools.repeat(0), timestamps=False, tensors=False, ids_of_span=ids)
 
 
 def _written(record: Record) -> Record:
-    """As it is in the file."""
+    """The record as it is in the file."""
     if (tensor := record.get("tensor")) is None:
         return record
     flat = tensor.data.reshape(-1)
@@ -150,7 +150,7 @@ def _written(record: Record) -> Record:
 
 
 def _text(value: Any) -> str:
-    """As a C++ stream writes it."""
+    """The value as a C++ stream writes it."""
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="replace")
     return f"{value:g}" if isinstance(value, float) else str(int(value))

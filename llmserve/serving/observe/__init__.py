@@ -1,1 +1,1 @@
-"""What the server tells about itself: the metrics of models, tenants and the machine."""
+"""The server's metrics of models, tenants and the machine."""

@@ -1,6 +1,6 @@
 """The text of `GET /metrics`, read from the models' statistics at each scrape.
 
-A collector on a registry of its own, so that several cores can live in one process.
+The collector has a registry of its own, so that several cores can run in one process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Sample(NamedTuple):
 
 
 class ServerCollector(Collector):
-    """Prometheus families of all loaded models, of the response cache and of this machine."""
+    """Prometheus families of all loaded models, of the response cache, of tenants and of this machine."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ServerCollector(Collector):
         more: Callable[[], Iterable[GaugeSample]] = lambda: (),
         tenants: Callable[[], Mapping[str, TenantCounters]] = dict,
     ) -> None:
-        """`more`: samples that are of no model's own. `tenants`: by name, those that there are now."""
+        """`more`: samples that belong to no single model. `tenants`: counters of the current tenants, by name."""
         self._models = models
         self._more = more
         self._tenants = tenants
@@ -98,7 +98,7 @@ class ServerCollector(Collector):
 
 
 def _ordered(labels: Mapping[str, str]) -> Mapping[str, str]:
-    """By name, and what tells the samples of one metric apart at last: as Triton's library has them."""
+    """Labels sorted by name, with `quantile` and `le` last, as in Triton's library."""
     return {name: labels[name] for name in sorted(labels, key=lambda name: (name in ("quantile", "le"), name))}
 
 
@@ -126,7 +126,7 @@ def _number(value: float) -> str:
 
 
 def _escape(text: str, *, quotes: bool = False) -> str:
-    if text.isidentifier():  # most are, and this is each label of each sample
+    if text.isidentifier():  # true for most, and this runs for each label of each sample
         return text
     escaped = text.replace("\\", r"\\").replace("\n", r"\n")
     return escaped.replace('"', r"\"") if quotes else escaped
@@ -190,7 +190,7 @@ def _cache_samples(cache: ResponseCache) -> Iterator[Sample]:
 
 
 def _tenant_samples(name: str, counters: TenantCounters) -> Iterator[Sample]:
-    """Of models that it has asked; labels in their order."""
+    """The samples of a tenant, for each model that it has used. Labels are in alphabetical order."""
     for model, requests in counters.requests.items():
         labels = {"key": name, "model": model}
         for outcome, count in requests.outcomes.items():

@@ -1,6 +1,6 @@
-"""NVIDIA GPUs, seen through NVML: the package `nvidia-ml-py` (extra `nvidia`) and the driver's library.
+"""NVIDIA GPUs, read through NVML: the package `nvidia-ml-py` (extra `nvidia`) and the driver's library.
 
-Without either of them, or on a driver that does not answer, there are simply no samples.
+Without either of them, or if the driver does not respond, there are no samples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Gpus:
-    """`nvml` is the module `pynvml`, initialized."""
+    """The GPUs of this machine. `nvml` is the module `pynvml`, initialized."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -32,7 +32,7 @@ class Gpus:
         ]
 
     def _readings(self, uuid: str, handle: Any) -> Iterator[tuple[str, float]]:
-        """What the device tells; consumer cards and virtual GPUs keep some of it to themselves."""
+        """The values that the device reports; consumer cards and virtual GPUs do not report all."""
         nvml = self._nvml
         readings: tuple[tuple[str, Callable[[], float]], ...] = (
             ("nv_gpu_utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
@@ -47,7 +47,7 @@ class Gpus:
                 yield name, read()
 
     def _energy(self, handle: Any) -> float:
-        """Joules since the driver was loaded; 0 from a device that does not count them."""
+        """Joules since the driver was loaded; 0 if the device does not count them."""
         try:
             millijoules: int = self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
         except self._nvml.NVMLError:
@@ -56,7 +56,7 @@ class Gpus:
 
 
 def open_gpus() -> Gpus | None:
-    """None on a machine without a GPU that can be read."""
+    """The GPUs of this machine; None if none can be read."""
     try:
         import pynvml
     except ImportError:

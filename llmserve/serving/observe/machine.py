@@ -17,13 +17,13 @@ def cpu_samples() -> Sequence[GaugeSample]:
         ("nv_cpu_utilization", {}, psutil.cpu_percent(interval=None) / 100),
         ("nv_cpu_memory_total_bytes", {}, memory.total),
         ("nv_cpu_memory_used_bytes", {}, memory.used),
-        ("nv_pinned_memory_pool_total_bytes", {}, 0),  # tensors live in ordinary memory here
+        ("nv_pinned_memory_pool_total_bytes", {}, 0),  # tensors are in ordinary memory
         ("nv_pinned_memory_pool_used_bytes", {}, 0),
     ]
 
 
 class MachineSampler:
-    """Reads at a scrape, and keeps what it has read for `interval_s`; utilization is that since the reading before."""
+    """Reads values at a scrape and caches them for `interval_s`. Utilization is that since the previous reading."""
 
     def __init__(self, interval_s: float, *, cpu: bool = True, gpu: bool = True) -> None:
         self._interval_s = interval_s

@@ -1,4 +1,4 @@
-"""The `/metrics` of several servers as one text: counts added up, and once what all read of the same thing."""
+"""Merges the `/metrics` of several servers: counts are added up, shared values appear once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Family:
 
 
 def added_up(texts: Sequence[str]) -> str:
-    """Quantiles, and what all servers read of one engine or machine, are the largest that one of them tells."""
+    """Merge texts. For quantiles, and values that all servers read from one engine or machine, the largest is used."""
     families: dict[str, _Family] = {}
     for text in texts:
         family = _Family()
@@ -36,7 +36,7 @@ def added_up(texts: Sequence[str]) -> str:
 
 
 def _family(families: dict[str, _Family], comment: str) -> _Family:
-    """Of a line `# HELP name ...` or `# TYPE name ...`."""
+    """The family of a line `# HELP name ...` or `# TYPE name ...`."""
     name = comment.split(" ", 3)[2]
     if name not in families:
         declared = METRICS.get(name)
@@ -50,7 +50,7 @@ def _family(families: dict[str, _Family], comment: str) -> _Family:
 def _add(family: _Family, line: str) -> None:
     key, _, value = line.rpartition(" ")
     number = float(value)
-    if math.isnan(family.samples.get(key, math.nan)):  # not there yet, or a quantile of nothing
+    if math.isnan(family.samples.get(key, math.nan)):  # not set yet, or a quantile of no observations
         family.samples[key] = number
     elif family.adds_up and "quantile=" not in key:
         family.samples[key] += number

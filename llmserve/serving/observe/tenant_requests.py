@@ -1,4 +1,4 @@
-"""How the core counts what becomes of each tenant's requests."""
+"""Counts the outcomes of each tenant's requests for the core."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class CountedRequest:
         counters.num_in_flight += 1
 
     def see(self, response: InferResponse) -> None:
-        """Of its responses those with an error, and the last one."""
+        """Call it with each response that has an error, and with the last one."""
         self._failure = response.error or self._failure
         self._is_final = response.final
 
     def refused(self, error: LlmserveError) -> None:
-        """It is raised, instead of more responses. A request that does not fit the config counts nowhere, as in the
-        model's own statistics."""
+        """`error` was raised instead of more responses. A request that does not fit the config is not counted, as in
+        the model's own statistics."""
         self._failure = error
         self._fits = isinstance(error, SequenceError) or not isinstance(error, InvalidArgument)
 
@@ -48,5 +48,5 @@ class CountedRequest:
 
 
 def counted_request(tenant: Tenant, model: str) -> CountedRequest | None:
-    """None: nobody counts what this tenant does."""
+    """Begin to count a request; None if the tenant's requests are not counted."""
     return None if tenant.counters is None else CountedRequest(tenant.counters.requests[model])
