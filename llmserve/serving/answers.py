@@ -1,4 +1,4 @@
-"""What a model answers to one request, in a form in which two models' answers can be compared."""
+"""Answers to one request in a form in which those of two models can be compared."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from llmserve.serving.types import InferRequest, InferResponse
 
 
 class AnswerReader(Protocol):
-    """Sees the responses to one request, in order."""
+    """Reads the responses to one request, in order."""
 
     def add(self, response: InferResponse) -> None: ...
 
     def answer(self) -> Hashable | None:
-        """Of all that it has seen; equal answers are equal. None: there is nothing to compare after all."""
+        """A value for the answer; equal answers have equal values. None: there is nothing to compare."""
         ...
 
 
-ReadsAnswer: TypeAlias = Callable[[InferRequest], AnswerReader | None]  # None: another answer would be as right
+ReadsAnswer: TypeAlias = Callable[[InferRequest], AnswerReader | None]  # None: other answers would be correct, too
 
 
 class EveryOutput:
-    """Every output of every response, to the bit."""
+    """Reads all outputs of all responses, for a bitwise comparison."""
 
     def __init__(self) -> None:
         self._digest = sha256()

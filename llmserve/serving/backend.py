@@ -1,8 +1,8 @@
-"""The seam between the server core and whatever executes models.
+"""The interface between the server core and the backends that execute models.
 
-A backend turns a model directory into a `LoadedModel`; the core schedules requests onto its instances. Backends
-register by the name that `config.pbtxt` gives in `backend`; the registry is built by the program that starts the
-server, so the core imports none of them.
+A backend loads a model directory as a `LoadedModel`; the core schedules requests onto its instances. Backends are
+registered under the name that `config.pbtxt` gives in `backend`. The program that starts the server builds the
+registry, so the core imports no backend.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ModelInstance(Protocol):
 
 
 class Execution(NamedTuple):
-    """When an instance began with a batch and when it was through, in `time.monotonic_ns()`."""
+    """When an instance began and when it finished a batch, in `time.monotonic_ns()`."""
 
     began_ns: int
     ended_ns: int
@@ -55,10 +55,10 @@ Released: TypeAlias = Callable[[Execution | None], None]  # None: the instance d
 
 @runtime_checkable
 class ReleasingInstance(ModelInstance, Protocol):
-    """An instance that says itself when it can take another batch.
+    """An instance that reports when it can take another batch.
 
-    Any other instance can when every stream of the last batch has ended. This one may be free earlier (streams go on
-    without it) or later (a cancelled batch is still running).
+    Any other instance can take one when all streams of the last batch have ended. This one may be free earlier (streams
+    continue without it) or later (a cancelled batch still runs).
     """
 
     def when_released(self, callback: Released) -> None:
@@ -68,32 +68,32 @@ class ReleasingInstance(ModelInstance, Protocol):
 
 @runtime_checkable
 class QueueingInstance(ReleasingInstance, Protocol):
-    """A releasing instance that keeps a line of its own, so that it need not wait for the loop between two batches."""
+    """A releasing instance with a queue of its own, so that it need not wait for the loop between two batches."""
 
-    room: int  # how many batches it would have now, the one that it executes included; at least 1
+    room: int  # number of batches that it wants now, including the one that it executes; at least 1
 
 
 @runtime_checkable
 class InlineInstance(ModelInstance, Protocol):
-    """An instance that declares what it does as pure and brief: a request may be executed where it is made.
+    """An instance that declares its work as pure and brief: a request may be executed inline, without the scheduler.
 
-    Pure: the answer depends on the request alone, which is not changed, and any number of executions may run at the
-    same time, here and on the instance's own thread. Brief: microseconds, for requests whose inputs have at most
+    Pure: the answer depends only on the request, which is not modified, and any number of executions may run at the
+    same time, on the loop and on the instance's own thread. Brief: microseconds, for requests whose inputs have at most
     `max_inline_bytes` bytes.
     """
 
     @property
     def max_inline_bytes(self) -> int:
-        """0: none may, for now."""
+        """The most bytes of inputs that a request may have. 0: no request may be executed inline for now."""
         ...
 
     def execute_inline(self, request: InferRequest) -> InferResponse:
-        """The final response, errors included. On the event loop, whose other work waits meanwhile."""
+        """The final response, errors included. Called on the event loop, which it blocks."""
         ...
 
 
 class ModelControl(Protocol):
-    """The core's model control, for models that load other models. Raises `LlmserveError`; on the core's loop."""
+    """The core's model control, for models that load other models. Raises `LlmserveError`. For the core's loop."""
 
     def model_ready(self, name: str, version: str = "") -> bool: ...
 
@@ -105,7 +105,7 @@ class ModelControl(Protocol):
 
 
 def substitute_directory(value: str, model_dir: Path) -> str:
-    """Triton's name for the model's directory at the beginning of a parameter."""
+    """Replace Triton's placeholder for the model's directory at the beginning of a parameter."""
     if value.startswith(MODEL_DIRECTORY):
         return f"{model_dir}{value.removeprefix(MODEL_DIRECTORY)}"
     return value
@@ -113,7 +113,7 @@ def substitute_directory(value: str, model_dir: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """What a backend gets to load one version of a model."""
+    """The information with which a backend loads one version of a model."""
 
     config: ModelConfig  # complete: parsed, auto-completed, validated
     model_dir: Path  # <repository>/<model>
@@ -121,10 +121,10 @@ class LoadContext:
     version_dir: Path  # <model_dir>/<version>
     infer: Callable[
         [InferRequest], AsyncGenerator[InferResponse, None]
-    ]  # of other models: the core's own way in, for BLS
-    control: ModelControl | None = None  # None: no server around
+    ]  # requests to other models, for BLS: the core's internal entry point
+    control: ModelControl | None = None  # None: outside a server
     loop: asyncio.AbstractEventLoop | None = None  # the core's
-    reserved_bytes: int = 0  # of memory that looks free: promised to versions that are served meanwhile
+    reserved_bytes: int = 0  # of memory that looks free but is promised to versions that are served meanwhile
 
     def parameter(self, key: str, default: str = "") -> str:
         """A string parameter of the model's config; $$TRITON_MODEL_DIRECTORY at its beginning is `model_dir`."""
@@ -137,12 +137,12 @@ GaugeSample: TypeAlias = tuple[str, Mapping[str, str], float]  # family, labels 
 
 
 def no_promises() -> int:
-    """Of a model whose memory is what it looks like."""
+    """For a model that has allocated all memory that it will use."""
     return 0
 
 
 def no_limits(tenant: Tenant) -> Allowance | None:
-    """Of a model that holds no tenant to its limits."""
+    """For a model that does not enforce tenants' limits."""
     return None
 
 
@@ -153,12 +153,12 @@ class LoadedModel:
     collates: bool = False  # executes a batch as one set of tensors: honours `batch_input` and `batch_output`
     gauges: Callable[[], Sequence[GaugeSample]] = field(default=lambda: ())  # read at each metrics scrape
     histograms: Mapping[str, Histogram] = field(default_factory=dict)  # by family
-    facts: Mapping[str, Any] = field(default_factory=dict)  # of what answers, as JSON, for clients
-    missing_outputs: Collection[str] = ()  # of its config, those that no answer will ever have
-    allowance: Callable[[Tenant], Allowance | None] = no_limits  # what is left to a tenant; cheap
-    reads_answer: ReadsAnswer = every_output  # for comparing it with another version's
-    promised_bytes: Callable[[], int] = no_promises  # of memory that looks free, and that it will take
-    # of what the ids in its tensors stand for, by name; blocking. Versions that differ cannot take each other's place
+    facts: Mapping[str, Any] = field(default_factory=dict)  # facts about the model for clients, as JSON
+    missing_outputs: Collection[str] = ()  # outputs in its config that no answer ever has
+    allowance: Callable[[Tenant], Allowance | None] = no_limits  # what is left of a tenant's limits; cheap
+    reads_answer: ReadsAnswer = every_output  # to compare answers with those of another version
+    promised_bytes: Callable[[], int] = no_promises  # of memory that looks free but that it will use
+    # digests of the meaning of the ids in its tensors, by name; blocking. Versions that differ are not interchangeable
     id_digests: Callable[[], Mapping[str, str]] = dict
     adapters: Adapters | None = None
 
@@ -167,32 +167,32 @@ class Adapters(Protocol):
     """Variants of a model that requests choose by name, see `InferRequest.chooses_adapter`."""
 
     def load(self, name: str, path: Path) -> None:
-        """Under this name from here on; blocking, called in a worker thread."""
+        """Load an adapter under this name; blocking, called in a worker thread."""
         ...
 
     def unload(self, name: str) -> None:
-        """Requests under way keep it. `InvalidArgument` for a name that none has."""
+        """Running requests keep the adapter. Raises `InvalidArgument` if no adapter has the name."""
         ...
 
     def poll(self, models: Container[str]) -> None:
-        """Load and unload what has changed where they come from, but no adapter with the name of one of `models`;
+        """Load and unload adapters that changed in their source, except those with the name of one of `models`;
         blocking, called in a worker thread."""
         ...
 
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
-        """Of each, by name, for clients."""
+        """Facts about each adapter for clients, by name."""
         ...
 
     def load_candidate(self, name: str, path: Path) -> str:
-        """Beside what has the name, for requests with `wants_candidate`; returns its digest. Blocking, as `load`."""
+        """Load another adapter for the name, for requests with `wants_candidate`. Returns its digest. Blocking."""
         ...
 
     def promote_candidate(self, name: str) -> None:
-        """It has the name from here on. `InvalidArgument`: another one was loaded since it is there, or none is."""
+        """Give the name to the candidate. Raises `InvalidArgument` if there is none, or another was loaded since."""
         ...
 
     def unload_candidate(self, name: str) -> None:
-        """Requests under way keep it."""
+        """Running requests keep the candidate."""
         ...
 
 
@@ -215,5 +215,5 @@ class MetricsSource(Protocol):
 
     @property
     def custom_metrics(self) -> Collector:
-        """Of all its models; the same for the life of the backend."""
+        """The metrics of all its models; the same collector for the life of the backend."""
         ...

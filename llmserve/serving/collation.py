@@ -1,4 +1,4 @@
-"""Requests of a batch as one set of tensors, and the outputs back to their requests.
+"""Joins the requests of a batch into one set of tensors, and splits the outputs by request.
 
 For backends that execute a batch at once. Ordinary inputs are joined along the batch dimension. Inputs that allow
 ragged batches are joined as one row of elements, and `batch_input` says where each request's elements are.
@@ -37,7 +37,7 @@ _DERIVE: Mapping[int, _Derive] = {
     BatchInput.BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO: lambda shapes: np.cumsum([0, *_counts(shapes)]),
     BatchInput.BATCH_MAX_ELEMENT_COUNT_AS_SHAPE: lambda shapes: np.zeros(
         _counts(shapes).max()
-    ),  # only the shape says it
+    ),  # only the shape matters
     BatchInput.BATCH_ITEM_SHAPE: _item_shapes,
     BatchInput.BATCH_ITEM_SHAPE_FLATTEN: lambda shapes: _item_shapes(shapes).reshape(-1),
 }
@@ -45,7 +45,7 @@ _DERIVE: Mapping[int, _Derive] = {
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a backend executes."""
+    """A batch, as a backend executes it."""
 
     inputs: Mapping[str, Tensor]
     _collator: Collator
@@ -61,7 +61,7 @@ class Batch:
 
 
 class Collator:
-    """Made once per loaded model, from its complete config."""
+    """Joins and splits the batches of a model. Created once per loaded model, from its complete config."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.batches = config.max_batch_size > 0
@@ -78,7 +78,7 @@ class Collator:
         self._dims = {tensor.name: tuple(tensor.dims) for tensor in config.output}
 
     def collate(self, requests: Sequence[InferRequest]) -> Batch:
-        """`requests` have the same inputs, and shapes that differ in the batch dimension and ragged inputs only."""
+        """Join `requests`, which have the same inputs. Shapes differ only in the batch dimension and ragged inputs."""
         first = requests[0].inputs
         if not self.batches:
             assert len(requests) == 1
@@ -92,7 +92,7 @@ class Collator:
         return Batch(inputs, self, requests, sizes)
 
     def divide(self, tensor: Tensor, requests: Sequence[InferRequest], sizes: Sequence[int]) -> list[Tensor]:
-        """One output of a batch, as one tensor per request."""
+        """Split one output of a batch into one tensor per request."""
         if tensor.name in self._scattered:
             return self._scatter(tensor, requests)
         if not tensor.shape or tensor.shape[0] != sum(sizes):
@@ -113,7 +113,7 @@ class Collator:
         return Tensor(name, tensors[0].datatype, data)
 
     def _scatter(self, tensor: Tensor, requests: Sequence[InferRequest]) -> list[Tensor]:
-        """Elements in a row, to each request in the shape that its source input gives to the variable dimensions."""
+        """Split a row of elements by request. The shape of its source input gives the variable dimensions."""
         source = self._scattered[tensor.name]
         dims = (-1, *self._dims[tensor.name])
         shapes = [

@@ -1,6 +1,6 @@
-"""The server core: loads the models of its repositories and is the one way to them for every protocol.
+"""The server core: loads the models of its repositories, and is their single entry point for all protocols.
 
-Lives on one asyncio loop. `infer_stream` looks the model up, admits the request, and enforces the client's deadline;
+It runs on one asyncio loop. `infer_stream` looks up the model, admits the request, and enforces the client's deadline;
 the model checks, schedules and counts. Closing the stream is the only way to cancel.
 """
 
@@ -63,7 +63,7 @@ class InferenceCore:
         backends: Mapping[str, Backend],
         tenants: Callable[[], Mapping[str, TenantCounters]] = dict,
     ) -> None:
-        """`tenants`: what those that there are now have done, by name, for `/metrics`."""
+        """`tenants`: returns the counters of the current tenants by name, for `/metrics`."""
         self.name = settings.server_name
         self.version = __version__
         self.extensions = EXTENSIONS
@@ -97,17 +97,17 @@ class InferenceCore:
         self._drained = asyncio.Event()
 
     async def start(self) -> None:
-        """Load what the control mode says. A model that fails is listed in `repository_index`; only an unusable
-        repository raises."""
+        """Load the models that the control mode selects. A model that fails is listed in `repository_index`; only an
+        unusable repository raises."""
         await self._lifecycle.start()
         self._started = True
 
     def leave(self) -> None:
-        """Not ready from now on, and otherwise as before: whoever asks for health sends requests elsewhere."""
+        """Report not ready, but keep serving: load balancers that check health then send requests elsewhere."""
         self._leaving = True
 
     async def stop(self, timeout_s: float = 30.0) -> None:
-        """Drain: not ready, nothing new is admitted, what runs may finish for `timeout_s`; then unload."""
+        """Drain: report not ready, refuse new requests, wait up to `timeout_s` for running ones; then unload."""
         self._leaving = self._stopping = True
         if self._num_in_flight:
             try:
@@ -118,46 +118,46 @@ class InferenceCore:
         await self._lifecycle.close()
 
     async def load_model(self, name: str, config: str = "", files: Mapping[str, bytes] = MappingProxyType({})) -> None:
-        """Load a model, or load it again when its files have changed; an ensemble with its steps. Done when it is.
+        """Load a model, or reload it if its files have changed; an ensemble with its steps. Returns when it is loaded.
 
         `config` (JSON) replaces config.pbtxt for this load; `files` (path in the model directory -> content), which
-        need a `config`, replace the whole directory. What is served goes on until the new version is ready, and for
-        good if that fails. Raises `Unavailable` in other control modes than explicit, `InternalError` when the model
-        or the override cannot be read, `InvalidArgument` when it cannot be loaded.
+        need a `config`, replace the whole directory. The current version is served until the new one is ready, and
+        for good if that fails. Raises `Unavailable` in control modes other than explicit, `InternalError` if the model
+        or the override cannot be read, `InvalidArgument` if it cannot be loaded.
         """
         self._check_serving()
         await self._lifecycle.load_model(name, config, files)
 
     async def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Take a model out; its running requests end in good order, after this returns. Unknown names are no error.
+        """Unload a model. Its running requests finish normally after this returns. Unknown names are no error.
 
-        `unload_dependents`: of an ensemble, also the steps that nobody has asked for by name. Raises `Unavailable` in
-        other control modes than explicit.
+        `unload_dependents`: also unload an ensemble's steps that were not loaded by name. Raises `Unavailable` in
+        control modes other than explicit.
         """
         self._check_serving()
         await self._lifecycle.unload_model(name, unload_dependents=unload_dependents)
 
     async def start_rollout(self, name: str, asked: Asked) -> None:
-        """Open a candidate version of a model, or a candidate for the name of one of its adapters, beside what is
-        served, and divide requests by its rules.
+        """Load a candidate version of a model, or a candidate for the name of one of its adapters, next to the served
+        one, and split requests by its rules.
 
-        Done when the candidate is ready. Raises `Unavailable` where the control mode allows none, `NotFound` for a
-        model or version that is not there, `InvalidArgument` for rules or candidates that cannot be, and whatever keeps
-        the candidate from being loaded.
+        Returns when the candidate is ready. Raises `Unavailable` if the control mode does not allow rollouts,
+        `NotFound` for an unknown model or version, `InvalidArgument` for invalid rules or candidates, and the errors of
+        loading the candidate.
         """
         self._check_serving()
         await self._lifecycle.start_rollout(name, asked)
 
     async def promote_rollout(self, name: str) -> None:
-        """Have the candidate answer everything, whatever the rules say."""
+        """Let the candidate answer all requests, regardless of the rules."""
         await self._rollouts.promote(name)
 
     def abort_rollout(self, name: str, reason: str) -> None:
-        """Take the candidate back. No request fails: those that wait for it are answered by the stable version."""
+        """Withdraw the candidate. No request fails: the stable version answers those that wait for the candidate."""
         self._rollouts.abort(name, reason)
 
     def rollout(self, name: str) -> dict[str, Any]:
-        """The present rollout of a model, or its last one, as JSON has it."""
+        """The current rollout of a model, or its last one, as JSON."""
         return rollout_report(self._rollouts.find(name))
 
     def rollouts(self) -> list[dict[str, Any]]:
@@ -176,7 +176,7 @@ class InferenceCore:
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether `infer_stream` would take a request; False for a model that does not exist.
 
-        Raises `InvalidArgument` for something that is no version.
+        Raises `InvalidArgument` for an invalid version.
         """
         try:
             model = self._table.find(name, version)
@@ -231,15 +231,15 @@ class InferenceCore:
         return message
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
-        """The complete config, defaults filled in. Shared: not to be changed.
+        """The complete config, with defaults. It is shared: do not modify it.
 
-        `Unavailable` while the server starts and stops: no model is unknown before all have been looked at.
+        Raises `Unavailable` while the server starts or stops: a model may then exist that is not loaded yet.
         """
         self._check_serving()
         return self._table.find(name, version).config
 
     def statistics(self, name: str = "", version: str = "") -> list[service_pb2.ModelStatistics]:
-        """Of every model, of every version of one model, or of one version."""
+        """Statistics of all models, of all versions of one model, or of one version."""
         if not name:
             return [model.statistics.message() for model in self._table]
         if not self._table.versions(name):
@@ -248,32 +248,32 @@ class InferenceCore:
         return [self._table.find(name, number).statistics.message() for number in versions]
 
     def repository_index(self, *, ready: bool = False) -> list[ModelStatus]:
-        """`ready`: only what can be used."""
+        """`ready`: only versions that are ready."""
         return [row for row in self._lifecycle.index() if row.state == READY or not ready]
 
     def labels(self, name: str, version: str = "") -> Labels:
-        """The names of the classes that outputs of a model score, as far as its config gives them."""
+        """The names of the classes that a model's outputs score, if its config gives them."""
         of_candidate = self._rollouts.labels(name, version) if version else None
         return self._table.find(name, version).labels if of_candidate is None else of_candidate
 
     def allowance(self, name: str, tenant: Tenant) -> Allowance | None:
-        """What its limits leave to a tenant in a model, for now; None: there are none."""
+        """What is left of a tenant's limits in a model, for now; None: there are no limits."""
         return self._table.find(name, "").allowance(tenant)
 
     def facts(self, name: str) -> Mapping[str, Any]:
-        """What the backend tells of what answers, as JSON; nothing of most models."""
+        """The backend's facts about a model, as JSON; empty for most models."""
         return self._table.find(name, "").facts
 
     def adapters(self, name: str) -> Mapping[str, Mapping[str, Any]]:
-        """The adapters that requests for a model may name, and what is told of each."""
+        """The adapters that requests for a model may name, with the facts about each."""
         adapters = self._table.find(name, "").adapters
         return {} if adapters is None else adapters.facts()
 
     async def load_adapter(self, name: str, adapter: str, path: str) -> None:
-        """Give a model the adapter in a directory of this machine, under a name that may have been another's.
+        """Load an adapter of a model from a directory of this machine; it replaces an adapter of the same name.
 
-        Raises `Unsupported` in other control modes than explicit, `AlreadyExists` for the name of a model, and whatever
-        keeps it from being loaded.
+        Raises `Unsupported` in control modes other than explicit, `AlreadyExists` for the name of a model, and the
+        errors of loading.
         """
         adapters = self._changeable_adapters(name)
         if any(row.name == adapter for row in self.repository_index()):
@@ -285,7 +285,7 @@ class InferenceCore:
         self._rollouts.adapter_changed(adapters, name)
 
     async def unload_adapter(self, name: str, adapter: str) -> None:
-        """Its running requests end in good order."""
+        """Unload an adapter. Its running requests finish normally."""
         adapters = self._changeable_adapters(name)
         adapters.unload(adapter)
         self._rollouts.adapter_changed(adapters, adapter)
@@ -308,14 +308,14 @@ class InferenceCore:
             raise Unavailable(f"{label}Server is {state}, not ready for requests")
 
     async def _infer_nested(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """The way in for models that call models: part of a request that has been admitted, so open while draining."""
+        """The entry point for models that call models. Their request was admitted, so it works while draining."""
         async with aclosing(self._table.find(request.model_name, request.model_version).infer(request)) as stream:
             async for response in stream:
                 yield response
 
 
 class _BeforeDeadline:
-    """The responses of a stream while there is time. `deadline` is time.monotonic() seconds: the loop's clock."""
+    """The responses of a stream until `deadline`, in seconds of time.monotonic(), which is the loop's clock."""
 
     def __init__(self, deadline: float, stream: AsyncGenerator[InferResponse, None], request: InferRequest) -> None:
         self._deadline = deadline

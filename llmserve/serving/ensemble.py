@@ -1,8 +1,8 @@
 """The ensemble: one stream composed of the streams of its steps.
 
-A unary step runs as soon as its inputs are there. A decoupled step opens a stream, and what follows runs once for each
-of its responses, in order, when the reader asks for it. So order, back-pressure and cancellation are those of the
-streams: closing the ensemble's stream closes the steps that are running.
+A unary step runs as soon as its inputs are available. A decoupled step opens a stream, and later steps run once for
+each of its responses, in order, when the reader asks for it. So order, back-pressure and cancellation are those of the
+streams: closing the ensemble's stream closes the running steps.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from llmserve.serving.schedulers.loop_turn import LoopTurn
 from llmserve.serving.signature import ModelSignature
 from llmserve.serving.types import InferRequest, InferResponse, Tensor
 
-MAX_PLANS = 64  # kept, for as many sets of outputs that clients ask for
+MAX_PLANS = 64  # cached, one for each set of outputs that clients ask for
 
 
 class StepModel(Protocol):
-    """What an ensemble asks of the model of a step."""
+    """The model of a step, as an ensemble uses it."""
 
     @property
     def runs_inline(self) -> bool: ...
@@ -47,7 +47,7 @@ class _Pass:
     request: InferRequest
     timing: RequestTiming
     stages: tuple[Stage, ...]
-    output_names: tuple[str, ...]  # that its responses may have, in their order
+    output_names: tuple[str, ...]  # outputs that its responses may have, in order
 
 
 class EnsembleScheduler:
@@ -61,7 +61,7 @@ class EnsembleScheduler:
         statistics: ModelStatistics,
         turn: LoopTurn | None = None,
     ) -> None:
-        """`models` of the steps, by name and version."""
+        """`models`: those of the steps, by name and version."""
         self._name: str = config.name
         self._version = version
         self._plan = plan
@@ -114,9 +114,9 @@ class EnsembleScheduler:
     async def _responses(
         self, current: _Pass, index: int, tensors: dict[str, Tensor], final: bool
     ) -> AsyncGenerator[InferResponse, None]:
-        """The ensemble's responses from stage `index` on, given `tensors`, to which it adds what it makes once.
+        """The ensemble's responses from stage `index` on. Adds the outputs of its unary steps to `tensors`.
 
-        `final`: no earlier step will give more.
+        `final`: earlier steps have no more responses.
         """
         stage = current.stages[index]
         await self._run_unary(current, stage, tensors)
@@ -147,7 +147,7 @@ class EnsembleScheduler:
         return streams[0] if len(streams) == 1 else _rounds(streams, stage.decoupled)
 
     async def _run_unary(self, current: _Pass, stage: Stage, known: dict[str, Tensor]) -> None:
-        """Add to `known` what the unary steps of the stage make of it. The first failure cancels the others."""
+        """Run the unary steps of the stage and add their outputs to `known`. The first failure cancels the others."""
         if stage.is_chain:
             for step in stage.unary:
                 await self._run(current, step, known)
@@ -165,7 +165,7 @@ class EnsembleScheduler:
                 tasks[step] = group.create_task(run(step))
 
     async def _run(self, current: _Pass, step: Step, known: dict[str, Tensor]) -> None:
-        """Add to `known` what a unary step makes of it: here and now, if its model can do that."""
+        """Run a unary step and add its outputs to `known`. It runs inline if its model supports that."""
         request = self._step_request(current, step, known)
         model = self._models[step.model_name, step.model_version]
         if model.runs_inline and not self._in_flight:
@@ -179,12 +179,12 @@ class EnsembleScheduler:
                 known.update(_produced((step,), response))
 
     def _open(self, current: _Pass, step: Step, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """Start a step, when as few requests as the ensemble allows are in it."""
+        """Start a step. The stream waits while as many requests are in the step as the ensemble allows."""
         stream = self._models[step.model_name, step.model_version].infer(request, current.timing)
         return _limited(stream, self._in_flight[step.place]) if self._in_flight else stream
 
     def _step_request(self, current: _Pass, step: Step, tensors: Mapping[str, Tensor]) -> InferRequest:
-        """Tensors that are not there (optional inputs) stay absent."""
+        """The request to a step. Absent tensors (optional inputs) stay absent."""
         request = current.request
         return InferRequest(
             model_name=step.model_name,
@@ -214,12 +214,12 @@ class EnsembleScheduler:
 
 
 def _named(name: str, tensor: Tensor) -> Tensor:
-    """A tensor has the name that it was made with until it is given to somebody who knows it by another."""
+    """The tensor under another name. Tensors are renamed only when they are passed to a reader."""
     return tensor if tensor.name == name else Tensor(name, tensor.datatype, tensor.data)
 
 
 def _produced(steps: Sequence[Step], response: InferResponse) -> dict[str, Tensor]:
-    """The tensors of the ensemble that a response holds; that of several steps is a round. Raises its error."""
+    """The ensemble's tensors in a response; a response of several steps is a round. Raises the response's error."""
     if response.error is not None:
         raise response.error
     if len(steps) > 1:
@@ -231,9 +231,9 @@ def _produced(steps: Sequence[Step], response: InferResponse) -> dict[str, Tenso
 async def _rounds(
     streams: Sequence[AsyncGenerator[InferResponse, None]], steps: Sequence[Step]
 ) -> AsyncGenerator[InferResponse, None]:
-    """One response of each step at a time, as one response that holds the tensors of the ensemble.
+    """Joins one response of each step at a time into one response with the ensemble's tensors.
 
-    Ends with the step that answers least often; the others are closed.
+    Ends with the step that has the fewest responses; the others are closed.
     """
     async with AsyncExitStack() as open_streams:
         for stream in streams:
@@ -271,7 +271,7 @@ async def _limited(
 
 @asynccontextmanager
 async def _first_failure() -> AsyncIterator[None]:
-    """Raise the first failure of a task group by itself."""
+    """Raise the first failure of a task group instead of the group."""
     try:
         yield
     except BaseExceptionGroup as failures:

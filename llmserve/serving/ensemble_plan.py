@@ -1,4 +1,4 @@
-"""An ensemble's config, checked against its models, as stages of steps in the order of their tensors."""
+"""Checks an ensemble's config against its models, and plans stages of steps in the order of their tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Step:
     requested_outputs: tuple[str, ...]  # empty: all
     decoupled: bool
     needed_outputs: tuple[str, ...] = ()  # see `InferRequest`
-    place: int = 0  # in the config
+    place: int = 0  # position in the config
     targets: Mapping[str, str] = field(init=False, repr=False, compare=False)  # `outputs`, for look-up
 
     def __post_init__(self) -> None:
@@ -33,9 +33,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Unary steps that lead to decoupled ones; what comes after runs once for each of their responses.
+    """Unary steps, then decoupled ones; later stages run once for each response of the decoupled steps.
 
-    A unary step comes after those that it reads from. Several decoupled steps answer in rounds.
+    A unary step comes after those that it reads from. Several decoupled steps respond in rounds.
     """
 
     unary: tuple[Step, ...]
@@ -62,18 +62,18 @@ class EnsemblePlan:
     def stages(
         self, wanted: Collection[str], *, by_name: bool = True, needed: Collection[str] = ()
     ) -> tuple[Stage, ...]:
-        """What has to run for these outputs, each step asked for no more than is read.
+        """The stages that must run for these outputs. Each step is asked only for outputs that are read.
 
-        `by_name`: the client has named them. If not, a step whose outputs all have a reader is asked for no particular
-        ones: it may leave out what has no meaning for the request, but never what a later step reads, nor what is
-        among the `needed` ones.
+        `by_name`: the client has named the outputs. If not, a step whose outputs are all read is not asked for
+        particular ones: it may leave out outputs that have no meaning for the request, except those that a later step
+        reads and those in `needed`.
         """
         return _stages(_needed(self.steps, wanted, by_name=by_name, needed=needed))
 
 
 def _needed(steps: tuple[Step, ...], wanted: Collection[str], *, by_name: bool, needed: Collection[str]) -> list[Step]:
-    """The steps that the wanted tensors come from, with those of their outputs that somebody reads."""
-    read_later = set(needed)  # by steps, whose models may count on them
+    """The steps that produce the wanted tensors, each with those of its outputs that are read."""
+    read_later = set(needed)  # by later steps, whose models may rely on them
     tensors = {*wanted, *needed}
     chosen = []
     for step in reversed(steps):
@@ -93,7 +93,7 @@ def _needed(steps: tuple[Step, ...], wanted: Collection[str], *, by_name: bool, 
 def _stages(steps: list[Step]) -> tuple[Stage, ...]:
     stages = []
     while True:
-        waiting: set[str] = set()  # tensors that come after this stage
+        waiting: set[str] = set()  # tensors produced after this stage
         unary: list[Step] = []
         decoupled: list[Step] = []
         later: list[Step] = []
@@ -115,28 +115,28 @@ def step_models(config: ModelConfig) -> list[str]:
 
 
 def plan_ensemble(config: ModelConfig, find: Callable[[str, str], ServedModel]) -> EnsemblePlan:
-    """Raise `ModelConfigError` that lists everything which keeps the steps from fitting together."""
+    """Plan the steps of an ensemble. Raises `ModelConfigError` that lists all problems."""
     planner = _Planner(config)
     steps = [planner.add(*numbered, find) for numbered in enumerate(config.ensemble_scheduling.step)]
     planner.check_ends()
     known = [step for step in steps if step is not None]
-    ordered = planner.order(known) if len(known) == len(steps) else ()  # without all of them there is no order to judge
+    ordered = planner.order(known) if len(known) == len(steps) else ()  # if one is missing, the order cannot be checked
     raise_problems(ModelConfigError, f"ensemble '{config.name}' cannot be loaded", planner.problems)
     return EnsemblePlan(tuple(ordered))
 
 
 class _Planner:
-    """Collects problems while steps are added. A tensor of the ensemble is known by its first user."""
+    """Collects problems while steps are added. The first use of an ensemble's tensor determines its type and shape."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.problems: list[str] = []
         self._config = config
         self._signature = ModelSignature(config)
         self._producers: dict[str, str] = dict.fromkeys(self._signature.inputs, "the ensemble's inputs")
-        self._specs: dict[str, tuple[TensorSpec, int]] = {}  # ensemble tensor -> how it was first seen, max batch size
+        self._specs: dict[str, tuple[TensorSpec, int]] = {}  # ensemble tensor -> its first use, max batch size
         self._used: set[str] = set()
-        self._missing: dict[str, str] = {}  # tensor of the ensemble -> the output that should be it
-        self._required: list[tuple[str, str]] = []  # tensor of the ensemble, which input needs it
+        self._missing: dict[str, str] = {}  # tensor of the ensemble -> the output that never produces it
+        self._required: list[tuple[str, str]] = []  # tensor of the ensemble, the input that needs it
         for spec in (*self._signature.inputs.values(), *self._signature.outputs.values()):
             self._see(spec.name, spec, self._signature, "the ensemble")
         if not config.ensemble_scheduling.step:
@@ -146,7 +146,7 @@ class _Planner:
         version = "" if declared.model_version in (0, -1) else str(declared.model_version)
         if declared.model_namespace:
             self.problems.append(f"step '{declared.model_name}': model_namespace is not supported; remove it")
-        self._wire(declared)  # for a step whose model is missing, too: only that is to be said
+        self._wire(declared)  # also if the model is missing, so that only that is reported
         try:
             model = find(declared.model_name, version)
         except LlmserveError as error:
@@ -169,7 +169,7 @@ class _Planner:
         )
 
     def check_ends(self) -> None:
-        """Every tensor has one producer and every producer a consumer."""
+        """Check that all outputs and all tensors that are read are produced, and that all inputs are used."""
         unmade = [name for name in self._signature.outputs if name not in self._producers]
         self.problems += [f"output '{name}' is not produced by any step" for name in unmade]
         self.problems += [
@@ -206,7 +206,7 @@ class _Planner:
             self.problems.append(f"max_batch_size is {mine}, but step '{model.name}' allows at most {its}")
 
     def _wire(self, declared: ModelEnsembling.Step) -> None:
-        """Which tensors the step reads and which it makes."""
+        """Record the tensors that the step reads and produces."""
         label = f"step '{declared.model_name}'"
         self._used.update(declared.input_map.values())
         for tensor in declared.output_map.values():
@@ -232,7 +232,7 @@ class _Planner:
         self.problems += [f"{label}: input '{name}' of the model is not mapped" for name in missing]
 
     def _see(self, tensor: str, spec: TensorSpec, signature: ModelSignature, label: str) -> None:
-        """Compare with how the tensor was seen first."""
+        """Compare a use of a tensor with its first use."""
         first, batch = self._specs.setdefault(tensor, (spec, signature.max_batch_size))
         if first.datatype != spec.datatype:
             self.problems.append(f"tensor '{tensor}' is {first.datatype}, but {label} has it as {spec.datatype}")

@@ -1,4 +1,4 @@
-"""When models are loaded and unloaded: at start, when a client asks, when files change."""
+"""Loads and unloads models: at start, when a client asks, and when files change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from llmserve.serving.settings import ALL_MODELS, ControlMode, ServerSettings
 
 logger = logging.getLogger(__name__)
 
-NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"  # Triton's words in every other mode
+NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"  # Triton's message in other modes
 
 
 class ModelLifecycle:
@@ -48,7 +48,7 @@ class ModelLifecycle:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Load what the control mode says. Only an unusable repository raises."""
+        """Load the models that the control mode selects. Only an unusable repository raises."""
         listing = await self._list_models()
         listing.require_readable()
         if self._settings.control_mode == ControlMode.NONE:
@@ -73,7 +73,7 @@ class ModelLifecycle:
             self._override_dir.remove()
 
     async def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """See `InferenceCore.load_model`. Goes on when its caller is cancelled: nothing is left half loaded."""
+        """See `InferenceCore.load_model`. Continues if its caller is cancelled: nothing is left half loaded."""
         self._check_explicit()
         await asyncio.shield(self._run(self._load(name, config, files)))
 
@@ -82,7 +82,7 @@ class ModelLifecycle:
         await asyncio.shield(self._run(self._unload(name, unload_dependents)))
 
     async def start_rollout(self, name: str, asked: Asked) -> None:
-        """See `InferenceCore.start_rollout`. Goes on when its caller is cancelled."""
+        """See `InferenceCore.start_rollout`. Continues if its caller is cancelled."""
         mode = self._settings.control_mode
         if mode == ControlMode.NONE:
             raise Unavailable("rollouts require --model-control-mode explicit or poll")
@@ -92,7 +92,7 @@ class ModelLifecycle:
         await asyncio.shield(self._run(self._start_rollout(name, asked)))
 
     async def poll(self) -> None:
-        """Load what is new or has changed, unload what has gone. A repository that cannot be read has not changed."""
+        """Load new and changed models, unload removed ones. An unreadable repository counts as unchanged."""
         listing = await self._list_models()
         problems = set(listing.unreadable.values())
         for problem in problems - self._problems:  # once, not at every poll
@@ -109,7 +109,7 @@ class ModelLifecycle:
                 await asyncio.to_thread(adapters.poll, names)
 
     def index(self) -> list[ModelStatus]:
-        """Every version that something is known of, and the models that nobody has asked for."""
+        """The status of every known version, and the models that nobody has asked for."""
         rows = self._table.statuses()
         known = {row.name for row in rows}
         places = list_models(self._repositories, cached=True).places
@@ -149,7 +149,7 @@ class ModelLifecycle:
             listing = await self._list_models()
             listing.require_readable()
             source = await asyncio.to_thread(self._read, name, listing, config, files)
-            if source.stamp and not source.versions:  # it has been read
+            if source.stamp and not source.versions:  # its files have been read
                 raise InvalidArgument(
                     f"load failed for model '{name}': at least one version must be available under the version policy "
                     f"of model '{name}': {'; '.join(source.problems)}"
@@ -229,9 +229,9 @@ class ModelLifecycle:
     async def _deploy(
         self, listing: Listing, names: Iterable[str], read: Mapping[str, ModelSource] | None = None
     ) -> dict[str, Reasons]:
-        """Load these models and the steps of those that are ensembles. `read`: what has been read already.
+        """Load these models, and the steps of ensembles. `read`: sources that have been read already.
 
-        A version that waits for a rollout is not loaded, unless it is `read`: then somebody has asked for it.
+        A version that waits for a rollout is not loaded, unless it is in `read`: then a client has asked for it.
         """
         read = read or {}
         sources = await asyncio.to_thread(self._read_with_steps, listing, names, read)
@@ -277,7 +277,7 @@ class ModelLifecycle:
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # told to whoever waits; when nobody does any more it is in the log and the index
+            task.exception()  # raised where it is awaited; in any case it is in the log and the index
 
 
 def _load_error(name: str, reasons: Reasons) -> str:

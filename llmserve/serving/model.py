@@ -1,7 +1,7 @@
-"""One loaded version of a model: its config, its scheduler, what it has done.
+"""One loaded version of a model: its config, its scheduler, its statistics.
 
-`infer` is where every request of the model passes, whoever sent it: checks, statistics, and the border at which a
-backend's exception becomes an error response.
+Every request to the model passes through `infer`: checks, statistics, and the border at which a backend's exception
+becomes an error response.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Outcome:
-    """What has been seen of one request."""
+    """The outcome of one request, as known so far."""
 
     failure: FailureReason | None = None
     is_final: bool = False
@@ -42,7 +42,7 @@ class _Outcome:
 
     @property
     def reason(self) -> str:
-        """Why the request has failed, or will have if this is its end; "": it has not."""
+        """Why the request has failed, or would have failed if it ended now; "": it has succeeded."""
         if self.failure is None:
             return "" if self.is_final else FailureReason.CANCELED.value
         return self.failure.value
@@ -74,11 +74,11 @@ class ServedModel:
         self._parts = parts
         self._inline = inline
         self._turn = turn or LoopTurn()
-        self._passes_responses = bool(parts) and not signature.reshapes_outputs  # an ensemble's are as they should be
+        self._passes_responses = bool(parts) and not signature.reshapes_outputs  # an ensemble's need no conversion
         self._decoupled = self.decoupled
-        self.load_s = load_s  # how long its load took; an ensemble loads nothing
+        self.load_s = load_s  # duration of its load; an ensemble loads nothing
         self._num_holds = 0
-        self._unused: asyncio.Event | None = None  # of whoever waits for that
+        self._unused: asyncio.Event | None = None  # set when no request runs; None: nobody waits
         self.labels: Labels = {}
 
     @property
@@ -102,36 +102,36 @@ class ServedModel:
         return self._loaded.gauges()
 
     def reads_answer(self, request: InferRequest) -> AnswerReader | None:
-        """What reads the answer to a request, to compare it with another version's; None: it need not be the same."""
+        """A reader of the answer to a request, to compare it with another version's; None: they may differ."""
         return self._loaded.reads_answer(request)
 
     @property
     def promised_bytes(self) -> int:
-        """Of memory that looks free, and that it will take."""
+        """Bytes of memory that look free but that it will use."""
         return self._loaded.promised_bytes()
 
     def id_digests(self) -> Mapping[str, str]:
-        """Of what the ids in its tensors stand for, by name; blocking."""
+        """Digests of the meaning of the ids in its tensors, by name; blocking."""
         return self._loaded.id_digests()
 
     def allowance(self, tenant: Tenant) -> Allowance | None:
-        """What its limits leave to a tenant, here or in the first step that has any; None: there are none."""
+        """What is left of a tenant's limits, here or in the first step that has limits; None: there are none."""
         own = self._loaded.allowance(tenant)
         return own or next(filter(None, (part.allowance(tenant) for part in self._parts)), None)
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Of what answers here, or in the first step that tells any."""
+        """Facts about this model, or about the first step that has some."""
         return self._loaded.facts or next((part.facts for part in self._parts if part.facts), {})
 
     @property
     def adapters(self) -> Adapters | None:
-        """Of what answers here, or in the first step that has any."""
+        """The adapters of this model, or of the first step that has some."""
         return self._loaded.adapters or next((part.adapters for part in self._parts if part.adapters), None)
 
     @property
     def histograms(self) -> Mapping[str, Histogram]:
-        """Of its backend."""
+        """The histograms of its backend."""
         return self._loaded.histograms
 
     async def infer(
@@ -139,7 +139,7 @@ class ServedModel:
     ) -> AsyncGenerator[InferResponse, None]:
         """The responses of one request; the last one is `final`.
 
-        Raises `LlmserveError` when the request is refused; what the model makes of it, errors included, are responses.
+        Raises `LlmserveError` if the request is refused. The model's results, errors included, are responses.
         """
         if self._inline is not None:
             if self._turn.is_over():
@@ -173,7 +173,7 @@ class ServedModel:
         except (Rejected, SequenceError):
             outcome.failure = FailureReason.REJECTED
             raise
-        except Exception as error:  # border: whatever a backend raises is an error response of this request alone
+        except Exception as error:  # border: a backend's exception becomes an error response of this request only
             if outcome.is_final:
                 raise
             self._failed(outcome, error)
@@ -188,13 +188,13 @@ class ServedModel:
 
     @property
     def runs_inline(self) -> bool:
-        """Whether it is worth to try `infer_inline`."""
+        """Whether it is worth trying `infer_inline`."""
         return self._inline is not None
 
     def infer_inline(self, request: InferRequest, ensemble_timing: RequestTiming | None = None) -> InferResponse | None:
-        """The one response of a brief request, executed here and now; None: it takes `infer`. Raises as that does.
+        """The one response of a brief request, executed inline; None: use `infer`. Raises the same errors as `infer`.
 
-        Before each call the loop's turn must not be over.
+        Call it only while the loop's turn is not over.
         """
         inline = self._inline
         if inline is None or not fits_inline(inline, request):
@@ -243,7 +243,7 @@ class ServedModel:
             self._unused = None
 
     async def close(self) -> None:
-        """Refuse what waits, then end the instances; running requests end with an error."""
+        """Refuse waiting requests, then close the instances; running requests end with an error."""
         self._inline = None  # from here on the scheduler refuses
         await self._scheduler.stop()
         await asyncio.gather(*(instance.close() for instance in self._loaded.instances))
@@ -278,7 +278,7 @@ class ServedModel:
         return response
 
     async def _single(self, answer: InferResponse, stream: AsyncGenerator[InferResponse, None]) -> InferResponse:
-        """The answer of a model that is not decoupled: one, data or an error, however its backend splits that."""
+        """The one answer of a model that is not decoupled, data or an error, however its backend splits it."""
         async for response in stream:
             if answer.outputs and response.outputs:
                 raise InternalError(

@@ -1,4 +1,4 @@
-"""What one server process is told about its models."""
+"""The settings of one server process that concern its models."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ALL_MODELS = "*"
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     model_repositories: tuple[Path | str, ...]  # directories, or URLs of object stores
-    # what this server sets in a config, beside the overrides by name
+    # parameters that this server sets in a config, in addition to the overrides by name
     parameters_for: Callable[[ModelConfig], Mapping[str, str]] = lambda config: {}
     # model -> parameter key -> value: replaces or adds `parameters { key value { string_value } }` at load
     parameter_overrides: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     control_mode: ControlMode = ControlMode.NONE
-    load_at_start: tuple[str, ...] = ()  # explicit mode: models to begin with; ALL_MODELS: every one
-    poll_s: float = 15.0  # between two looks at the repositories; 0: only at start
-    auto_complete: bool = True  # backends fill in what configs leave open; False: configs must say everything
+    load_at_start: tuple[str, ...] = ()  # explicit mode: models to load at start; ALL_MODELS: all
+    poll_s: float = 15.0  # between two reads of the repositories; 0: only at start
+    auto_complete: bool = True  # backends fill in what configs leave open; False: configs must be complete
     config_name: str = ""  # <model>/configs/<this>.pbtxt is preferred to config.pbtxt
     strict_readiness: bool = True  # ready only when every model is; False: ready whenever the server answers
     load_threads: int = 4  # models that load at the same time

@@ -1,6 +1,6 @@
 """A model's tensors as its config declares them: checks requests, applies `reshape`, and puts responses in order.
 
-Made once per loaded model; every protocol's requests, ensemble steps and BLS calls pass here. Messages are Triton's.
+Created once per loaded model. Requests of all protocols, ensemble steps and BLS calls use it. Messages are Triton's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def datatype_name(data_type: int) -> str:
 
 
 def datatype_advice(datatype: str) -> str:
-    """To follow a refusal: what to write instead of a config's name."""
+    """The end of an error message: the datatype to write instead of a config's name."""
     known = _CONFIG_NAMES.get(datatype, datatype.removeprefix("TYPE_"))
     return f": unknown datatype '{datatype}'; write {known}" if known in NUMPY_DTYPES else ""
 
@@ -60,7 +60,7 @@ class TensorSpec:
     name: str
     datatype: str
     dims: tuple[int, ...]
-    reshape: tuple[int, ...] | None = None  # what the model sees instead of `dims`
+    reshape: tuple[int, ...] | None = None  # the shape that the model gets instead of `dims`
     optional: bool = False
     ragged: bool = False
     fixed: tuple[tuple[int, int], ...] = field(init=False)  # (which dimension, its size)
@@ -69,7 +69,7 @@ class TensorSpec:
         object.__setattr__(self, "fixed", tuple((at, dim) for at, dim in enumerate(self.dims) if dim != -1))
 
     def accepts(self, shape: Sequence[int], batch_dims: int) -> bool:
-        """Whether a shape with so many dimensions before the declared ones fits."""
+        """Whether a shape fits that has `batch_dims` dimensions before the declared ones."""
         if len(shape) != len(self.dims) + batch_dims:
             return False
         for at, size in self.fixed:  # noqa: SIM110 - runs for every tensor: a generator would take twice as long
@@ -97,11 +97,11 @@ class ModelSignature:
         self.reshapes_outputs = any(spec.reshape is not None for spec in self.outputs.values())
         self._reshapes_inputs = any(spec.reshape is not None for spec in self.inputs.values())
         names = sorted(self.outputs) if self.sorts_outputs else list(self.outputs)
-        self._unseen = set(self.outputs)  # whose shape no response has shown yet
+        self._unseen = set(self.outputs)  # outputs whose shape has not been checked yet
         self._output_order = {name: place for place, name in enumerate(names)}
 
     def batch_size(self, request: InferRequest) -> int:
-        """Of a checked request; 1 for a model that does not batch."""
+        """The batch size of a checked request; 1 for a model that does not batch."""
         if not self._batch_dims:
             return 1
         for tensor in request.inputs.values():
@@ -142,7 +142,7 @@ class ModelSignature:
                 )
 
     def to_model(self, request: InferRequest) -> InferRequest:
-        """A checked request with `reshape` applied: what the model sees."""
+        """A checked request with `reshape` applied, as the model gets it."""
         if not self._reshapes_inputs:
             return request
         inputs = {
@@ -155,8 +155,8 @@ class ModelSignature:
     def from_model(self, outputs: tuple[Tensor, ...], wanted: frozenset[str]) -> tuple[Tensor, ...]:
         """The declared and wanted outputs in the order of the config, with `reshape` undone. Empty `wanted`: all.
 
-        `outputs` itself when nothing is to be done. Raises `InternalError` for a shape that the model should not have
-        answered with.
+        Returns `outputs` itself if there is nothing to do. Raises `InternalError` for a shape that cannot be reshaped
+        back.
         """
         order = self._output_order
         places = [order.get(tensor.name, -1) for tensor in outputs]
@@ -174,8 +174,8 @@ class ModelSignature:
         return tuple(kept)
 
     def _check_shapes(self, outputs: Iterable[Tensor]) -> None:
-        """A model may answer with any shape, as in Triton. If an output's first shape is not the declared one, that is
-        logged; to leave the batch dimension out is common, and published pipelines do it."""
+        """Log outputs whose first shape is not the declared one. A model may return any shape, as in Triton. Published
+        pipelines often omit the batch dimension, so that is not logged."""
         for tensor in outputs:
             if tensor.name not in self._unseen:
                 continue
@@ -236,7 +236,7 @@ class ModelSignature:
         least, most = len(self._required), len(self.inputs)
         expected = f"{most}" if least == most else f"number of inputs between {least} and {most}"
         counted = f"expected {expected}{' inputs' if least == most else ''} but got {len(request.inputs)} inputs"
-        if least <= len(request.inputs) <= most:  # as many as there may be, and not those that there have to be
+        if least <= len(request.inputs) <= most:  # an allowed number, but not the required ones
             counted = "not all required inputs"
         missing = [name for name in self.inputs if name in self._required and name not in request.inputs]
         self._refuse(

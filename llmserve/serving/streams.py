@@ -13,16 +13,16 @@ from llmserve.serving.types import InferResponse
 
 
 class ResponseStream(AsyncGenerator[InferResponse, None]):
-    """Yields what is pushed, up to and including the final response.
+    """Yields pushed responses, up to and including the final one.
 
-    Unlike a native async generator it can be filled before it is pulled, and it notices a close before the first pull.
-    `push` and the generator methods belong to the loop; `closed` may be read from any thread.
+    Unlike a native async generator, it can be filled before it is read, and it notices a close before the first read.
+    Call `push` and the generator methods on the loop; `closed` may be read from any thread.
     """
 
     __slots__ = ("_ended", "_responses", "_waiter", "closed")
 
     def __init__(self) -> None:
-        self.closed = False  # nobody will read what is still pushed
+        self.closed = False  # responses that are still pushed are discarded
         self._ended = False  # the final response has been read
         self._responses: deque[InferResponse] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -34,7 +34,7 @@ class ResponseStream(AsyncGenerator[InferResponse, None]):
         self._wake()
 
     def wake_first(self, reader: asyncio.Future[None]) -> None:
-        """The reader sleeps until `reader` is done: wake it with the first response, or the end."""
+        """Set the future `reader`, on which the reader waits, when the first response or the end comes."""
         self._waiter = reader
         if self._responses or self.closed:
             self._wake()
@@ -78,15 +78,15 @@ class ResponseStream(AsyncGenerator[InferResponse, None]):
 class Outbox:
     """Carries calls from any thread to the loop, in order, with one wake-up for all that are waiting.
 
-    `with outbox:` delays that wake-up: what belongs together arrives together.
+    `with outbox:` delays the wake-up, so that related calls arrive together.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._lock = threading.RLock()  # a destructor may put while its own thread is in here
+        self._lock = threading.RLock()  # a destructor may call `put` while its thread holds the lock
         self._waiting: list[Callable[[], None]] = []
         self._num_holds = 0
-        self._is_called = False  # the loop has been woken and has not come yet
+        self._is_called = False  # the loop was woken but has not run `_flush` yet
 
     def put(self, call: Callable[[], None]) -> None:
         with self._lock:

@@ -1,6 +1,6 @@
-"""Tensors that no client has sent: zeros, random values, and the contents of files.
+"""Tensors that do not come from a client: zeros, random values, and the contents of files.
 
-Files hold elements one after the other, little endian, without the shape; BYTES elements are a four-byte length and
+Files contain elements one after the other, little endian, without the shape. A BYTES element is a four-byte length,
 then the bytes.
 """
 
@@ -15,19 +15,19 @@ import numpy as np
 
 from llmserve.serving.types import NUMPY_DTYPES, Tensor
 
-RANDOM_INTEGERS = 128  # from 0 to here: they are indices as often as they are numbers
+RANDOM_INTEGERS = 128  # random integers are below this: they are often indices
 RANDOM_TEXT_BYTES = 8
 
 
 def zero_tensor(name: str, datatype: str, shape: Sequence[int]) -> Tensor:
-    """Zeros; empty texts."""
+    """A tensor of zeros, or of empty strings."""
     if datatype == "BYTES":
         return Tensor(name, datatype, np.full(shape, b"", np.object_))
     return Tensor(name, datatype, np.zeros(shape, NUMPY_DTYPES[datatype]))
 
 
 def random_tensor(name: str, datatype: str, shape: Sequence[int], random: np.random.Generator) -> Tensor:
-    """Floats from 0 to 1, small integers, letters."""
+    """A tensor of floats from 0 to 1, of small integers, or of strings of letters."""
     dtype = NUMPY_DTYPES[datatype]
     if datatype == "BYTES":
         letters = random.choice(list(string.ascii_letters.encode()), (math.prod(shape), RANDOM_TEXT_BYTES))
@@ -45,7 +45,7 @@ def random_tensor(name: str, datatype: str, shape: Sequence[int], random: np.ran
 
 
 def tensor_from_bytes(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Tensor:
-    """Raises `ValueError` when `data` is not exactly that tensor."""
+    """Read a tensor from the content of a file. Raises `ValueError` if `data` is not exactly such a tensor."""
     count = math.prod(shape)
     if datatype == "BYTES":
         texts = np.empty(count, np.object_)

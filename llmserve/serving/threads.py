@@ -1,4 +1,4 @@
-"""Blocking work beside the loop that the end of the process does not wait for."""
+"""Blocking work in threads that do not delay the exit of the process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Result = TypeVar("Result")
 
 
 async def in_daemon_thread(work: Callable[[], Result], name: str) -> Result:
-    """`asyncio.to_thread` for work that may hang, such as a model's own code: its pool is joined at exit.
+    """Like `asyncio.to_thread`, whose pool is joined at exit, but for work that may hang, such as a model's own code.
 
-    When the caller is cancelled the work goes on, for nobody.
+    If the caller is cancelled, the work continues and its result is discarded.
     """
     outcome: Future[Result] = Future()
-    outcome.set_running_or_notify_cancel()  # so that a cancelled caller cannot take it away from the thread
+    outcome.set_running_or_notify_cancel()  # so that a cancelled caller cannot cancel it
 
     def run() -> None:
         try:

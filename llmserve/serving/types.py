@@ -2,10 +2,10 @@
 
 Datatypes are KServe's names (BOOL, UINT8 .. INT64, FP16, BF16, FP32, FP64, BYTES). A BYTES tensor's `data` is an object
 array of `bytes`; a BF16 tensor's `data` is the raw `uint16` pattern (numpy has no bfloat16). Shapes are as on the wire,
-with the batch dimension where the model has one.
+with the batch dimension if the model has one.
 
-None of them is changed after it is made. Their fields are `Final`, which the type checker enforces: to make a
-`frozen` one takes several times as long, and a streamed token passes through a dozen of them.
+They are never modified. Their fields are `Final`, which the type checker enforces: creating a `frozen` dataclass takes
+several times as long, and a streamed token passes through a dozen of them.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ class Tensor:
         return self.data.shape
 
 
-# A request's parameter, and an input as TensorRT-LLM has it, that name an adapter of a model.
+# The request parameter that names an adapter of a model, and TensorRT-LLM's input for the same purpose.
 ADAPTER_NAME, ADAPTER_ID = "lora_name", "lora_task_id"
 
 
 @dataclass(slots=True)
 class InferRequest:
-    """A request for one model. Made by front ends and ensembles; validated by the core against the model's config."""
+    """A request for one model. Front ends and ensembles create it; the core checks it against the model's config."""
 
     model_name: Final[str]
     inputs: Final[Mapping[str, Tensor]]
     model_version: Final[str] = ""  # "": the highest version served
     request_id: Final[str] = ""
-    requested_outputs: Final[tuple[str, ...]] = ()  # empty: all that say something
-    needed_outputs: Final[tuple[str, ...]] = ()  # that a later step of an ensemble reads: every response has them
+    requested_outputs: Final[tuple[str, ...]] = ()  # empty: all that are meaningful for the request
+    needed_outputs: Final[tuple[str, ...]] = ()  # read by a later step of an ensemble: every response has them
     parameters: Final[Mapping[str, ParameterValue]] = field(default_factory=dict)
     priority: Final[int] = 0
     timeout_us: Final[int] = 0  # 0: none
@@ -65,17 +65,17 @@ class InferRequest:
     sequence_start: Final[bool] = False
     sequence_end: Final[bool] = False
     tenant: Final[Tenant] = EVERYBODY
-    trace: Final[Trace | None] = field(default=None, compare=False, repr=False)  # of requests that are being recorded
-    wants_candidate: Final[bool] = False  # of its adapter: what a rollout tries under the name; no client can say so
+    trace: Final[Trace | None] = field(default=None, compare=False, repr=False)  # set for requests that are traced
+    wants_candidate: Final[bool] = False  # use the rollout's candidate for its adapter; clients cannot set it
 
     @property
     def tenant_request_id(self) -> tuple[str, str]:
-        """What names a request that runs. Clients choose ids, so an id names only requests of the same tenant."""
+        """The key of a running request. Clients choose ids, so an id refers only to requests of the same tenant."""
         return self.tenant.name, self.request_id
 
     @property
     def tenant_sequence_id(self) -> tuple[str, int | str]:
-        """What names a sequence, likewise."""
+        """The key of a sequence. An id refers only to sequences of the same tenant."""
         return self.tenant.name, self.sequence_id
 
     @property
@@ -84,7 +84,7 @@ class InferRequest:
 
     @property
     def asked_adapter(self) -> str:
-        """The name in its parameter, or TensorRT-LLM's number; empty: none. Raises `InvalidArgument`."""
+        """The adapter's name in the parameter, or its number in the input; empty: none. Raises `InvalidArgument`."""
         name, ids = self.parameters.get(ADAPTER_NAME, ""), self.inputs.get(ADAPTER_ID)
         if not isinstance(name, str):
             raise InvalidArgument(f"{ADAPTER_NAME} must be a string, the name of an adapter")
@@ -101,7 +101,7 @@ class InferRequest:
 
 @dataclass(slots=True)
 class InferResponse:
-    """One answer of a stream; a unary call is a stream of one. After an error more may follow unless it is final."""
+    """One response of a stream; a unary call is a stream of one. More may follow an error unless it is final."""
 
     model_name: Final[str]
     model_version: Final[str]
@@ -109,13 +109,13 @@ class InferResponse:
     outputs: Final[tuple[Tensor, ...]] = ()
     parameters: Final[Mapping[str, ParameterValue]] = field(default_factory=dict)
     error: Final[LlmserveError | None] = None
-    final: Final[bool] = False  # nothing follows; a final response without outputs only says so
+    final: Final[bool] = False  # nothing follows; a final response without outputs only marks the end
 
     def output(self, name: str) -> Tensor | None:
         return next((tensor for tensor in self.outputs if tensor.name == name), None)
 
 
 class Rescheduled(InferResponse):
-    """Ends what one execution answers: the model wants the request again, in a later batch. Only schedulers see it."""
+    """Ends one execution's responses: the model asks for the request again in a later batch. For schedulers only."""
 
     __slots__ = ()

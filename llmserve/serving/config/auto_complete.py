@@ -1,4 +1,4 @@
-"""What a config need not say because the model's files do: the backend, and the name of the file.
+"""Completes a config from the model's files: the backend, and the name of the file.
 
 Backends complete the rest (`Backend.complete_config`).
 """
@@ -14,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """`platform`: how older configs name it; "" where there never was one."""
+    """A format of model files. `platform`: its name in older configs; "" if it never had one."""
 
     filename: str
     backend: str

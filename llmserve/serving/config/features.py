@@ -1,4 +1,4 @@
-"""Settings of `config.pbtxt` that this server does not honour: refused where answers would differ, else reported."""
+"""Settings of `config.pbtxt` that this server does not support: refused if answers would differ, else reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmserve.serving.config.metric_tags import has_unusable_tags
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """`present` says whether a config asks for it."""
+    """A setting that is not supported. `present` returns whether a config uses it."""
 
     name: str
     present: Callable[[ModelConfig], bool]
@@ -50,11 +50,11 @@ def _any_group(config: ModelConfig, *fields: str) -> bool:
 
 
 def has_gpu() -> bool:
-    """Whether NVIDIA's driver is here; which of its GPUs a backend can use is the backend's to say."""
+    """Whether NVIDIA's driver is installed; a backend may still be unable to use its GPUs."""
     return shutil.which("nvidia-smi") is not None or Path("/dev/nvidiactl").exists()
 
 
-PLACED = ("onnxruntime", "pytorch", "tensorrtllm")  # they read the kind, and refuse or report what they cannot do
+PLACED = ("onnxruntime", "pytorch", "tensorrtllm")  # they read the kind, and refuse or report unsupported ones
 IGNORED = (
     Feature("optimization", _tunes_optimization, "graph, accelerator and batching hints have no effect"),
     Feature("cc_model_filenames", lambda config: len(config.cc_model_filenames) > 0, "there is no choice of files"),

@@ -1,4 +1,4 @@
-"""Files that a config names lie in the model's directory: a config may come from a client, and a label goes to one."""
+"""Restricts a config's files to the model's directory: clients may send configs, and labels are sent to clients."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 
 def is_inside(relative: str) -> bool:
-    """Whether a path stays below where it starts, as far as its text says."""
+    """Whether a relative path stays inside its directory, judged by its text only."""
     path = PurePosixPath(relative)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in relative
 
 
 def path_problems(config: ModelConfig) -> list[str]:
-    """Every path in the config that leads somewhere else. To be known before a backend reads the model."""
+    """Problems: paths in the config that lead out of the directory. Check them before a backend reads the model."""
     return [
         f"{what} '{path}' is not a path inside the model's directory"
         for what, path in _named_files(config)
@@ -38,10 +38,10 @@ def _named_files(config: ModelConfig) -> Iterator[tuple[str, str]]:
 
 
 def read_inside(model_dir: Path, relative: str) -> bytes:
-    """The content of a data file, whose links must not lead out of `model_dir` either. Raises `OSError`.
+    """The content of a data file, which must not be a link that leads out of `model_dir`. Raises `OSError`.
 
-    Models themselves are often links to a store of weights, made by whoever owns the repository. They are no part of an
-    answer; labels and initial states are.
+    Model files are often links to a store of weights, made by the repository's owner. They are not part of an answer;
+    labels and initial states are.
     """
     path = (model_dir / relative).resolve()
     if not path.is_relative_to(model_dir.resolve()):

@@ -1,4 +1,4 @@
-"""Names of the classes that an output scores: the file that `label_filename` of a model's config gives."""
+"""Names of the classes that an output scores, from the file in `label_filename` of a model's config."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Labels: TypeAlias = Mapping[str, tuple[str, ...]]  # output -> a name for each c
 
 
 def read_labels(config: ModelConfig, model_dir: Path) -> Labels:
-    """One class per line. Raises `ModelConfigError` when a file cannot be read."""
+    """Read the label files, one class per line. Raises `ModelConfigError` if a file cannot be read."""
     labels: dict[str, tuple[str, ...]] = {}
     problems: list[str] = []
     for output in config.output:
@@ -32,7 +32,7 @@ def read_labels(config: ModelConfig, model_dir: Path) -> Labels:
 
 
 def labels_of_steps(config: ModelConfig, models: Mapping[str, Labels]) -> Labels:
-    """What an ensemble's tensors take over from the models that make them; `models`: the labels of its steps."""
+    """The labels of an ensemble's tensors, taken from the steps that produce them; `models`: the steps' labels."""
     return {
         tensor: models[step.model_name][output]
         for step in config.ensemble_scheduling.step

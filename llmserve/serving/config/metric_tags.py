@@ -1,4 +1,4 @@
-"""A config's `metric_tags`: labels of all its model's metrics, under the names that Triton gives them."""
+"""A config's `metric_tags`: labels of all metrics of its model, with Triton's names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-_KEY = re.compile(r"[a-zA-Z0-9]\w*", re.ASCII)  # after "_" a label's name; those with "__" Prometheus keeps for itself
+_KEY = re.compile(r"[a-zA-Z0-9]\w*", re.ASCII)  # with "_" before it, a label's name; Prometheus reserves "__"
 
 
 def metric_labels(config: ModelConfig) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`config.pbtxt` on its way to a loaded model: overrides, defaults (as Triton reports them), validation.
+"""Prepares `config.pbtxt` for loading: overrides, defaults (as Triton reports them), validation.
 
 Order: parse -> `apply_overrides` -> the backend's `complete_config` -> `fill_defaults` -> `config_problems`.
 """
@@ -34,7 +34,7 @@ def apply_overrides(config: ModelConfig, overrides: Mapping[str, str]) -> None:
 
 
 def drop_repeated_outputs(config: ModelConfig) -> list[str]:
-    """Remove outputs that are declared again in the same words, as published configs do; what was removed."""
+    """Remove outputs that are declared again identically, as in published configs. Returns notes on those removed."""
     kept: list[ModelOutput] = []
     for output in config.output:
         if output not in kept:
@@ -48,7 +48,7 @@ def drop_repeated_outputs(config: ModelConfig) -> list[str]:
 
 
 def fill_defaults(config: ModelConfig) -> None:
-    """Write what the config leaves open as Triton does, so that clients which read it see no gaps."""
+    """Fill in Triton's defaults for fields that the config leaves open, so that clients see a complete config."""
     if config.version_policy.WhichOneof("policy_choice") is None:
         config.version_policy.latest.num_versions = 1
     if config.version_policy.HasField("latest") and config.version_policy.latest.num_versions == 0:
@@ -79,7 +79,7 @@ def instance_names(config: ModelConfig) -> list[str]:
 
 
 def config_problems(config: ModelConfig) -> list[str]:
-    """Everything that is wrong with a completed config; empty when it can be loaded."""
+    """All problems of a completed config; empty if it can be loaded."""
     return [
         *refused_features(config),
         *_size_problems(config),
@@ -145,7 +145,7 @@ def _group_problems(config: ModelConfig) -> list[str]:
         for group in config.instance_group
         if group.count < 1
     ]
-    problems += [  # in Triton's words
+    problems += [  # Triton's message
         f"instance group {group.name} of model {config.name} has kind KIND_GPU but no GPUs are available; use KIND_CPU"
         for group in config.instance_group
         if group.kind == ModelInstanceGroup.KIND_GPU and not has_gpu()
@@ -176,7 +176,7 @@ def _batching_problems(config: ModelConfig) -> list[str]:
         for level in batching.priority_queue_policy
         if not 1 <= level <= levels
     ]
-    if batching.preserve_ordering and levels > 1:  # an answer would wait for one that has to wait for its request
+    if batching.preserve_ordering and levels > 1:  # an answer would wait for that of a request queued behind
         problems.append("dynamic_batching: preserve_ordering takes one priority level only")
     policies = (batching.default_queue_policy, *batching.priority_queue_policy.values())
     if batching.preserve_ordering and any(
@@ -194,7 +194,7 @@ def _version_problems(config: ModelConfig) -> list[str]:
 
 
 def absent_versions(config: ModelConfig, available: Collection[int]) -> list[str]:
-    """What is to be said of versions that the policy names and that are not there."""
+    """Messages about versions that the policy names but that have no directory."""
     return [
         f"version {version} of version_policy specific has no directory"
         for version in config.version_policy.specific.versions
@@ -203,7 +203,7 @@ def absent_versions(config: ModelConfig, available: Collection[int]) -> list[str
 
 
 def served_versions(config: ModelConfig, available: Iterable[int]) -> list[int]:
-    """The versions to load, ascending; those that `specific` names and that are not there are left out."""
+    """The versions to load, ascending, without those in `specific` that have no directory."""
     versions = sorted(available)
     policy = config.version_policy
     if policy.HasField("all"):

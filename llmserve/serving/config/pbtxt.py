@@ -13,10 +13,10 @@ _MAX_PROBLEMS = 50
 
 
 def parse_config_text(text: str) -> tuple[ModelConfig, list[str]]:
-    """The config and everything that is wrong with its text, as "line 3, column 1: ...".
+    """The config and all problems of its text, as "line 3, column 1: ...".
 
-    A config with problems is partial. A field that protobuf does not know is blanked out and parsing goes on, so that
-    one report lists them all.
+    A config with problems is empty or partial. Unknown fields are blanked out and parsing continues, so that one report
+    lists them all.
     """
     problems: list[str] = []
     while len(problems) < _MAX_PROBLEMS:
@@ -29,7 +29,7 @@ def parse_config_text(text: str) -> tuple[ModelConfig, list[str]]:
             if start is None or "has no field named" not in str(error):
                 return ModelConfig(), problems
             text = _without_field(text, start)
-        except ValueError as error:  # a number that no enum has: protobuf's parser lets its own assignment fail
+        except ValueError as error:  # an unknown enum number: the parser's own assignment fails
             return ModelConfig(), [*problems, str(error)]
         else:
             return config, problems

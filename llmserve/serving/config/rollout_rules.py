@@ -1,6 +1,6 @@
-"""By which rules a rollout goes on: JSON in the parameter `rollout` of a model's config, or what a client says.
+"""The rules of a rollout: JSON in the parameter `rollout` of a model's config, or given by a client.
 
-A real Triton ignores parameters that it does not know, so a config with rules is still one of Triton's.
+A real Triton ignores unknown parameters, so a config with rules is valid there, too.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from llmserve.errors import InvalidArgument, raise_problems
 PARAMETER = "rollout"  # of config.pbtxt
 AUTOMATIC, BY_HAND = "automatic", "by_hand"
 
-Given: TypeAlias = Mapping[str, Any]  # rules by name, as JSON has them
+Given: TypeAlias = Mapping[str, Any]  # rules by name, as in JSON
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRules:
-    """Shares are of the requests that name no version, from 0 to 1."""
+    """The rules of one rollout. Shares are from 0 to 1, of the requests that name no version."""
 
-    shadow: float = 0.1  # of what the stable version answers: copied to the candidate
+    shadow: float = 0.1  # of the stable version's requests, copied to the candidate
     canary: tuple[float, ...] = (0.05, 0.25)  # answered by the candidate, step by step
-    requests: int = 100  # of the candidate in each step, at least
-    seconds: float = 60.0  # that each step takes, at least
+    requests: int = 100  # minimum that the candidate gets in each step
+    seconds: float = 60.0  # minimum duration of each step
     max_error_rate: float = 0.01
-    min_agreement: float | None = 0.9  # of compared answers, those that are equal; None: not judged
-    max_latency_ratio: float | None = 2.0  # canary requests' median by the stable version's; None: not judged
-    timeout_s: float = 30.0  # to a first response; longer where the stable version's take longer
+    min_agreement: float | None = 0.9  # of compared answers, the share that is equal; None: not checked
+    max_latency_ratio: float | None = 2.0  # canary median divided by the stable version's; None: not checked
+    timeout_s: float = 30.0  # for a first response; longer if the stable version's take longer
     promote: str = AUTOMATIC
 
     @property
     def steps(self) -> tuple[float, ...]:
-        """The candidate's share in each step; with a shadow share the first one has none."""
+        """The candidate's share in each step. With a shadow share, the first step's is 0."""
         return ((0.0,) if self.shadow else ()) + self.canary
 
 
 def rules_of(config: ModelConfig) -> RolloutRules | None:
-    """Those that a config has; None: it has none. Raises `InvalidArgument`."""
+    """The rules in a config; None if it has none. Raises `InvalidArgument`."""
     given = given_rules(config)
     return None if given is None else make_rules(given)
 
@@ -60,7 +60,7 @@ def given_rules(config: ModelConfig) -> Given | None:
 
 
 def make_rules(given: Given) -> RolloutRules:
-    """Raises `InvalidArgument` that lists everything that is wrong."""
+    """Check and create rules. Raises `InvalidArgument` that lists all problems."""
     reader = _RulesReader(given)
     defaults = RolloutRules()
     shadow, canary = reader.share("shadow", defaults.shadow), reader.shares("canary", defaults.canary)
@@ -83,7 +83,7 @@ def make_rules(given: Given) -> RolloutRules:
 
 
 def rollout_problems(config: ModelConfig) -> list[str]:
-    """What is wrong with the rules of a config that has some."""
+    """Problems of the rules in a config, if it has any."""
     try:
         rules_of(config)
     except InvalidArgument as error:
@@ -92,7 +92,7 @@ def rollout_problems(config: ModelConfig) -> list[str]:
 
 
 def described(rules: RolloutRules) -> dict[str, Any]:
-    """As JSON has them."""
+    """The rules as JSON values."""
     return {field.name: getattr(rules, field.name) for field in fields(rules)} | {"canary": list(rules.canary)}
 
 
@@ -112,7 +112,7 @@ def _contradictions(rules: RolloutRules) -> list[str]:
 
 
 class _RulesReader:
-    """Takes rules out by name, collecting problems."""
+    """Reads rules by name and collects problems."""
 
     def __init__(self, given: Given) -> None:
         self._given = given
@@ -170,7 +170,7 @@ class _RulesReader:
 
 
 def parse_share(value: object) -> float:
-    """0.05 or "5%". Raises `ValueError`."""
+    """Parse a share such as 0.05 or "5%". Raises `ValueError`."""
     if isinstance(value, str):
         number, percent = value.strip().removesuffix("%"), value.strip().endswith("%")
         share = float(number) / 100 if percent else float(number)

@@ -1,4 +1,4 @@
-"""What is wrong with the parts of a config that say how requests are joined, ordered, kept, and made to warm up."""
+"""Checks a config's settings for ragged batches, the response cache, warm-up and sequences."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _warmup_problems(config: ModelConfig) -> list[str]:
-    """What is wrong with the declarations; whether they fit the model is known when they are made."""
+    """Problems of the declarations. Whether samples fit the model is checked when they are created."""
     problems = []
     for declared in filter(lambda sample: sample.batch_size, config.model_warmup):
         label = f"model_warmup '{declared.name}'"

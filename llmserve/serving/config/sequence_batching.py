@@ -1,4 +1,4 @@
-"""What is wrong with a config's `sequence_batching`."""
+"""Checks a config's `sequence_batching`, and fills in its defaults."""
 
 from __future__ import annotations
 
