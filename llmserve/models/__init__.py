@@ -1,1 +1,1 @@
-"""What a network is: specs, parameters and the traced Program. One file per architecture."""
+"""Definitions of networks: specs, parameters and the traced Program. One file per architecture."""

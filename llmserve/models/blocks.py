@@ -1,6 +1,6 @@
-"""Blocks of a decoder as functions over the Graph. An architecture file puts them together.
+"""Blocks of a decoder as functions over the Graph. An architecture file combines them.
 
-A block names its parameters as `weights.py` does: "layers.0.attn.qkv" and so on.
+Blocks use the parameter names of `weights.py`: "layers.0.attn.qkv" and so on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def layer_norm(g: Graph, spec: DecoderSpec, x: Value, name: str, *, offset: floa
 def qkv(
     g: Graph, spec: DecoderSpec, x: Value, layer: int, *, bias: bool = False, gated: bool = False
 ) -> tuple[Value, ...]:
-    """Queries, keys, values; `gated`: and, of each query, what its head's output is multiplied with."""
+    """Queries, keys, values. `gated`: also the gates, which the heads' outputs are multiplied by."""
     name, gate_width = f"layers.{layer}.attn.qkv", spec.q_width if gated else 0
     first_key = spec.q_width + gate_width
     joined = g.linear(x, name, first_key + 2 * spec.kv_width, bias=f"{name}.bias" if bias else None)
@@ -34,7 +34,7 @@ def qkv(
 def head_norms(
     g: Graph, spec: DecoderSpec, qk: Sequence[Value], layer: int, *, offset: float = 0.0, is_whole: bool = False
 ) -> list[Value]:
-    """Of q and of k: every head by itself, or all of a token together."""
+    """Normalize q and k: each head separately, or all heads of a token together (`is_whole`)."""
     return [
         g.rms_norm(
             x,
@@ -48,19 +48,19 @@ def head_norms(
 
 
 def norms_of_heads(g: Graph, spec: DecoderSpec, qk: Sequence[Value], layer: int) -> list[Value]:
-    """Of q and of k, where each head has a layer norm with weights of its own."""
+    """Normalize q and k by a layer norm with different weights for each head."""
     names = [f"layers.{layer}.attn.{n}_norm" for n in "qk"]
     heads = [x.width // spec.head_dim for x in qk]
     return [g.layer_norm(x, name, eps=spec.norm_eps, groups=n) for x, name, n in zip(qk, names, heads, strict=True)]
 
 
 def lengths_of_heads(g: Graph, spec: DecoderSpec, qk: Sequence[Value]) -> list[Value]:
-    """Of q and of k, to heads of one length."""
+    """Normalize all heads of q and k to the same length, without weights."""
     return [g.rms_norm(x, None, eps=spec.norm_eps, groups=x.width // spec.head_dim) for x in qk]
 
 
 def turned(g: Graph, spec: DecoderSpec, rope: Rope | None, *heads: Value) -> list[Value]:
-    """Queries and keys, by their position."""
+    """Rotate queries and keys by their position."""
     if rope is None:
         return list(heads)
     return [g.rope(x, head_dim=spec.head_dim, inv_freq=rope.inv_freq, scale=rope.scale) for x in heads]
@@ -79,7 +79,7 @@ def attention(
     chunked: bool = False,
     bidirectional: bool = False,
 ) -> Value:
-    """Over the layer's window. `scale` None: one over the root of the head size."""
+    """Attention over the layer's window. `scale` None: 1 / sqrt(head_dim)."""
     q, k, v = qkv
     return g.attention(
         q,

@@ -1,4 +1,4 @@
-"""Reading a Hugging Face config.json: every value is checked, every problem is kept, and one error lists them all."""
+"""Reads a Hugging Face config.json. Every value is checked, and one error lists all problems."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmserve.errors import CheckpointError, raise_problems
 from llmserve.models.spec import DecoderSpec, HfConfig
 
 MAX_SIZE = 2**31 - 1
-MAX_COUNT = 10_000  # layers, heads, head size: bounds what a mistyped config can make us list
+MAX_COUNT = 10_000  # of layers, heads, head size: so a mistyped config cannot create huge lists
 
 
 class ConfigReader:
@@ -20,7 +20,7 @@ class ConfigReader:
         self.problems: list[str] = []
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The raw value; `default` where the key is missing or null."""
+        """The raw value; `default` if the key is missing or null."""
         value = self.config.get(key)
         return default if value is None else value
 
@@ -39,7 +39,7 @@ class ConfigReader:
         return 1.0
 
     def optional_positive(self, key: str, default: float = 0.0) -> float:
-        """`default` where the key is missing; 0 where the config says null."""
+        """`default` if the key is missing; 0 if it is null."""
         value = self.config.get(key, default)
         return self.positive(key) if key in self.config and value is not None else value or 0.0
 
@@ -51,7 +51,7 @@ class ConfigReader:
         return default
 
     def expect(self, key: str, *allowed: Any) -> None:
-        """Refuse a value outside `allowed`. A missing or null key is fine."""
+        """Reject a value outside `allowed`. A missing or null key is accepted."""
         value = self.get(key, allowed[0])
         if value not in allowed:
             self.problems.append(f"{key} {value!r} is not supported; supported: {', '.join(map(repr, allowed))}")
@@ -66,7 +66,7 @@ class ConfigReader:
 
 
 def is_number(value: Any) -> bool:
-    """A finite number, no larger than a float can be."""
+    """Whether `value` is a finite number in the range of a float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -78,9 +78,9 @@ def read_decoder(
     eps_key: str = "rms_norm_eps",
     bidirectional: bool = False,
 ) -> DecoderSpec:
-    """The sizes that every decoder has, without positions, windows or biases; an architecture file adds those.
+    """The sizes that every decoder has. The architecture file adds rotary embedding, windows, biases and activation.
 
-    What activates is the family's own key, too. `bidirectional`: tokens may read those behind them.
+    `bidirectional`: tokens may attend to later ones.
     """
     hidden_size = reader.integer("hidden_size")
     num_heads = reader.integer("num_attention_heads", maximum=MAX_COUNT)

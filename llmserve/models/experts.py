@@ -1,4 +1,4 @@
-"""Mixtures of experts: an MLP of which each token goes through a few of many parts, which a router chooses."""
+"""Mixtures of experts: an MLP with many parts, of which a router selects a few for each token."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from llmserve.models.config import MAX_COUNT, ConfigReader
 from llmserve.models.graph import Graph, Value
 from llmserve.models.spec import DecoderSpec, Pairs, Param, Shard
 
-# transformers 5 writes the first for some families of others
+# transformers 5 writes the first one for some families with another key
 COUNT_KEYS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
-# Of other families, whose routers choose in another way, and the value that changes nothing.
+# Keys of families with other rules for routers, and their neutral values.
 OTHER_ROUTERS = {"scoring_func": "softmax", "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
 MAX_GROUPS = 64
 MLP_TYPES = ("dense", "sparse")
-LATENT = ("latent_in", "latent_out")  # parameters
+LATENT = ("latent_in", "latent_out")  # names of parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
     num_experts: int
     experts_per_token: int
-    expert_size: int  # inner width of each
-    renormalize: bool  # the weights of a token's experts, to a sum of one
-    dense_layers: Collection[int] = ()  # that have a plain MLP
-    module: str = "mlp"  # in a layer of the checkpoint; the names that follow are in it
+    expert_size: int  # inner width of each expert
+    renormalize: bool  # scale the weights of a token's experts to a sum of 1
+    dense_layers: Collection[int] = ()  # layers with an MLP without experts
+    module: str = "mlp"  # in a layer of the checkpoint; the names below are inside it
     router: str = "gate"
-    names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # in each expert
-    stacked: tuple[str, str] | None = None  # tensors that have gate and up, and down, of all experts
-    may_be_stacked: bool = False  # or else there are those of each expert
-    is_transposed: bool = False  # these have inputs as rows
-    in_turns: bool = False  # the first of these has a gate, its up, the next gate and so on
-    has_biases: bool = False  # these, and the router
+    names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # modules of each expert
+    stacked: tuple[str, str] | None = None  # tensors of all experts: gate and up, and down; None: one module each
+    may_be_stacked: bool = False  # a checkpoint has either these tensors or modules of each expert
+    is_transposed: bool = False  # the stacked tensors have inputs as rows
+    in_turns: bool = False  # rows of gate and up alternate in the first stacked tensor
+    has_biases: bool = False  # the stacked tensors and the router have biases
     sigmoid: bool = False  # scores are sigmoids of the router's logits, not their softmax
-    correction: str = ""  # the tensor that is added to scores to choose by
-    correction_is_row: bool = False  # of a matrix
-    factor: float = 1.0  # of the weights
-    groups: tuple[int, int] = (0, 0)  # of experts, and how many of them a token chooses from; 0: there are none
-    by_best: bool = False  # a group is as good as its best expert, not as its two best
-    tolerance: float = 0.0  # of SparseMixer, see Graph.route; 0: another rule
-    scales_inputs: bool = False  # weights multiply what experts read, not what they make
-    plain: bool = False  # there are no gates: `names`, `stacked` and the shared expert begin with up
-    latent_size: int = 0  # experts read and make so many numbers, between two matrices; 0: what the layer has
-    latent: tuple[str, str] = ("", "")  # modules of these
-    shared: str = ""  # an expert that every token goes through: its module in a layer
+    correction: str = ""  # tensor that is added to scores for the selection only
+    correction_is_row: bool = False  # it is stored as a matrix with one row
+    factor: float = 1.0  # multiplies the weights
+    groups: tuple[int, int] = (0, 0)  # number of groups of experts, and of those selected for a token; 0: none
+    by_best: bool = False  # ranks a group by its best expert, not by its two best
+    tolerance: float = 0.0  # of SparseMixer, see Graph.route; 0: not used
+    scales_inputs: bool = False  # weights multiply the experts' inputs, not their outputs
+    plain: bool = False  # no gates: `names`, `stacked` and the shared expert begin with up
+    latent_size: int = 0  # width of the experts' inputs and outputs, between two matrices; 0: hidden size
+    latent: tuple[str, str] = ("", "")  # modules of these matrices
+    shared: str = ""  # module of an expert for every token, in a layer; empty: none
     shared_fused: str = ""  # as `FamilySpec.fused_mlp`
     shared_down: str = "down_proj"
-    shared_size: int = 0  # its inner width
-    shared_factor: float = 1.0  # of its output
-    shared_gate: str = ""  # gives the number whose sigmoid its output is multiplied with
+    shared_size: int = 0  # inner width of the shared expert
+    shared_factor: float = 1.0  # multiplies its output
+    shared_gate: str = ""  # module of a gate whose sigmoid multiplies its output
 
 
 def read_mixture(
@@ -62,7 +62,7 @@ def read_mixture(
     per_token_key: str = "num_experts_per_tok",
     **own: Any,
 ) -> Mixture:
-    """By the family's keys; `renormalize` None: as the config says. `own`: other fields of `Mixture`."""
+    """Read the family's keys. `renormalize` None: as in the config. `own`: other fields of `Mixture`."""
     num_experts = next(key for key in COUNT_KEYS if reader.get(key) is not None or key == COUNT_KEYS[-1])
     count = reader.integer(num_experts, maximum=MAX_COUNT)
     per_token = reader.integer(per_token_key, maximum=MAX_COUNT)
@@ -83,7 +83,7 @@ def read_mixture(
 
 
 def read_groups(reader: ConfigReader, num_experts: int, per_token: int) -> tuple[int, int]:
-    """By DeepSeek's keys; (0, 0) where a token chooses from all."""
+    """Read DeepSeek's keys. (0, 0): tokens select from all experts."""
     count = reader.integer("n_group", 1, maximum=MAX_GROUPS)
     chosen = reader.integer("topk_group", 1, maximum=MAX_GROUPS)
     if chosen == count:
@@ -98,7 +98,7 @@ def read_groups(reader: ConfigReader, num_experts: int, per_token: int) -> tuple
 
 
 def read_dense_layers(reader: ConfigReader, num_layers: int) -> Collection[int]:
-    """By Qwen's keys: all but each `decoder_sparse_step`th, and those of `mlp_only_layers`."""
+    """Read Qwen's keys: all layers except every `decoder_sparse_step`th, and those in `mlp_only_layers`."""
     step = reader.integer("decoder_sparse_step", 1)
     listed = reader.get("mlp_only_layers", [])
     if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
@@ -108,7 +108,7 @@ def read_dense_layers(reader: ConfigReader, num_layers: int) -> Collection[int]:
 
 
 def read_dense_types(reader: ConfigReader, num_layers: int, num_dense: int = 0) -> Collection[int]:
-    """By `mlp_layer_types`; else the first `num_dense`."""
+    """Layers without experts: from `mlp_layer_types`, else the first `num_dense`."""
     listed = reader.get("mlp_layer_types", ["dense"] * num_dense + ["sparse"] * (num_layers - num_dense))
     if not isinstance(listed, list) or len(listed) < num_layers or not all(kind in MLP_TYPES for kind in listed):
         names = " or ".join(map(repr, MLP_TYPES))
@@ -118,7 +118,7 @@ def read_dense_types(reader: ConfigReader, num_layers: int, num_dense: int = 0) 
 
 
 def params(spec: DecoderSpec, mixture: Mixture, layer: int) -> list[Param]:
-    """The router is not rounded: it chooses."""
+    """Parameters of a layer's mixture. The router is not quantized, because it selects the experts."""
     source, name = f"{weights.layer_source(layer)}.{mixture.module}", f"layers.{layer}.mlp"
     router = f"{source}.{mixture.router}"
     found = [weights.copied(f"{name}.router", f"{router}.weight", (mixture.num_experts, spec.hidden_size))]
@@ -157,7 +157,7 @@ def _expert_params(spec: DecoderSpec, mixture: Mixture, source: str, name: str) 
             return found
         apart = _expert_params(spec, replace(mixture, stacked=None), source, name)
         return [replace(param, otherwise=other) for param, other in zip(found, apart, strict=True)]
-    *firsts, down = mixture.names  # gate and up, or up
+    *firsts, down = mixture.names  # gate and up, or only up
     experts = [f"{source}.experts.{number}" for number in range(count)]
     gate_up_rows = {f"{expert}.{part}": inner for expert in experts for part in firsts}
     down_rows = {f"{expert}.{down}": hidden for expert in experts}

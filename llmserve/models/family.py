@@ -1,6 +1,6 @@
-"""Llama, and what its descendants changed about it: fields of a spec, so that most families only read a config.
+"""Llama and its descendants: their differences are fields of a spec, so most families only read a config.
 
-`params` and `forward` follow from the fields. A family whose layers have another shape has a file of its own.
+`params` and `forward` follow from the fields. A family with other layers has its own functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from llmserve.models.spec import (
     replacing,
 )
 
-# transformers' names of what we have
+# by transformers' names
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -38,13 +38,13 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-# of an MLP without a gate
+# for MLPs without a gate
 PLAIN_ACTIVATIONS = {key: ours for key, ours in ACTIVATIONS.items() if ours != "silu"} | {"relu2": "relu2"}
 
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """Of a layer, by their modules in the checkpoint. Empty: there is none."""
+    """The norms of a layer, by module name in the checkpoint. Empty: no such norm."""
 
     attention: str = "input_layernorm"
     after_attention: str = ""
@@ -53,45 +53,45 @@ class Norms:
 
 
 class HeadNorm(Enum):
-    """How queries and keys are normed."""
+    """How queries and keys are normalized."""
 
     NONE = "none"
-    HEADS = "heads"  # each head by itself
+    HEADS = "heads"  # each head separately
     WHOLE = "whole"  # all heads of a token together
     TURNED_HEADS = "turned heads"  # each head, after the rotary embedding
-    OWN = "own"  # each head by a layer norm of its own
-    OWN_ROWS = "own rows"  # the same, of which a tensor has those of all heads
-    LENGTH = "length"  # each head that was turned, without a weight
+    OWN = "own"  # each head with its own layer norm
+    OWN_ROWS = "own rows"  # the same, with the weights of all heads in one tensor
+    LENGTH = "length"  # each head after the rotary embedding, without weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilySpec(DecoderSpec):
-    """The defaults are Llama's."""
+    """A Llama-like decoder. The defaults are Llama's."""
 
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    fused_qkv: str = ""  # the module that has q, k and v, where there is one
-    fused_mlp: str = ""  # the same of gate and up
-    mlp_module: str = "mlp"  # in a layer
-    mlp_down: str = "down_proj"  # in that
-    plain_mlp: str = ""  # in that, the module before the activation of an MLP without a gate
-    is_parallel: bool = False  # attention and MLP read one norm's output, or their own's, and are added together
+    fused_qkv: str = ""  # the module with q, k and v together; empty: one module each
+    fused_mlp: str = ""  # the module with gate and up together; empty: one module each
+    mlp_module: str = "mlp"  # the MLP's module in a layer
+    mlp_down: str = "down_proj"  # the down projection in the MLP's module
+    plain_mlp: str = ""  # the first layer of an MLP without a gate, in its module; empty: gated
+    is_parallel: bool = False  # attention and MLP both read the layer's input, through one norm or one each
     activation: str = "silu"
     norms: Norms = Norms()
-    layer_norm: bool = False  # norms take the mean off
+    layer_norm: bool = False  # norms subtract the mean
     norm_bias: bool = False
     norm_weights: bool = True
     norm_offset: float = 0.0  # added to the weights of every norm
     head_norm: HeadNorm = HeadNorm.NONE
     head_norm_modules: tuple[str, str] = ("q_norm", "k_norm")
-    chunked: bool = False  # windows are stretches of positions that do not see each other
-    local_rope: Rope | None = None  # of layers with a window, where they have another
-    ropes: Sequence[Rope | None] = ()  # of each layer, instead of these
+    chunked: bool = False  # windows are chunks of positions, without attention between chunks
+    local_rope: Rope | None = None  # of layers with a window, if it differs
+    ropes: Sequence[Rope | None] = ()  # one for each layer; replaces `rope` and `local_rope`
     unturned: Collection[int] = ()  # layers without a rotary embedding
-    interleaved: bool = False  # elements 2i and 2i + 1 of a head turn together, not i and i + R/2
+    interleaved: bool = False  # rotates elements 2i and 2i + 1 of a head together, not i and i + R/2
     embed_scale: float = 1.0
-    attention_scale: float | None = None  # None: one over the root of the head size
+    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     attention_soft_cap: float = 0.0  # 0: none
     position_scale: PositionScale | None = None  # of queries
     alibi_slopes: tuple[float, ...] = ()  # one for each head
@@ -99,13 +99,13 @@ class FamilySpec(DecoderSpec):
     logit_soft_cap: float = 0.0  # 0: none
     head_bias: bool = False
     normalized_head: bool = False  # the rows of the head are divided by their L2 norm
-    bidirectional: bool = False  # tokens read those behind them, too; only where a text is pooled
-    sinks: bool = False  # each head has a score for a position without a value
-    gated_heads: bool = False  # what a head gives is multiplied with a sigmoid, of numbers beside its query
-    gate_module: str = ""  # that has these numbers; empty: they are in q_proj
-    mixer: Mixer | None = None  # of the layers with a state
-    has_both: bool = False  # every layer has the mixer beside its attention
-    lone_mlps: Collection[int] | None = None  # layers that are an MLP; the others have none. None: all have one
+    bidirectional: bool = False  # tokens also attend to later ones; only in networks that pool
+    sinks: bool = False  # each head has a learned score for a position without a value
+    gated_heads: bool = False  # a head's output is multiplied by the sigmoid of its gate
+    gate_module: str = ""  # computes the gates; empty: q_proj does
+    mixer: Mixer | None = None  # of layers with a state
+    has_both: bool = False  # every layer has both the mixer and attention
+    lone_mlps: Collection[int] | None = None  # layers with only an MLP; the others have none. None: all have one
     mixture: Mixture | None = None
     latent: LatentAttention | None = None  # of every layer
 
@@ -117,7 +117,7 @@ class FamilySpec(DecoderSpec):
         return self.lone_mlps is None or layer in self.lone_mlps
 
     def has_attention(self, layer: int) -> bool:
-        """Or a mixer."""
+        """Whether the layer has attention or a mixer."""
         return self.lone_mlps is None or layer not in self.lone_mlps
 
     def rope_of(self, layer: int) -> Rope | None:
@@ -136,7 +136,7 @@ def read_family(
     eps_key: str = "rms_norm_eps",
     plain_mlp: str = "",
 ) -> FamilySpec:
-    """What a config says of any of them. `partial`: a part of each head may be turned. `plain_mlp`: as in the spec."""
+    """Read the keys that families share. `partial`: a part of each head may be rotated. `plain_mlp`: as in the spec."""
     positions = scaled_positions(reader)
     spec = read_decoder(reader, architecture, max_positions=positions, eps_key=eps_key, bidirectional=True)
     known = PLAIN_ACTIVATIONS if plain_mlp else ACTIVATIONS
@@ -165,13 +165,13 @@ def family(
 
 
 def renamed_params(spec: FamilySpec, names: Mapping[str, str]) -> list[Param]:
-    """`params` of a checkpoint with other names, `names`: what each of ours is there."""
+    """`params` for a checkpoint with other tensor names. `names`: parts of Llama's names to the checkpoint's."""
     published = replacing(names)
     return [renamed(param, published) for param in params(spec)]
 
 
 def grouped_params(spec: FamilySpec, names: Mapping[str, str]) -> list[Param]:
-    """Likewise, with q, k and v in one tensor: a group of heads after another."""
+    """`renamed_params` with q, k and v in one tensor, grouped by key/value head."""
     groups = HeadGroups(spec.head_dim, spec.num_kv_heads)
     return [
         replace(param, orders=(groups,) if ".attn.qkv" in param.name else ()) for param in renamed_params(spec, names)
@@ -207,7 +207,7 @@ def forward(g: Graph, spec: FamilySpec) -> None:
 
 
 def layers_and_head(g: Graph, spec: FamilySpec, x: Value) -> None:
-    """All that becomes of `x`, which the first layer reads."""
+    """Record all layers and the head. `x`: the input of the first layer."""
 
     def norm(x: Value, name: str, module: str) -> Value:
         if not module:

@@ -1,4 +1,4 @@
-"""How a network's `forward` records its ops into a `Program`."""
+"""Records the ops of a network's `forward` as a `Program`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Graph:
-    """Records ops. Methods return the `Value` they define; widths are checked as they are recorded."""
+    """Records ops. Methods check widths and return the `Value` that they define."""
 
     def __init__(self, cache: CacheShape, vocab_size: int) -> None:
         self._cache = cache
@@ -39,7 +39,7 @@ class Graph:
         self._ops: list[Op] = []
 
     def embed(self, weight: str, width: int, *, scale: float = 1.0, rows: int = 0) -> Value:
-        """`rows`: of the table, where it has fewer than the vocabulary has tokens; those behind it have the first."""
+        """`rows`: size of a table that is smaller than the vocabulary; tokens beyond it use the first row."""
         return self._record(OpKind.EMBED, (), width, (weight,), scale=scale, rows=rows)
 
     def embed_position(self, weight: str, width: int, *, begin: int = 0) -> Value:
@@ -49,7 +49,7 @@ class Graph:
         return self._record(OpKind.EMBED_SEGMENT, (), width, (weight,))
 
     def with_hidden(self, x: Value, hidden: int) -> Value:
-        """x, and beside it the token's hidden row, `hidden` wide, which comes with the step: of another network."""
+        """x, followed by the token's hidden row of another network, `hidden` wide, which is an input of the step."""
         return self._record(OpKind.WITH_HIDDEN, (x,), x.width + hidden, hidden=hidden)
 
     def rms_norm(
@@ -62,9 +62,9 @@ class Graph:
         offset: float = 0.0,
         own_weights: bool = False,
     ) -> Value:
-        """x / rms(x) * (offset + weight) of each of `groups` column groups of `x`.
+        """x / rms(x) * (offset + weight), for each of `groups` column groups of `x`.
 
-        They share one weight (width / groups long) or have none; with `own_weights` it is as long as a row.
+        The groups share one weight of width / groups numbers, or have none. With `own_weights`, it has one per column.
         """
         assert x.width % groups == 0
         return self._record(
@@ -75,8 +75,8 @@ class Graph:
     def layer_norm(
         self, x: Value, weight: str | None, *, eps: float, bias: str | None = None, groups: int = 1, offset: float = 0.0
     ) -> Value:
-        """(x - mean) / sqrt(variance + eps) * (offset + weight) + bias. Mean and variance are those of each of `groups`
-        equal column groups, while weight and bias are as long as a row. There may be neither."""
+        """(x - mean) / sqrt(variance + eps) * (offset + weight) + bias. Mean and variance are computed for each of
+        `groups` equal column groups. Weight and bias are optional, and as long as a row."""
         assert x.width % groups == 0
         weights = tuple(name for name in (weight, bias) if name is not None)
         return self._record(OpKind.LAYER_NORM, (x,), x.width, weights, eps=eps, groups=groups, offset=offset)
@@ -92,7 +92,7 @@ class Graph:
     def rope(self, x: Value, *, head_dim: int, inv_freq: tuple[float, ...], scale: float = 1.0) -> Value:
         """Rotary embedding at each token's absolute position. `scale` multiplies cos and sin (YaRN).
 
-        With fewer than head_dim / 2 frequencies only the first columns of each head are turned.
+        With fewer than head_dim / 2 frequencies, only the first columns of each head are rotated.
         """
         assert x.width % head_dim == 0
         assert 0 < len(inv_freq) * 2 <= head_dim
@@ -123,11 +123,11 @@ class Graph:
     ) -> Value:
         """Causal attention of each token over its sequence's cache; `bidirectional`: over the whole sequence.
 
-        score(i, j) = scale * q_i . k_j + slope * (j - i); `soft_cap` > 0 makes the product soft_cap * tanh(product /
-        soft_cap) first; `window` > 0 keeps only the last `window` positions (i - j < window, transformers' rule), or,
-        `chunked`, those of the same stretch of `window` positions (i // window == j // window);
-        query head h reads KV head h // (num_heads / num_kv_heads). `sinks` [num_heads]: of each head the score of a
-        position more, which has no value. Several ops may read the cache of one `layer`, with the same k and v.
+        score(i, j) = scale * q_i . k_j + slope * (j - i). `soft_cap` > 0 first changes the product to soft_cap *
+        tanh(product / soft_cap). `window` > 0 keeps only the last `window` positions (i - j < window, transformers'
+        rule), or with `chunked`, those of the same chunk of `window` positions (i // window == j // window).
+        Query head h reads KV head h // (num_heads / num_kv_heads). `sinks` [num_heads]: each head's score for an
+        additional position without a value. Several ops may read the cache of one `layer`, with the same k and v.
         """
         assert q.width == num_heads * head_dim
         assert k.width == v.width == num_kv_heads * head_dim
@@ -157,14 +157,14 @@ class Graph:
         return self._record(OpKind.MULTIPLY, (a, b), a.width)
 
     def scale(self, x: Value, weight: str) -> Value:
-        """All of x times one number, or each column times its own."""
+        """x times one number, or each column times its own number."""
         return self._record(OpKind.SCALE, (x,), x.width, (weight,))
 
     def mix(
         self, x: Value, z: Value, coefficients: Value | None = None, *, groups: int, offset: float = 0.0, first: int = 0
     ) -> Value:
-        """Of the equal column groups x_k of `x` and z_j of `z`: y_k = x_k + sum over j of (c[k, j] + offset) * z_j, in
-        order. `coefficients` has c row by row; without them c is 0. Groups before `first` stay as they are."""
+        """For equal column groups x_k of `x` and z_j of `z`: y_k = x_k + sum over j of (c[k, j] + offset) * z_j, in
+        order. `coefficients` has c row by row; without them c is 0. Groups before `first` are unchanged."""
         assert x.width % groups == 0
         width = x.width // groups
         assert z.width % width == 0
@@ -174,8 +174,8 @@ class Graph:
         return self._record(OpKind.MIX, inputs, x.width, groups=groups, offset=offset, first=first)
 
     def spread(self, x: Value, z: Value, *, least: float) -> Value:
-        """x, and beside it the groups of `z` that are as wide, each as large as x: times the root mean square of x over
-        its own, whose square is at least `least`."""
+        """x, followed by the column groups of `z`, each as wide as x and scaled to its size: times the root mean square
+        of x over its own, whose square is at least `least`."""
         assert z.width % x.width == 0
         return self._record(OpKind.SPREAD, (x, z), x.width + z.width, least=least)
 
@@ -197,17 +197,17 @@ class Graph:
         tolerance: float = 0.0,
         scales: str | None = None,
     ) -> Value:
-        """The experts of each row: those with the largest score plus `bias`, of equal ones the first.
+        """Select the experts of each row: those with the largest score plus `bias`; of equal ones, the first.
 
-        A score is the softmax of a logit among all experts, or its sigmoid. y has the experts' numbers in ascending
-        order, then the weight of each: its score. `renormalize` divides the weights by their sum; then each is
-        multiplied with `factor`, and with its expert's number of `scales`.
+        A score is the softmax of a logit over all experts, or its sigmoid. y has the experts' indices in ascending
+        order, then their weights, which are their scores. `renormalize` divides the weights by their sum. Then each
+        weight is multiplied by `factor`, and by its expert's entry in `scales`.
 
-        `groups`: how many equal groups of experts there are, and how many of them a row chooses from: those whose two
-        largest scores plus `bias` have the largest sums; `by_best`: those that have the largest of these.
+        `groups`: the number of equal groups of experts, and of groups that a row selects from: those with the largest
+        sum of their two largest scores plus `bias`, or with `by_best`, those with the largest one.
 
-        `tolerance` > 0 is SparseMixer's rule: the score of the i-th expert is its softmax among those that are not
-        chosen before it, and whose logits are less than this part of the larger of their size and its logit below it.
+        `tolerance` > 0 is SparseMixer's rule. The score of the i-th expert is its softmax over the experts that are not
+        selected before it and have (its logit - logit) / max(|logit|, its logit) <= `tolerance`.
         """
         assert 0 < experts_per_token <= logits.width
         return self._record(
@@ -230,10 +230,10 @@ class Graph:
         scales_inputs: bool = False,
         plain: bool = False,
     ) -> Value:
-        """The sum over a row's experts, in ascending order, of weight * down(activation(gate(x), up(x))); of what they
-        make of weight * x, with `scales_inputs`. `plain`: there are no gates, and `gate_up` is up alone.
+        """The sum over a row's experts, in ascending order, of weight * down(activation(gate(x), up(x))). With
+        `scales_inputs`, the weight multiplies x instead. `plain`: there are no gates, and `gate_up` is only up.
 
-        Matrices of all experts lie one below the other, gate above up; so do `biases` of gate and up, and of down.
+        The matrices of all experts are stacked as rows, gate above up; so are the `biases` of gate and up, and of down.
         """
         assert activation in (PLAIN_ACTIVATIONS if plain else ACTIVATIONS)
         return self._record(
@@ -247,8 +247,8 @@ class Graph:
         return self._record(OpKind.SIGMOID_GATE, (x, gate), x.width, silu=silu)
 
     def convolution(self, x: Value, weight: str, *, taps: int, bias: str | None = None, silu: bool = False) -> Value:
-        """Of each column by itself, causal: y[t] = bias + sum of weight[:, j] * x[t - taps + 1 + j] over j < taps, with
-        zeros before the sequence; then silu(y)."""
+        """Causal, of each column: y[t] = bias + sum of weight[:, j] * x[t - taps + 1 + j] over j < taps, with zeros
+        before the sequence. `silu`: then silu(y)."""
         assert taps > 1
         weights = (weight,) if bias is None else (weight, bias)
         return self._record(OpKind.CONVOLUTION, (x,), x.width, weights, taps=taps, silu=silu, biased=bias is not None)
@@ -256,11 +256,12 @@ class Graph:
     def delta_rule(
         self, qkv: Value, gates: Value, decay: str, bias: str, *, num_heads: int, num_key_heads: int, key_dim: int
     ) -> Value:
-        """The gated delta rule (Yang et al., 2024): each head has a matrix S [key_dim, width / num_heads], zero first.
+        """The gated delta rule (Yang et al., 2024): each head has a matrix S [key_dim, width / num_heads], initially 0.
 
-        A token changes it, g = exp(-exp(decay) * softplus(a + bias)) and beta = sigmoid(b): S = g S, then
-        S = S + k (beta * (v - k S)); y = q S. `gates` has b of all heads, then a of all. q and k of `num_key_heads`
-        heads have the length one, q also over the root of `key_dim`; each serves as many heads in turn.
+        A token updates it with g = exp(-exp(decay) * softplus(a + bias)) and beta = sigmoid(b): S = g S, then
+        S = S + k (beta * (v - k S)); y = q S. `gates` has b of all heads, then a of all heads. q and k have
+        `num_key_heads` heads of length 1; q is also divided by the root of `key_dim`. Each key head serves the same
+        number of consecutive heads.
         """
         width = qkv.width - 2 * num_key_heads * key_dim
         assert num_heads % num_key_heads == 0
@@ -281,11 +282,11 @@ class Graph:
         num_groups: int,
         state_size: int,
     ) -> Value:
-        """Mamba2's scan (Dao and Gu, 2024): each head has a matrix S [state_size, width / num_heads], zero first.
+        """Mamba2's scan (Dao and Gu, 2024): each head has a matrix S [state_size, width / num_heads], initially 0.
 
-        A token changes it, d = softplus(step + bias): S = exp(-exp(decay) * d) S + b (d * x); y = c S + skip * x.
-        `xbc` has x of all heads, then b, then c of all groups, each of which serves as many heads in turn. `weights`:
-        decay, bias and skip of each head.
+        A token updates it with d = softplus(step + bias): S = exp(-exp(decay) * d) S + b (d * x); y = c S + skip * x.
+        `xbc` has x of all heads, then b and c of all groups. Each group serves the same number of consecutive heads.
+        `weights`: decay, bias and skip of each head.
         """
         width = xbc.width - 2 * num_groups * state_size
         assert num_heads % num_groups == 0
@@ -300,7 +301,7 @@ class Graph:
         return self._record(OpKind.SELECT_ROWS, (x,), x.width)
 
     def pool(self, x: Value, mode: str, *, normalize: bool = False) -> Value:
-        """`normalize`: each row divided by its L2 norm."""
+        """`normalize`: divide each row by its L2 norm."""
         assert mode in POOLINGS
         return self._record(OpKind.POOL, (x,), x.width, mode=mode, normalize=normalize)
 
@@ -314,7 +315,7 @@ class Graph:
         soft_cap: float = 0.0,
         width: int | None = None,
     ) -> Value:
-        """Of every token of the vocabulary, or of `width` classes."""
+        """Logits of every token of the vocabulary, or of `width` classes."""
         weights = (weight,) if bias is None else (weight, bias)
         return self._record(
             OpKind.LOGITS, (x,), width or self._vocab_size, weights, scale=scale, soft_cap=soft_cap,

@@ -1,9 +1,9 @@
-"""Semantic ops, and the `Program` that they make. `graph.py` records it.
+"""Semantic ops, and the `Program` that consists of them. `graph.py` records it.
 
 A Program is plain data: device-neutral, printable, comparable. A target lowers it; nothing here computes.
 
-Shapes: T tokens of the step, S selected rows (those whose logits are wanted), H hidden, V vocabulary. Every value is a
-matrix [T, width] (or [S, width] after `select_rows`) of real numbers; precision is the target's business.
+Shapes: T tokens of the step, S selected rows (those whose logits are needed), H hidden, V vocabulary. Every value is a
+matrix [T, width] (or [S, width] after `select_rows`) of real numbers; the target chooses the precision.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class OpKind(Enum):
 
     EMBED = "embed"  # (); [V,H]; scale?, rows?: y[t] = scale * weight[token_ids[t]]; see Graph.embed
     EMBED_POSITION = "embed_position"  # (); [P,H]; begin: y[t] = weight[begin + position of t]
-    EMBED_SEGMENT = "embed_segment"  # (); [S,H]; y[t] = weight[0], or of a second text's tokens weight[1] where it is
-    WITH_HIDDEN = "with_hidden"  # x; ; hidden: y[t] = x[t], and beside it as many numbers that the step has for t
+    EMBED_SEGMENT = "embed_segment"  # (); [S,H]; y[t] = weight[0]; for a second text's tokens weight[1], if S > 1
+    WITH_HIDDEN = "with_hidden"  # x; ; hidden: y[t] = x[t], followed by `hidden` numbers of the step's input for t
     RMS_NORM = "rms_norm"  # x; [N]?; eps, groups, offset?, own_weights?; see Graph.rms_norm
     LAYER_NORM = "layer_norm"  # x; [N]?, optional bias [N]; see Graph.layer_norm
     LINEAR = "linear"  # x; [N,K], optional bias [N]; y = x @ weight.T + bias
@@ -42,23 +42,23 @@ class OpKind(Enum):
     EXPERTS = "experts"  # x, routes; [E*2I,H] or plain [E*I,H], [E*H,I], two biases?; see Graph.experts
     SIGMOID_GATE = "sigmoid_gate"  # x, gate [T,1] or as wide; silu?: y = sigmoid(gate) * x, or silu(gate) * x
     CONVOLUTION = "convolution"  # x; [N,K], bias? [N]; taps, silu?, biased?; see Graph.convolution
-    DELTA_RULE = "delta_rule"  # q, k and v side by side, gates; [heads], [heads]; see Graph.delta_rule
-    SELECTIVE_SCAN = "selective_scan"  # x, b and c side by side, steps; three of [heads]; see Graph.selective_scan
-    SELECT_ROWS = "select_rows"  # x; keeps the S rows whose logits are wanted
-    POOL = "pool"  # x; ; mode: see POOLINGS, normalize?: a row for each sequence, of all its rows
+    DELTA_RULE = "delta_rule"  # q, k and v joined, gates; [heads], [heads]; see Graph.delta_rule
+    SELECTIVE_SCAN = "selective_scan"  # x, b and c joined, steps; three of [heads]; see Graph.selective_scan
+    SELECT_ROWS = "select_rows"  # x; keeps the S rows whose logits are needed
+    POOL = "pool"  # x; ; mode: see POOLINGS, normalize?: one row for each sequence, from all its rows
     LOGITS = (
         "logits"  # x [S,H]; [V,H], bias? [V]; scale?, soft_cap?: soft_cap(scale * (x @ weight.T + bias)) in float32
     )
 
 
-# Of a gated activation, act(gate) * up: gelu_tanh by tanh's formula, gelu by erf. "clamped" is gpt-oss's:
-# g * sigmoid(1.702 g) * (u + 1), of g = min(gate, 7) and u = up within +-7.
+# Gated activations, act(gate) * up: gelu_tanh uses the tanh formula, gelu uses erf. "clamped" is gpt-oss's:
+# g * sigmoid(1.702 g) * (u + 1), with g = min(gate, 7) and u = up clamped to +-7.
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clamped")
-# Without a gate. relu2 is the square of max(x, 0).
+# Activations without a gate. relu2 is the square of max(x, 0).
 PLAIN_ACTIVATIONS = ("gelu", "gelu_tanh", "relu2", "tanh")
-# The first row, the last one, the mean of all, or the largest of each column.
+# The first row, the last one, the mean of all rows, or the maximum of each column.
 POOLINGS = ("first", "last", "mean", "max")
-# Attributes that an op has only where they are not these: no embedding scale, no soft cap and so on.
+# Defaults of attributes that an op has only if their value differs: no embedding scale, no soft cap and so on.
 UNLESS_GIVEN: Mapping[OpKind, Mapping[str, float]] = {
     OpKind.EMBED: {"scale": 1.0, "rows": 0},
     OpKind.RMS_NORM: {"offset": 0.0, "own_weights": False},
@@ -94,14 +94,14 @@ class Op:
     attrs: Mapping[str, Attr] = field(default_factory=dict)
 
     def number(self, name: str) -> float:
-        """The attribute `name`; where the op has none, what that means."""
+        """The attribute `name`, or its default if the op does not have it."""
         value = self.attrs[name] if name in self.attrs else UNLESS_GIVEN[self.kind][name]
         assert isinstance(value, int | float)
         return value
 
     @property
     def state_floats(self) -> int:
-        """Float32 numbers that it keeps of a sequence, from one step to the next."""
+        """Number of float32 values that the op keeps for each sequence between steps."""
         if self.kind is OpKind.CONVOLUTION:
             return self.width * (int(self.number("taps")) - 1)
         if self.kind is OpKind.DELTA_RULE:
@@ -126,7 +126,7 @@ def _short(value: Attr) -> str:
 class CacheShape:
     """The paged KV cache of a Program: per layer, per token, `num_kv_heads * head_dim` numbers each for k and v.
 
-    These are the heads of the largest layer; others may have more or larger ones, as their ATTENTION says.
+    These are the heads of the layer with the most numbers. Other layers may have more or larger heads: see ATTENTION.
     """
 
     num_layers: int
@@ -144,22 +144,22 @@ class Program:
 
     @property
     def state_bytes(self) -> int:
-        """Of each sequence, however long it is; 0 where keys and values are all that is kept."""
+        """Size of a sequence's state, whatever its length; 0 if it only keeps keys and values."""
         return 4 * sum(op.state_floats for op in self.ops)
 
     @property
     def output_width(self) -> int:
-        """Numbers of each row that comes out."""
+        """Width of an output row."""
         return self.ops[-1].width
 
     @property
     def hidden_width(self) -> int:
-        """Of what it reads of each token beside its number: a row that another network's head reads. 0: nothing."""
+        """Width of the row that it reads for each token: the input of another network's head. 0: it reads none."""
         return sum(int(op.number("hidden")) for op in self.ops if op.kind is OpKind.WITH_HIDDEN)
 
     @property
     def pools(self) -> bool:
-        """Whether what comes out is of whole sequences, and says nothing of a next token."""
+        """Whether the output is for whole sequences, not for next tokens."""
         return any(op.kind is OpKind.POOL for op in self.ops)
 
     @property

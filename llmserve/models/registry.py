@@ -1,4 +1,4 @@
-"""Which architecture file reads which checkpoint. To add one: write the file, name it here."""
+"""Finds the architecture of a checkpoint. To add an architecture, write its file and list it in FILES."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmserve.models.spec import Architecture, HfConfig
 
 AnyArchitecture: TypeAlias = Architecture[Any]
 
-FILES = (  # of this folder, each with an ARCHITECTURE
+FILES = (  # in this folder; each defines ARCHITECTURE
     "afmoe",
     "arcee",
     "baichuan",
@@ -99,17 +99,17 @@ FILES = (  # of this folder, each with an ARCHITECTURE
     "vaultgemma",
     "xlm_roberta",
 )
-WITHOUT_HEAD = "Model"  # ends the names of networks that are saved without their head, to make embeddings
-TASK = "ForSequenceClassification"  # that of those that score texts by a row in place of the head
+WITHOUT_HEAD = "Model"  # suffix of networks that are saved without their head, for embeddings
+TASK = "ForSequenceClassification"  # suffix of networks that score texts: one row replaces the head
 ALL: tuple[AnyArchitecture, ...] = tuple(import_module(f"{__package__}.{name}").ARCHITECTURE for name in FILES)
 ARCHITECTURES: Mapping[str, AnyArchitecture] = {name: each for each in ALL for name in each.names}
 MODEL_TYPES: Mapping[str, AnyArchitecture] = {each.model_type: each for each in ALL}
 
 
 def architecture_for(config: HfConfig) -> AnyArchitecture:
-    """The architecture by `model_type`, or by `architectures[0]` where that is missing. Raises Unsupported.
+    """The architecture by `model_type`, or by `architectures[0]` if that is missing. Raises Unsupported.
 
-    Both must be known: transformers goes by the type, and only `architectures` says that a class is another one.
+    Both must be known: transformers uses the type, but only `architectures` shows that the class is another one.
     """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
@@ -125,8 +125,8 @@ def architecture_for(config: HfConfig) -> AnyArchitecture:
 
 
 def position_limit(config: HfConfig) -> int | None:
-    """The longest sequence of any config: as its architecture says, or as most do; None where it names none."""
-    config = {key: value for key, value in config.items() if key != "quantization_config"}  # which is about its numbers
+    """The longest sequence of any config: by its architecture, else by the usual keys; None if it has no limit."""
+    config = {key: value for key, value in config.items() if key != "quantization_config"}  # does not affect it
     try:
         limit: int = architecture_for(config).from_hf(config).max_position_embeddings
     except (Unsupported, CheckpointError):

@@ -1,8 +1,8 @@
 """Rotary position embedding: inverse frequencies from a config, in the old and the new style.
 
-Old: `rope_theta` and `rope_scaling`. New (transformers 5): everything in `rope_parameters`. Where a config has both,
-`rope_scaling` wins, as in transformers: it is what users add. The variants are those of `VARIANTS`, by transformers'
-rules; longrope with one set of factors only (`phi3.py` has one of its own).
+Old: `rope_theta` and `rope_scaling`. New (transformers 5): everything in `rope_parameters`. If a config has both,
+`rope_scaling` wins, as in transformers, because users add it. `VARIANTS` lists the supported variants, which follow
+transformers' rules. longrope supports one set of factors only; `phi3.py` has its own.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from llmserve.models.spec import HfConfig, Rope
 from llmserve.models.windows import FULL, SLIDING
 
 DEFAULT_THETA = 10000.0
-# tensors that old checkpoints store and that follow from the config
+# tensors in old checkpoints; their values follow from the config
 STORED_FREQUENCIES = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 UNREAD = frozenset(
     (
-        "attn_factor",  # of YaRN in vLLM, where it multiplies cos and sin; transformers knows attention_factor only
+        "attn_factor",  # YaRN in vLLM: multiplies cos and sin; transformers only reads attention_factor
         "finetuned",  # whether the network was trained with its scaling (NousResearch's YaRN models)
-        "mrope_section",  # how positions in images turn; a text's are all the same
+        "mrope_section",  # rotation by positions in images; in a text, they are all equal
         "mrope_interleaved",
     )
 )
@@ -31,14 +31,14 @@ Frequencies: TypeAlias = tuple[float, ...]
 
 
 def default_rope(rotary_dim: int, theta: float) -> Rope:
-    """`rotary_dim`: elements of a head that are turned."""
+    """`rotary_dim`: number of rotated elements of a head."""
     return Rope(tuple(theta ** (-i / rotary_dim) for i in range(0, rotary_dim, 2)))
 
 
 def read_rope(reader: ConfigReader, head_dim: int, *, partial: bool = False) -> Rope:
-    """The rotary embedding that the config asks for. Problems go to `reader`.
+    """The rotary embedding of the config. Problems go to `reader`.
 
-    `partial`: it may turn a part of each head, `partial_rotary_factor`.
+    `partial`: it may rotate only a part of each head, `partial_rotary_factor`.
     """
     values = read_rope_values(reader)
     part = values["partial_rotary_factor"]
@@ -54,9 +54,9 @@ def read_rope(reader: ConfigReader, head_dim: int, *, partial: bool = False) -> 
 
 
 def read_ropes(reader: ConfigReader, head_dim: int, theta: Mapping[str, tuple[str, float]]) -> tuple[Rope, Rope]:
-    """Of layers that see everything, and of those with a window. `theta`: of each type the old key, and the default.
+    """Embeddings of layers with full attention, and with a window. `theta`: old key and default of each type.
 
-    New style: `rope_parameters` has both by name. Old: `rope_scaling` is that of the first, also beside the new one.
+    New style: `rope_parameters` has both by name. Old: `rope_scaling` is for full attention; it also wins over the new.
     """
     nested = reader.get("rope_parameters")
     if nested is not None and not (isinstance(nested, Mapping) and nested.keys() <= theta.keys()):
@@ -76,23 +76,23 @@ def read_ropes(reader: ConfigReader, head_dim: int, theta: Mapping[str, tuple[st
 
 
 def scaled_positions(reader: ConfigReader) -> int:
-    """`max_position_embeddings` times what the scaling adds: the longest sequence that the model is made for."""
+    """The longest sequence that the model is made for: `max_position_embeddings`, extended by the scaling."""
     positions = reader.integer("max_position_embeddings")
-    values = read_rope_values(ConfigReader(reader.config))  # a reader of its own: `read_rope` reports the problems
+    values = read_rope_values(ConfigReader(reader.config))  # a separate reader: `read_rope` reports the problems
     if _scaling_problems(values):
         return positions
     return max(1, int(min(VARIANTS[values["rope_type"]].positions(positions, values), MAX_SIZE)))
 
 
 def rope_values(config: HfConfig) -> dict[str, Any]:
-    """Theta, type and the type's own numbers as one flat mapping, whichever style the config has."""
+    """Theta, type and the type's own numbers as one flat mapping, from either style of config."""
     return read_rope_values(ConfigReader(config))
 
 
 def plain_position_limit(config: HfConfig) -> int | None:
-    """The longest sequence of a config of no architecture that we know; None where it names no valid limit.
+    """The longest sequence of a config with an unknown architecture; None if it has no valid limit.
 
-    `max_position_embeddings` wins over `model_max_length`. A scaling that we do not know leaves the limit as it is.
+    `max_position_embeddings` wins over `model_max_length`. An unknown scaling does not change the limit.
     """
     reader = ConfigReader(config)
     if reader.get("max_position_embeddings") is not None:
@@ -103,12 +103,12 @@ def plain_position_limit(config: HfConfig) -> int | None:
 
 
 def rope_key(config: HfConfig) -> str:
-    """Of a config's rotary embedding, where the layers have one for all."""
+    """The config's key for a rotary embedding that all layers share."""
     return "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
 
 
 def read_rope_values(reader: ConfigReader) -> dict[str, Any]:
-    """As `rope_values`; null values are left out. Problems go to `reader`."""
+    """As `rope_values`, for a reader, which gets the problems. Null values are left out."""
     key = rope_key(reader.config)
     given = reader.get(key) or {}
     if not isinstance(given, Mapping):
@@ -119,13 +119,13 @@ def read_rope_values(reader: ConfigReader) -> dict[str, Any]:
     values.setdefault("rope_theta", reader.get("rope_theta", DEFAULT_THETA))
     values.setdefault("partial_rotary_factor", reader.get("partial_rotary_factor", 1.0))
     replaced = reader.get("rope_parameters") if key == "rope_scaling" else None
-    if isinstance(replaced, Mapping):  # transformers forgets what only it says, which nobody wants
+    if isinstance(replaced, Mapping):  # transformers drops values that only rope_parameters has
         reader.problems += [
             f"rope_scaling replaces rope_parameters and has no {name}: give it there, too ({name}: {replaced[name]!r})"
             for name in ("rope_theta", "partial_rotary_factor")
             if name not in given and replaced.get(name, values[name]) != values[name]
         ]
-    # some configs carry the trained length beside the rope parameters; transformers lets that one win
+    # some configs have the trained length outside the rope parameters, too; that one wins, as in transformers
     trained = reader.get("original_max_position_embeddings", values.get("original_max_position_embeddings"))
     values["original_max_position_embeddings"] = trained or reader.get("max_position_embeddings", 0)
     return values
@@ -182,7 +182,7 @@ def _default(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
 
 
 def _ntk_alpha(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
-    """Theta times alpha ** (d / (d - 2)), where d elements are turned (Hunyuan's rule)."""
+    """Theta times alpha ** (d / (d - 2)), where d elements are rotated (Hunyuan's rule)."""
     others = max(1, 2 * len(inv_freq) - 2)
     return Rope(tuple(f * values["alpha"] ** (-2 * i / others) for i, f in enumerate(inv_freq)))
 
@@ -192,7 +192,7 @@ def _linear(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
 
 
 def _llama3(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
-    """Short wavelengths stay, long ones are stretched by `factor`, those between are blended."""
+    """Short wavelengths stay, long ones are stretched by `factor`, and those in between are interpolated."""
     low, high = values["low_freq_factor"], values["high_freq_factor"]
 
     def scaled(frequency: float) -> float:
@@ -220,7 +220,7 @@ def _yarn(inv_freq: Frequencies, values: Mapping[str, Any]) -> Rope:
     head_dim, log_theta = 2 * half, math.log(values["rope_theta"])
 
     def dimension(turns: float) -> float:
-        """The dimension that makes `turns` full turns within the trained length."""
+        """The dimension that makes `turns` full rotations within the trained length."""
         trained = values["original_max_position_embeddings"]
         return head_dim * math.log(trained / (turns * 2 * math.pi)) / (2 * log_theta)
 
@@ -258,7 +258,7 @@ def _linear_positions(positions: int, values: Mapping[str, Any]) -> float:
 
 
 def _yarn_positions(positions: int, values: Mapping[str, Any]) -> float:
-    """Some configs name the stretched length already, and some the trained one."""
+    """Some configs already have the stretched length, others the trained one."""
     return max(positions, float(values["original_max_position_embeddings"]) * float(values["factor"]))
 
 
@@ -266,15 +266,15 @@ def _yarn_positions(positions: int, values: Mapping[str, Any]) -> float:
 class Variant:
     apply: Callable[[Frequencies, Mapping[str, Any]], Rope]
     required: tuple[str, ...] = ()  # positive numbers
-    optional: tuple[str, ...] = ()  # positive numbers, where given
-    flags: tuple[str, ...] = ()  # true or false, where given
+    optional: tuple[str, ...] = ()  # positive numbers, if present
+    flags: tuple[str, ...] = ()  # true or false, if present
     lists: tuple[str, ...] = ()  # a positive number for each frequency
     positions: Callable[[int, Mapping[str, Any]], float] = _as_configured  # the limit, from max_position_embeddings
 
 
 VARIANTS: Mapping[str, Variant] = {
     "default": Variant(_default),
-    "dynamic": Variant(_default, ("factor",)),  # which changes nothing up to `max_position_embeddings`
+    "dynamic": Variant(_default, ("factor",)),  # no effect up to `max_position_embeddings`
     "ntk_alpha": Variant(_ntk_alpha, ("alpha",)),
     "linear": Variant(_linear, ("factor",), positions=_linear_positions),
     "llama3": Variant(_llama3, ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")),

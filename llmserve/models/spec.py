@@ -1,7 +1,4 @@
-"""What an architecture file says about a checkpoint.
-
-Sizes (`DecoderSpec`) and where each parameter comes from (`Param`).
-"""
+"""Types for architecture files: sizes of a network (`DecoderSpec`) and sources of its parameters (`Param`)."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from llmserve.models.graph import CacheShape, Graph, Op, OpKind, Program, Value
 
-SCORE = "score"  # the parameter of a network that scores
+SCORE = "score"  # name of the parameter that scores a text
 
 HfConfig: TypeAlias = Mapping[str, Any]
 
@@ -38,9 +35,9 @@ class Shard(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Rows of heads whose first `rotary_dim` are stored as pairs of a rotary embedding: (0, 1), (2, 3) and so on.
+    """Rows of heads; the first `rotary_dim` of a head are stored as pairs that ROPE rotates: (0, 1), (2, 3) and so on.
 
-    A parameter has pair i as its elements i and i + rotary_dim / 2: what ROPE turns.
+    A parameter has pair i at i and i + rotary_dim / 2, as ROPE expects.
     """
 
     head_dim: int
@@ -49,9 +46,9 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class HeadGroups:
-    """Rows of heads, key/value head by key/value head: the queries that read it, the keys, the values.
+    """Rows grouped by key/value head: the queries that read it, its keys, its values.
 
-    A parameter has all queries, all keys, all values.
+    A parameter has all queries, then all keys, then all values.
     """
 
     head_dim: int
@@ -60,7 +57,7 @@ class HeadGroups:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Rows group by group, of each group so many of each part.
+    """Rows in groups; each group has `sizes[i]` rows of part i.
 
     A parameter has all rows of the first part, then all of the second, and so on.
     """
@@ -70,14 +67,14 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class LatentRows:
-    """Rows of a latent, then of the elements of keys that are turned, the first `num_paired` stored as in `Pairs`.
+    """Rows of a latent, then the rotary rows of keys, the first `num_paired` of them stored as in `Pairs`.
 
-    A parameter has those that are turned, then the latent twice.
+    A parameter has the rotary rows, then the latent twice.
     """
 
     size: int
     rotary_dim: int
-    num_paired: int  # all that are turned, or none
+    num_paired: int  # all rotary rows, or none
 
 
 RowOrder: TypeAlias = Pairs | HeadGroups | Shares | LatentRows
@@ -85,16 +82,16 @@ RowOrder: TypeAlias = Pairs | HeadGroups | Shares | LatentRows
 
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
-    """Heads whose keys and values a checkpoint makes of a latent that all of them share.
+    """Heads whose keys and values are projected from a latent that all heads share.
 
-    The sources are a matrix that makes queries, or reads values (`reads`), then the one that makes keys and values of
-    the latent, and the weight of the latent's norm. A parameter is their product: it makes queries of the latent
-    itself, behind the elements that are turned, or reads the latents that attention gives, of rows as long.
+    The sources are the query projection, or the output projection (`reads`); the projection of the latent to keys and
+    values; and the weight of the latent's norm. A parameter is their product. For each head, it computes the rotary
+    elements, then a query for the latent itself; or it reads a latent from the attention's output, after as many zeros.
     """
 
     latent: LatentRows
     num_heads: int
-    key_dim: int  # without what is turned
+    key_dim: int  # without the rotary elements
     value_dim: int
     reads: bool = False
 
@@ -106,18 +103,18 @@ class Param:
     name: str
     shape: tuple[int, ...]
     sources: tuple[str, ...]  # Hugging Face tensor names
-    source_shapes: tuple[tuple[int, ...], ...]  # one with a dimension more has matrices of all experts, to be stacked
+    source_shapes: tuple[tuple[int, ...], ...]  # with an additional dimension: matrices of all experts, to be stacked
     combine: Combine = Combine.COPY
     shard: Shard = Shard.NONE
     quantizable: bool = False
-    is_exact: bool = False  # in float32, whatever the engine's dtype
+    is_exact: bool = False  # float32 in every engine dtype
     difference: tuple[int, ...] = ()  # two rows of the source: the parameter is the first minus the second
-    is_transposed: bool = False  # the source has the columns of each expert's matrix as rows
-    orders: tuple[RowOrder | None, ...] = ()  # of each source's rows, where it is another one; empty: of none
-    product: LatentHeads | None = None  # it is a product of its sources
-    factors: tuple[tuple[int, float], ...] = ()  # of rows: so many are multiplied with this; empty: none are
-    duplicates: tuple[str, ...] = ()  # names under which a checkpoint may repeat the source; must then be equal to it
-    otherwise: Param | None = None  # the same parameter, of tensors that other checkpoints have instead
+    is_transposed: bool = False  # the source has each expert's matrix transposed
+    orders: tuple[RowOrder | None, ...] = ()  # row order of each source, None: unchanged; empty: all unchanged
+    product: LatentHeads | None = None  # set: the parameter is a product of its sources
+    factors: tuple[tuple[int, float], ...] = ()  # (number of rows, factor), in order; empty: none
+    duplicates: tuple[str, ...] = ()  # names under which a checkpoint may repeat the source, with equal values
+    otherwise: Param | None = None  # the same parameter, from the tensors of other checkpoints
 
     @property
     def num_elements(self) -> int:
@@ -128,13 +125,13 @@ class Param:
 
 
 def replacing(names: Mapping[str, str]) -> Callable[[str], str]:
-    """A function that replaces these parts of a name. The first one that fits counts, so longer ones come first."""
+    """Return a function that replaces these parts of a name. The first match wins, so list longer parts first."""
     pattern = re.compile("|".join(map(re.escape, names)))
     return lambda name: pattern.sub(lambda found: names[found[0]], name)
 
 
 def renamed(param: Param, published: Callable[[str], str]) -> Param:
-    """Of tensors with other names: `published` of those that it has."""
+    """The parameter with its tensor names mapped by `published`."""
     return replace(
         param,
         sources=tuple(map(published, param.sources)),
@@ -145,38 +142,38 @@ def renamed(param: Param, published: Callable[[str], str]) -> Param:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """A rotary embedding, resolved."""
+    """The frequencies of a rotary embedding."""
 
-    inv_freq: tuple[float, ...]  # one for each pair of elements of a head that are turned
+    inv_freq: tuple[float, ...]  # one for each rotated pair of elements of a head
     scale: float = 1.0  # multiplies cos and sin
 
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """What a network makes of a whole text, instead of tokens: an embedding, or a score of a pair of texts."""
+    """Output of a network for a whole text, instead of tokens: an embedding, or the score of a pair of texts."""
 
     mode: str  # of program.POOLINGS
-    normalize: bool = False  # to a length of one
+    normalize: bool = False  # to length 1
     scores: bool = False
-    sigmoid: bool = False  # of scores
+    sigmoid: bool = False  # applied to scores
     answers: tuple[int, ...] = ()  # two tokens: the score is the logit of the first minus that of the second
 
 
 @dataclass(frozen=True, slots=True)
 class PositionScale:
-    """What queries are multiplied with, the more, the later; see Graph.scale_by_position."""
+    """A factor of queries that grows with the position; see Graph.scale_by_position."""
 
     strength: float
     interval: int
     shift: int = 0
-    layers: Collection[int] | None = None  # None: all of them
+    layers: Collection[int] | None = None  # None: all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """A decoder-only transformer, resolved: no optional left to guess. What every family has.
+    """A decoder-only transformer with all defaults resolved: the fields of every family.
 
-    What only one of them has is in a class of its own, in the architecture's file.
+    Fields of one family are in a subclass in the architecture's file.
     """
 
     architecture: str  # "BaichuanForCausalLM"
@@ -187,18 +184,18 @@ class DecoderSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position_embeddings: int  # with the stretch of a RoPE scaling: the longest sequence
+    max_position_embeddings: int  # the longest sequence, including RoPE scaling
     norm_eps: float
     rope: Rope | None = None  # None: no rotary embedding
-    windows: tuple[int, ...] = ()  # per layer sliding window, 0 is full attention; empty: full everywhere
-    stateful_layers: Collection[int] = ()  # that keep a state of a sequence, and no keys and values
+    windows: tuple[int, ...] = ()  # sliding window per layer, 0: full attention; empty: full in all layers
+    stateful_layers: Collection[int] = ()  # layers that keep a state per sequence instead of keys and values
     tied_embeddings: bool = False
-    ignored: tuple[str, ...] = ()  # as `Architecture.ignored`, of this network
-    pooling: Pooling | None = None  # None: its answers are tokens
+    ignored: tuple[str, ...] = ()  # as `Architecture.ignored`, for this network
+    pooling: Pooling | None = None  # None: it generates tokens
 
     @classmethod
     def extending(cls, spec: DecoderSpec, **own: Any) -> Self:
-        """`spec` with the fields of a family's class."""
+        """`spec` as this class, with the fields `own`."""
         return cls(**{each.name: getattr(spec, each.name) for each in fields(spec)} | own)
 
     @property
@@ -214,7 +211,7 @@ class DecoderSpec:
 
     @property
     def uncached_layers(self) -> Collection[int]:
-        """Without keys and values."""
+        """Layers without keys and values."""
         return self.stateful_layers
 
     @property
@@ -222,25 +219,25 @@ class DecoderSpec:
         return CacheShape(self.num_layers - len(self.uncached_layers), self.num_kv_heads, self.head_dim)
 
     def cache_layer(self, layer: int) -> int:
-        """Which of the layers with keys and values it is."""
+        """Index of `layer` among the layers with keys and values."""
         return layer - sum(other < layer for other in self.uncached_layers)
 
     @property
     def usual_seq_len(self) -> int:
-        """The longest sequence of an engine that is built without saying it."""
+        """The longest sequence of an engine that is built without `max_seq_len`."""
         return self.max_position_embeddings
 
     def for_sequences(self, max_seq_len: int) -> Self:
-        """The network of an engine for sequences up to this length: the same one, but for few families."""
+        """The spec for an engine with sequences up to this length. Few families change it."""
         return self
 
     def notes(self, max_seq_len: int) -> list[str]:
-        """What the user should know about an engine for sequences up to this length."""
+        """Notes for the user about an engine with sequences up to this length."""
         return []
 
 
 class Mixer(Protocol):
-    """What a layer has in place of attention."""
+    """Replaces attention in a layer, or runs in parallel with it."""
 
     def params(self, spec: DecoderSpec, layer: int) -> list[Param]: ...
 
@@ -252,19 +249,19 @@ Spec = TypeVar("Spec", bound=DecoderSpec)
 
 @dataclass(frozen=True, slots=True)
 class Architecture(Generic[Spec]):
-    """What an architecture file offers, as a value in the registry."""
+    """The content of an architecture file, as a value in the registry."""
 
     names: tuple[str, ...]  # in `architectures` of config.json
     model_type: str
-    from_hf: Callable[[HfConfig], Spec]  # raises CheckpointError listing every problem of the config
+    from_hf: Callable[[HfConfig], Spec]  # raises CheckpointError with every problem of the config
     params: Callable[[Spec], list[Param]]
     forward: Callable[[Graph, Spec], None]
-    ignored: tuple[str, ...] = ()  # regular expressions of checkpoint tensors that are known and not wanted
-    prefix: str = "model."  # of tensors, which checkpoints of the network without its head are without
-    drafter: Architecture[Spec] | None = None  # the network of the same checkpoint that drafts tokens for it
+    ignored: tuple[str, ...] = ()  # regular expressions of known checkpoint tensors that are not used
+    prefix: str = "model."  # of tensor names; checkpoints without the head omit it
+    drafter: Architecture[Spec] | None = None  # the network in the same checkpoint that drafts tokens for it
 
     def program(self, spec: Spec) -> Program:
-        """`forward`, traced."""
+        """Trace `forward`."""
         graph = Graph(spec.cache_shape, spec.vocab_size)
         self.forward(graph, spec)
         program, pooling = graph.program(), spec.pooling
@@ -275,7 +272,7 @@ class Architecture(Generic[Spec]):
 
 
 def without_head(program: Program, pooling: Pooling) -> Program:
-    """What the network makes of each sequence before its head, whose parameters it is without."""
+    """The network with pooling instead of its head and the head's parameters: one row per sequence."""
     (selection,) = (op for op in program.ops if op.kind is OpKind.SELECT_ROWS)
     *ops, head = (
         replace(op, inputs=tuple(selection.inputs[0] if x == selection.output else x for x in op.inputs))
@@ -287,7 +284,7 @@ def without_head(program: Program, pooling: Pooling) -> Program:
 
 
 def with_score(program: Program) -> Program:
-    """Of what it pools, by one row."""
+    """Append the score of the pooled row: its product with one row of weights."""
     last = program.ops[-1]
     score = Op(OpKind.LOGITS, (last.output,), SCORE, 1, (SCORE,), {})
     return replace(program, ops=(*program.ops, score))

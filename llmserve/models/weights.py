@@ -1,4 +1,4 @@
-"""Parameters of a decoder's blocks, and where a checkpoint has them, by the names that most families share.
+"""Parameters of a decoder's blocks and their sources in a checkpoint, with the names that most families share.
 
 Tied embeddings: the parameter "head" is a second copy with the same source as "embed". So a target may pack and
 quantize the head, which is a matrix product, without touching the embedding, which is a look-up.
@@ -25,7 +25,7 @@ def decoder(
     norm_bias: bool = False,
     norm_weights: bool = True,
 ) -> list[Param]:
-    """Every parameter in the order of use: embedding, what `layer` says for each layer, last norm, head."""
+    """Every parameter in the order of use: embedding, the result of `layer` for each layer, last norm, head."""
     listed = [copied("embed", EMBED_SOURCE, (spec.vocab_size, spec.hidden_size))]
     for i in range(spec.num_layers):
         listed += layer(i)
@@ -35,7 +35,7 @@ def decoder(
 
 
 def score(spec: DecoderSpec) -> Param:
-    """Of a text, from its last token: as transformers has it, or what the head says of two answers."""
+    """The row that scores a text's last token: transformers' `score`, or the difference of two rows of the head."""
     shape = (1, spec.hidden_size)
     if spec.pooling is None or not spec.pooling.answers:
         return copied(SCORE, f"{SCORE}.weight", shape)
@@ -63,10 +63,10 @@ def qkv(
     gated: bool = False,
     gate: str = "",
 ) -> list[Param]:
-    """`fused`: the module that has q, k and v as its rows, in this order; empty: there is one module for each.
+    """Queries, keys and values. `fused`: a module with q, k and v as rows, in this order; empty: one module each.
 
-    `rotary_dim`: so many elements of each head are stored as pairs that turn together.
-    `gated`: the rows of each query's gate are stored behind those of the query, or those of all in the module `gate`.
+    `rotary_dim`: the number of elements of each head that are stored as rotary pairs.
+    `gated`: the rows of each gate follow those of its query, or the module `gate` has the gates of all heads.
     """
     has_both = gated and not gate
     widths = {"q_proj": spec.q_width * (1 + has_both)} | ({gate: spec.q_width} if gate else {})
@@ -82,7 +82,7 @@ def qkv(
 
 
 def norm_rows_of_heads(spec: DecoderSpec, layer: int, modules: Sequence[str], *, rotary_dim: int = 0) -> list[Param]:
-    """Of q and of k, where each head has a norm of its own: a row of a matrix. `rotary_dim`: as in `qkv`."""
+    """Norms of q and k with different weights per head: rows of one matrix. `rotary_dim`: as in `qkv`."""
     orders = (Pairs(spec.head_dim, rotary_dim),) if rotary_dim else ()
     return [
         Param(
@@ -97,7 +97,7 @@ def norm_rows_of_heads(spec: DecoderSpec, layer: int, modules: Sequence[str], *,
 
 
 def norms_of_heads(spec: DecoderSpec, layer: int, modules: Sequence[str]) -> list[Param]:
-    """Of q and of k, where each head has a norm of its own: a module of that number."""
+    """Norms of q and k with different weights per head: one numbered module each."""
     source, shape = f"{layer_source(layer)}.self_attn", (spec.head_dim,)
     return [
         Param(
@@ -112,7 +112,7 @@ def norms_of_heads(spec: DecoderSpec, layer: int, modules: Sequence[str]) -> lis
 
 
 def head_norms(layer: int, modules: Sequence[str], widths: Sequence[int]) -> list[Param]:
-    """Of q and of k."""
+    """Norms of q and k with one weight each."""
     source = f"{layer_source(layer)}.self_attn"
     return [
         copied(f"layers.{layer}.attn.{n}_norm", f"{source}.{module}.weight", (width,))
@@ -121,7 +121,7 @@ def head_norms(layer: int, modules: Sequence[str], widths: Sequence[int]) -> lis
 
 
 def output(spec: DecoderSpec, layer: int, *, bias: bool = False) -> list[Param]:
-    """The projection after the attention."""
+    """The projection after attention."""
     rows = {f"{layer_source(layer)}.self_attn.o_proj": spec.hidden_size}
     return linear(f"layers.{layer}.attn.output", rows, spec.q_width, Shard.COLUMNS, bias=bias)
 
@@ -129,7 +129,7 @@ def output(spec: DecoderSpec, layer: int, *, bias: bool = False) -> list[Param]:
 def gated_mlp(
     spec: DecoderSpec, layer: int, *, module: str = "mlp", fused: str = "", down: str = "down_proj", bias: bool = False
 ) -> list[Param]:
-    """`fused`: the module that has gate and up as its rows, in this order; empty: there is one module for each."""
+    """`fused`: a module with gate and up as rows, in this order; empty: one module each."""
     source, name = f"{layer_source(layer)}.{module}", f"layers.{layer}.mlp"
     inner = spec.intermediate_size
     widths = {fused: 2 * inner} if fused else {"gate_proj": inner, "up_proj": inner}
@@ -167,7 +167,7 @@ def _head(spec: DecoderSpec, *, normalized: bool) -> Param:
 
 
 def linear(name: str, rows: Mapping[str, int], columns: int, shard: Shard, *, bias: bool) -> list[Param]:
-    """A weight stacked from the modules in `rows` (module name -> output features), and its bias where it has one."""
+    """A weight stacked from the modules in `rows` (module name -> output features), and its bias if it has one."""
     combine = Combine.COPY if len(rows) == 1 else Combine.CONCAT_ROWS
     height = sum(rows.values())
     weight = Param(
