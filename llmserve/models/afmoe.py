@@ -1,4 +1,4 @@
-"""AFMoE (Arcee Trinity): experts, gates after attention, norms around each block; layers with a window turn."""
+"""AFMoE (Arcee Trinity): experts, gated attention, norms around each block, rotary embedding only with a window."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmserve.models.spec import HfConfig
 from llmserve.models.windows import types_by_pattern, windows_by_type
 
 DEFAULTS = {"head_dim": 128, "num_dense_layers": 1, "num_shared_experts": 2, "sliding_window": 1024}  # transformers'
-# of published configs, with their only value
+# keys of published configs, and the only supported value
 KNOWN = {"num_expert_groups": 1, "num_limited_groups": 1, "route_norm": True, "score_func": "sigmoid"}
 NORMS = Norms("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm")
 

@@ -6,10 +6,10 @@ import math
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """One slope per head, the paper's rule.
+    """One slope per head, by the paper's rule.
 
-    For a power of two n the slopes are a geometric sequence starting at 2^(-8/n) with that ratio. Otherwise the
-    sequence of the next lower power of two, followed by every second slope of the next higher one.
+    For a power of two n, the slopes are a geometric sequence starting at 2^(-8/n) with that ratio. Otherwise, they are
+    the sequence of the next lower power of two, followed by every second slope of the next higher one.
     """
     lower = 1 << int(math.log2(num_heads))
     slopes = _geometric(lower)

@@ -1,4 +1,4 @@
-"""Arcee (AFM-4.5B): Llama with an MLP of squares, without a gate."""
+"""Arcee (AFM-4.5B): Llama with a squared-ReLU MLP without a gate."""
 
 from __future__ import annotations
 

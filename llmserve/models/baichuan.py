@@ -10,11 +10,11 @@ from llmserve.models.family import FamilySpec, family
 from llmserve.models.rope import default_rope
 from llmserve.models.spec import HfConfig
 
-# The published models: what their configs leave unsaid follows from these sizes, and from no others.
+# Sizes of the published models. They determine the settings that configs omit; other sizes do not.
 NORM_HEAD_OF_VOCAB = ((64000, False), (125696, True))  # generation 1, generation 2
 SMALL_FORM_SIZES = (4096, 32)  # hidden size and heads of the 7B models: rotary embedding
 LARGE_FORM_SIZES = (5120, 40)  # of the 13B models: ALiBi
-ROPE_THETA = 10000.0  # fixed in the published models; their configs do not carry it
+ROPE_THETA = 10000.0  # fixed in the published models; their configs omit it
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
@@ -38,7 +38,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 @dataclass(frozen=True, slots=True)
 class BaichuanForm:
-    """What a Baichuan config leaves unsaid, resolved."""
+    """The settings that Baichuan configs omit."""
 
     rope: bool  # False: ALiBi
     norm_head: bool  # the rows of lm_head are divided by their L2 norm
@@ -46,7 +46,7 @@ class BaichuanForm:
 
 
 def baichuan_form(config: HfConfig) -> BaichuanForm:
-    """`read_form` of a bare config. Raises CheckpointError when the config contradicts itself."""
+    """`read_form` for a config. Raises CheckpointError if the config does not determine the form."""
     reader = ConfigReader(config)
     form = read_form(reader)
     reader.finish()
@@ -54,11 +54,11 @@ def baichuan_form(config: HfConfig) -> BaichuanForm:
 
 
 def read_form(reader: ConfigReader) -> BaichuanForm:
-    """Tell the forms apart. This is the only place that knows how.
+    """Determine the form. No other code does this.
 
-    The explicit keys `position_embedding` ("rope" or "alibi") and `norm_head` (a boolean) win. Without them only the
-    sizes of a published model decide; anything else is a problem that names the key to add, because a wrong guess
-    would give a model that runs and answers nonsense.
+    The explicit keys `position_embedding` ("rope" or "alibi") and `norm_head` (a boolean) win. Without them, only the
+    sizes of a published model decide. Other sizes are a problem that names the key to add, because a wrong guess
+    produces a model that runs and answers nonsense.
     """
     length_key = "model_max_length" if reader.get("max_position_embeddings") is None else "max_position_embeddings"
     return BaichuanForm(rope=_is_rope(reader), norm_head=_norm_head(reader), max_positions=reader.integer(length_key))

@@ -1,4 +1,4 @@
-"""Bamba: Mamba in most layers, attention whose heads turn by half in the others."""
+"""Bamba: Mamba in most layers; attention with half of each head rotated in the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmserve.models.mamba import DEFAULTS, read_mamba
 from llmserve.models.spec import Architecture, HfConfig, Param, renamed
 from llmserve.models.windows import FULL
 
-TURNED = 0.5  # of each head, whatever the config says
+TURNED = 0.5  # the rotated part of each head, in every config
 NORMS = Norms("input_layernorm", "", "pre_ff_layernorm", "")
 
 

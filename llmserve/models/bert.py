@@ -1,6 +1,6 @@
-"""BERT (MiniLM, BGE, E5, GTE): an encoder whose answers are embeddings of texts, or scores of pairs of texts.
+"""BERT (MiniLM, BGE, E5, GTE): an encoder that computes embeddings of texts, or scores of pairs of texts.
 
-`roberta.py` and `xlm_roberta.py` read their configs to the same spec.
+`roberta.py` and `xlm_roberta.py` use the same spec.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from llmserve.models.graph import Graph
 from llmserve.models.spec import Architecture, DecoderSpec, HfConfig, Param, Pooling, Shard
 
 TASK = "ForSequenceClassification"
-DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2}  # transformers'
+DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2}  # transformers' defaults
 ACTIVATION_KEYS = ("activation_fn", "sbert_ce_default_activation_function")  # sentence-transformers', new and old
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec(DecoderSpec):
-    module: str  # of the tensors
+    module: str  # prefix of tensor names
     activation: str
     num_segments: int
-    first_position: int = 0  # row of the table of positions
-    head: tuple[str, str] = ("", "")  # modules of the two layers that score
+    first_position: int = 0  # the row of position 0 in the table of positions
+    head: tuple[str, str] = ("", "")  # modules of the two scoring layers
 
 
 def from_hf(config: HfConfig) -> EncoderSpec:
@@ -33,7 +33,7 @@ def from_hf(config: HfConfig) -> EncoderSpec:
 
 
 def read_encoder(config: HfConfig, module: str, head: tuple[str, str], *, pads_positions: bool = False) -> EncoderSpec:
-    """`pads_positions`: the first position has the row after that of the padding token."""
+    """`pads_positions`: rows of positions begin after the row with the padding token's id."""
     reader = ConfigReader(DEFAULTS | dict(config))
     first = reader.integer("pad_token_id", 1, minimum=0) + 1 if pads_positions else 0
     num_positions = reader.integer("max_position_embeddings", minimum=first + 2) - first
@@ -52,7 +52,7 @@ def read_encoder(config: HfConfig, module: str, head: tuple[str, str], *, pads_p
 
 
 def read_scores(reader: ConfigReader, mode: str) -> Pooling:
-    """Of a network for one class."""
+    """Pooling of a network that scores. It must have one class."""
     if (num_labels := _num_labels(reader)) != 1:
         reader.problems.append(f"it has {num_labels} labels; networks that score a pair of texts have one")
     return Pooling(mode, scores=True, sigmoid=_scores_with_sigmoid(reader))
@@ -69,7 +69,7 @@ def _num_labels(reader: ConfigReader) -> int:
 
 
 def _scores_with_sigmoid(reader: ConfigReader) -> bool:
-    """Unless sentence-transformers' keys say that scores stay as they are."""
+    """Whether scores use a sigmoid: they do, unless sentence-transformers' keys disable it."""
     own = reader.get("sentence_transformers", {})
     places = (own if isinstance(own, dict) else {}, reader.config)
     named = [place[key] for place in places for key in ACTIVATION_KEYS if place.get(key)]
@@ -77,7 +77,7 @@ def _scores_with_sigmoid(reader: ConfigReader) -> bool:
 
 
 def is_sigmoid(activation: object, problems: list[str]) -> bool:
-    """Of scores, by the name of torch's class."""
+    """Whether scores use a sigmoid, by the name of torch's class."""
     kind = str(activation).rpartition(".")[2]
     if kind not in ("Sigmoid", "Identity"):
         problems.append(f"{kind} of scores is not supported; supported: Sigmoid, Identity")
@@ -141,7 +141,7 @@ def forward(g: Graph, spec: EncoderSpec) -> None:
 def encoder(
     name: str, model_type: str, from_hf: Callable[[HfConfig], EncoderSpec], *, module: str
 ) -> Architecture[EncoderSpec]:
-    """`name`: of transformers' classes, without what they are for."""
+    """`name`: the prefix of transformers' classes, without the task."""
     names = (f"{name}Model", f"{name}{TASK}", f"{name}ForMaskedLM")
     ignored = (rf"({module}\.)?(embeddings\.position_ids|pooler\..*)", r"(cls|lm_head)\..*")
     return Architecture(names, model_type, from_hf, params, forward, ignored=ignored, prefix=f"{module}.")

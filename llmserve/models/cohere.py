@@ -1,4 +1,4 @@
-"""Cohere (Command R, Command R+, Aya): Cohere 2 that sees everything and turns in every layer."""
+"""Cohere (Command R, Command R+, Aya): Cohere 2 with full attention and rotary embedding in every layer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, HeadNorm, family
 from llmserve.models.spec import HfConfig
 
-DEFAULT_THETA = 500_000.0  # transformers'
+DEFAULT_THETA = 500_000.0  # transformers' default
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
-    """`model_max_length` is what Command R was trained for; its `max_position_embeddings` are fewer."""
+    """Command R was trained for `model_max_length`; its `max_position_embeddings` is smaller."""
     limit = config.get("model_max_length") or config.get("max_position_embeddings")
     changed = dict(config) | {"max_position_embeddings": limit}
     reader = ConfigReader(DEFAULTS | {"rope_theta": DEFAULT_THETA} | changed)

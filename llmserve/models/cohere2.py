@@ -1,4 +1,4 @@
-"""Cohere 2 (Command R7B, Command A): attention and MLP side by side, windows, a rotary embedding only within these."""
+"""Cohere 2 (Command R7B, Command A): attention parallel to the MLP, and rotary embedding only in window layers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from llmserve.models.family import FamilySpec, Norms, family, read_family
 from llmserve.models.spec import HfConfig
 from llmserve.models.windows import DEFAULT_WINDOW, has_window, types_by_pattern, windows_by_type
 
-DEFAULTS = {"layer_norm_eps": 1e-5, "tie_word_embeddings": True}  # transformers'
-DEFAULT_PATTERN = 4  # each such layer sees everything
+DEFAULTS = {"layer_norm_eps": 1e-5, "tie_word_embeddings": True}  # transformers' defaults
+DEFAULT_PATTERN = 4  # every fourth layer has full attention
 DEFAULT_LOGIT_SCALE = 0.0625
 
 
@@ -28,12 +28,12 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 
 def read_cohere(reader: ConfigReader, architecture: str, *, eps_key: str = "layer_norm_eps") -> FamilySpec:
-    """What all of Cohere's have in common."""
+    """Read the keys that all Cohere models share."""
     spec = read_family(reader, architecture, eps_key=eps_key)
     bias = reader.flag("attention_bias")
     logit_scale = reader.positive("logit_scale", DEFAULT_LOGIT_SCALE)
     for key in ("use_parallel_block", "use_gated_activation"):
-        reader.expect(key, True)  # which published configs have and transformers does not read
+        reader.expect(key, True)  # in published configs; transformers does not read them
     return replace(
         spec, layer_norm=True, is_parallel=True, interleaved=True, qkv_bias=bias, output_bias=bias,
         logit_scale=logit_scale, norms=Norms(mlp=""),

@@ -1,4 +1,4 @@
-"""Cohere 2 with experts; layers before these may turn without a window, and norms may keep the mean."""
+"""Cohere 2 with experts. Dense layers may have a rotary embedding without a window; norms may be RMS norms."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.spec import HfConfig
 from llmserve.models.windows import FULL, SLIDING, windows_by_type
 
-DEFAULTS = {  # transformers', where the key is missing
+DEFAULTS = {  # transformers' defaults
     "head_dim": 128,
     "num_key_value_heads": 8,
     "rope_parameters": {
@@ -21,7 +21,7 @@ DEFAULTS = {  # transformers', where the key is missing
         "original_max_position_embeddings": 8192,
     },
 }
-DEFAULT_WINDOW, PATTERN = 8192, 4  # every fourth layer sees everything, the first one to begin with
+DEFAULT_WINDOW, PATTERN = 8192, 4  # every fourth layer has full attention, beginning with the first
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

@@ -1,4 +1,4 @@
-"""DeepSeek-V2, its Lite and Coder models: attention over a latent, and a mixture that weighs by a softmax."""
+"""DeepSeek-V2, also Lite and Coder: attention over a latent, and a mixture with softmax weights."""
 
 from __future__ import annotations
 

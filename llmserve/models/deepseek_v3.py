@@ -1,4 +1,4 @@
-"""DeepSeek-V3, R1 and V3.1: attention over a latent, and a mixture that GLM-4.5 has, too."""
+"""DeepSeek-V3, R1 and V3.1: attention over a latent, and the mixture that GLM-4.5 also uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmserve.models.glm4_moe import drafting_layers, read_glm_mixture
 from llmserve.models.latent import DEFAULTS, latent_reader, read_latent
 from llmserve.models.spec import HfConfig
 
-OWN = {  # likewise
+OWN = {  # transformers' defaults
     "n_group": 8,
     "topk_group": 4,
     "norm_topk_prob": True,

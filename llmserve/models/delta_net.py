@@ -1,6 +1,6 @@
-"""Gated delta nets: in place of attention, a layer has a matrix for each head, which every token changes a little.
+"""Gated delta nets, which replace attention: each head has a matrix that every token updates.
 
-A short convolution goes before it. Both keep a state of a sequence that does not grow.
+A short convolution precedes it. Both keep a state of constant size for each sequence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llmserve.models.spec import DecoderSpec, Param, Shard, Shares
 from llmserve.models.windows import FULL
 
 LINEAR = "linear_attention"
-DEFAULTS = {  # transformers'
+DEFAULTS = {  # transformers' defaults
     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
     "linear_num_value_heads": 32, "full_attention_interval": 4,
 }  # fmt: skip
@@ -27,8 +27,8 @@ class DeltaNet:
     num_key_heads: int
     key_dim: int
     value_dim: int
-    taps: int  # of the convolution
-    joined: bool  # the checkpoint has queries, keys, values and gates side by side, key head by key head
+    taps: int  # length of the convolution
+    joined: bool  # the checkpoint has joint tensors of q, k, v and gates, grouped by key head
 
     @property
     def value_width(self) -> int:
@@ -36,11 +36,11 @@ class DeltaNet:
 
     @property
     def width(self) -> int:
-        """Of queries, keys and values."""
+        """Width of queries, keys and values together."""
         return 2 * self.num_key_heads * self.key_dim + self.value_width
 
     def params(self, spec: DecoderSpec, layer: int) -> list[Param]:
-        """What makes gates is not rounded: it is small, and each number changes all that follows."""
+        """The projections to gates are not quantized: they are small, and an error affects all later tokens."""
         source, name = f"{weights.layer_source(layer)}.linear_attn", f"layers.{layer}.attn"
         heads, taps, rows = (self.num_heads,), self.taps, {f"{source}.out_proj": spec.hidden_size}
         return [
@@ -84,7 +84,7 @@ class DeltaNet:
 
 
 def read_delta_net(reader: ConfigReader, *, joined: bool) -> DeltaNet:
-    """The config has `DEFAULTS` where it says nothing."""
+    """The reader's config must include `DEFAULTS`."""
     num_heads = reader.integer("linear_num_value_heads", maximum=MAX_COUNT)
     num_key_heads = reader.integer("linear_num_key_heads", maximum=MAX_COUNT)
     if num_heads % num_key_heads:
@@ -102,14 +102,14 @@ def read_delta_net(reader: ConfigReader, *, joined: bool) -> DeltaNet:
 
 
 def read_stateful_layers(reader: ConfigReader, num_layers: int) -> Sequence[int]:
-    """By `layer_types`, or all but each `full_attention_interval`th."""
+    """Stateful layers: from `layer_types`, else all except every `full_attention_interval`th."""
     interval = reader.integer("full_attention_interval", 4)
     types = reader.get("layer_types", [FULL if (i + 1) % interval == 0 else LINEAR for i in range(num_layers)])
     return stateful_layers(reader, types, num_layers)
 
 
 def stateful_layers(reader: ConfigReader, types: object, num_layers: int, *, stateful: str = LINEAR) -> Sequence[int]:
-    """Those of `types` with this name; the others have attention."""
+    """The layers with the type `stateful`; the others have attention."""
     if not isinstance(types, list) or len(types) != num_layers:
         reader.problems.append(f"layer_types must be a list of num_hidden_layers ({num_layers}) names, got {types!r}")
         return ()

@@ -1,4 +1,4 @@
-"""dots.llm1: GLM-4.5's mixture under Qwen3's attention."""
+"""dots.llm1: Qwen3's attention and GLM-4.5's mixture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmserve.models.glm4_moe import read_glm_mixture
 from llmserve.models.spec import HfConfig
 from llmserve.models.windows import DEFAULT_WINDOW, FULL, SLIDING, has_window, windows_by_type
 
-MAX_WINDOW_LAYERS = 62  # transformers', where the key is missing
+MAX_WINDOW_LAYERS = 62  # transformers' default
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense: Llama that turns the elements of a head in pairs."""
+"""ERNIE 4.5 (dense): Llama with an interleaved rotary embedding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {  # transformers', where the key is missing
+DEFAULTS = {  # transformers' defaults
     "head_dim": 128,
     "num_key_value_heads": 2,
     "rope_theta": 500_000.0,

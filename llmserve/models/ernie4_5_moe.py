@@ -1,4 +1,4 @@
-"""ERNIE 4.5 with a mixture of experts, chosen by their softmax and a correction."""
+"""ERNIE 4.5 with a mixture of experts, selected by softmax and a correction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmserve.models.experts import read_mixture
 from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {"rope_theta": 500_000.0, "tie_word_embeddings": True}  # transformers', where the key is missing
+DEFAULTS = {"rope_theta": 500_000.0, "tie_word_embeddings": True}  # transformers' defaults
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after the blocks and on heads; where layers have windows, only these have a rotary embedding."""
+"""EXAONE 4: norms after the blocks and on heads. If layers have windows, only these have a rotary embedding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmserve.models.olmo2 import NORMS
 from llmserve.models.spec import HfConfig
 from llmserve.models.windows import DEFAULT_WINDOW, FULL, SLIDING, has_window, types_by_pattern, windows_by_type
 
-DEFAULT_PATTERN = 4  # every fourth layer sees everything
+DEFAULT_PATTERN = 4  # every fourth layer has full attention
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
@@ -21,7 +21,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 
 def read_exaone(reader: ConfigReader, architecture: str) -> FamilySpec:
-    """What the mixture of experts has, too."""
+    """Read the keys that EXAONE-MoE shares."""
     spec = read_family(reader, architecture)
     window = reader.integer("sliding_window", DEFAULT_WINDOW) if has_window(reader) else 0
     windows = windows_by_type(reader, _layer_types(reader, spec.num_layers, window), spec.num_layers, window)
@@ -30,11 +30,11 @@ def read_exaone(reader: ConfigReader, architecture: str) -> FamilySpec:
 
 
 def _layer_types(reader: ConfigReader, num_layers: int, window: int) -> object:
-    """By `layer_types`, else by `sliding_window_pattern`: a number, or letters as in "LLLG"."""
+    """Types from `layer_types`, else from `sliding_window_pattern`: a number, or letters as in "LLLG"."""
     pattern = reader.get("sliding_window_pattern", DEFAULT_PATTERN)
     if reader.get("layer_types") is not None or not window:
         return reader.get("layer_types", [FULL] * num_layers)
-    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:  # the last layer always sees everything
+    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:  # the last layer is always full
         kinds = [pattern[layer % len(pattern)] for layer in range(num_layers - 1)] + ["G"]
         return [SLIDING if kind == "L" else FULL for kind in kinds]
     every = reader.integer("sliding_window_pattern", DEFAULT_PATTERN)

@@ -10,7 +10,7 @@ from llmserve.models.experts import read_dense_types, read_groups, read_mixture
 from llmserve.models.family import FamilySpec, family
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {"norm_topk_prob": True, "num_shared_experts": 1, "routed_scaling_factor": 2.5}  # transformers'
+DEFAULTS = {"norm_topk_prob": True, "num_shared_experts": 1, "routed_scaling_factor": 2.5}  # transformers' defaults
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
@@ -32,5 +32,5 @@ def from_hf(config: HfConfig) -> FamilySpec:
     return replace(spec, mixture=mixture)
 
 
-NAMES = ("ExaoneMoEForCausalLM",)  # of its first configs
+NAMES = ("ExaoneMoEForCausalLM",)  # in its first configs
 ARCHITECTURE = family("ExaoneMoeForCausalLM", "exaone_moe", from_hf, other_names=NAMES, ignored=(r"mtp\..*",))

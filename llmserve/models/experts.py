@@ -41,7 +41,7 @@ class Mixture:
     factor: float = 1.0  # multiplies the weights
     groups: tuple[int, int] = (0, 0)  # number of groups of experts, and of those selected for a token; 0: none
     by_best: bool = False  # ranks a group by its best expert, not by its two best
-    tolerance: float = 0.0  # of SparseMixer, see Graph.route; 0: not used
+    tolerance: float = 0.0  # threshold of SparseMixer, see Graph.route; 0: not used
     scales_inputs: bool = False  # weights multiply the experts' inputs, not their outputs
     plain: bool = False  # no gates: `names`, `stacked` and the shared expert begin with up
     latent_size: int = 0  # width of the experts' inputs and outputs, between two matrices; 0: hidden size

@@ -1,6 +1,6 @@
-"""Falcon-H1: attention and Mamba beside each other in every layer, and a multiplier for each of their parts.
+"""Falcon-H1: attention and Mamba in parallel in every layer, with a multiplier for each of their parts.
 
-Multipliers are part of the weights here: rows of matrices, and their biases, are multiplied as they are read.
+Multipliers become part of the weights: rows of matrices, and their biases, are multiplied when they are read.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from llmserve.models.family import FamilySpec, read_family
 from llmserve.models.mamba import GateNorm, Mamba, read_mamba
 from llmserve.models.spec import Architecture, HfConfig, Param
 
-DEFAULTS = mamba.DEFAULTS | {  # transformers'
+DEFAULTS = mamba.DEFAULTS | {  # transformers' defaults
     "num_key_value_heads": 8, "mamba_rms_norm": False, "mamba_norm_before_gate": True,
 }  # fmt: skip
 DEFAULT_INNER = 1024
-PARTS = ("gate", "x", "b", "c", "steps")  # of what Mamba's first matrix gives
+PARTS = ("gate", "x", "b", "c", "steps")  # of the output of Mamba's first matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class FalconSpec(FamilySpec):
     key: float
     mamba_in: float
     mamba_out: float
-    mamba_parts: tuple[float, ...]  # as PARTS
+    mamba_parts: tuple[float, ...]  # one for each of PARTS
     gate: float  # of the MLP
     down: float
 
@@ -90,7 +90,7 @@ def params(spec: FalconSpec) -> list[Param]:
 
 
 def _factors(spec: FalconSpec) -> Mapping[str, tuple[tuple[int, float], ...]]:
-    """How many rows of a parameter of each layer are multiplied with what. A bias does not see what x is scaled by."""
+    """(Number of rows, factor) of the parameters of a layer. Factors of the input do not apply to biases."""
     mixer, a, hidden, inner = spec.mixer, spec.attention_in, spec.hidden_size, spec.intermediate_size
     assert isinstance(mixer, Mamba)
     of_group = mixer.num_groups * mixer.state_size

@@ -10,7 +10,7 @@ from llmserve.models.family import FamilySpec, HeadNorm, family, read_family
 from llmserve.models.olmo2 import NORMS
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {"num_experts": 7, "num_experts_per_tok": 5, "rope_theta": 500_000.0}  # transformers'
+DEFAULTS = {"num_experts": 7, "num_experts_per_tok": 5, "rope_theta": 500_000.0}  # transformers' defaults
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

@@ -1,4 +1,4 @@
-"""Gemma 1: Llama with norms that multiply with 1 + weight, GELU, and an embedding times the root of the hidden size."""
+"""Gemma 1: Llama with norms that multiply by 1 + weight, GELU, and embeddings times the root of the hidden size."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}  # transformers', where the key is missing
+DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}  # transformers' defaults
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
-    """What activates is GELU by tanh, whatever the oldest configs say, as in transformers."""
+    """The activation is always GELU with tanh, as in transformers; the oldest configs have another value."""
     reader = ConfigReader(DEFAULTS | dict(config) | {"hidden_act": "gelu_pytorch_tanh"})
     spec = read_family(reader, "GemmaForCausalLM")
     bias = reader.flag("attention_bias")

@@ -1,7 +1,7 @@
 """Gemma 2: norms before and after each block, soft caps, a sliding window in every second layer.
 
-Norms multiply with 1 + weight. The embedding is multiplied by the root of the hidden size: in float32 whatever the
-engine's dtype, as transformers does in float32; in bfloat16 it rounds that root first (55.43 to 55.5).
+Norms multiply by 1 + weight. The embedding is multiplied by the root of the hidden size, in float32 for every engine
+dtype. transformers also does this in float32; in bfloat16, it rounds the root first (55.43 to 55.5).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llmserve.models.rope import read_rope, scaled_positions
 from llmserve.models.spec import DecoderSpec, HfConfig
 from llmserve.models.windows import DEFAULT_WINDOW, FULL, SLIDING, windows_by_type
 
-DEFAULTS = {  # transformers', where the key is missing
+DEFAULTS = {  # transformers' defaults
     "head_dim": 256,
     "hidden_activation": "gelu_pytorch_tanh",
     "num_key_value_heads": 4,
@@ -36,7 +36,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 
 def read_gemma(reader: ConfigReader, spec: DecoderSpec, usual_types: list[str]) -> FamilySpec:
-    """What Gemma 2 and 3 have in common, without soft caps. `usual_types`: of layers, where the config names none."""
+    """Read the keys that Gemma 2 and 3 share, without soft caps. `usual_types`: layer types if the config has none."""
     reader.expect("hidden_activation", "gelu_pytorch_tanh", "gelu")
     bias = reader.flag("attention_bias")
     reader.expect("use_bidirectional_attention", False)

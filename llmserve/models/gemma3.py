@@ -1,4 +1,4 @@
-"""Gemma 3, text only: Gemma 2 with normed queries and keys, and another rotary embedding in layers with a window."""
+"""Gemma 3, text only: Gemma 2 with norms of queries and keys, and another rotary embedding in window layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmserve.models.rope import read_ropes
 from llmserve.models.spec import HfConfig
 from llmserve.models.windows import FULL, SLIDING
 
-DEFAULT_PATTERN = 6  # every sixth layer sees everything
+DEFAULT_PATTERN = 6  # every sixth layer has full attention
 THETA = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}  # old key, default
 
 

@@ -1,4 +1,4 @@
-"""Gemma 3 of 4B and more as published: the language model, without the vision tower."""
+"""Gemma 3 (4B and larger) as published: the language model, without the vision tower."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from llmserve.models.family import FamilySpec
 from llmserve.models.multimodal import language_model
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {  # transformers'; published configs leave most of them out
+DEFAULTS = {  # transformers' defaults; published configs omit most of them
     "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6,
 }  # fmt: skip

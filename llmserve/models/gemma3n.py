@@ -1,8 +1,8 @@
-"""Gemma 3n, text only: Gemma 4's layers, but four streams of a token go through the network, of which a layer sees one.
+"""Gemma 3n, text only: Gemma 4's layers, but with four streams per token, of which each layer computes one.
 
-AltUp (Baykal et al., 2023): a layer predicts all streams from each other, computes one of them, and corrects all by
-what came out otherwise than predicted. LAuReL (Menghani et al., 2024) adds a product of low rank to a residual. Gates
-of the first layers let only their largest numbers through.
+AltUp (Baykal et al., 2023): a layer predicts all streams from each other, computes one of them, and corrects all by the
+error of that prediction. LAuReL (Menghani et al., 2024) adds a low-rank product to a residual. In the first layers,
+only the largest values pass a gate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmserve.models.rope import read_ropes
 from llmserve.models.spec import Architecture, Combine, HfConfig, Param, Shard
 from llmserve.models.windows import FULL, SLIDING, windows_by_type
 
-DEFAULTS = {  # transformers'
+DEFAULTS = {  # transformers' defaults
     "vocab_size": 262_400, "hidden_size": 2048, "intermediate_size": 16_384, "num_hidden_layers": 35,
     "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
     "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "sliding_window": 512,
@@ -28,12 +28,12 @@ DEFAULTS = {  # transformers'
     "altup_active_idx": 0, "altup_correct_scale": True, "altup_num_inputs": 4, "num_kv_shared_layers": 15,
     "laurel_rank": 64,
 }  # fmt: skip
-PATTERN = 5  # every fifth layer sees everything, where the config does not say
-SPARSE_LAYERS, SPARSITY = 10, 0.95  # of a config that does not say, if it has more layers
+PATTERN = 5  # by default, every fifth layer has full attention
+SPARSE_LAYERS, SPARSITY = 10, 0.95  # defaults, for networks with more layers than this
 THETA = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}  # old key, default
-# the scale is there, too, in checkpoints whose config has no altup_correct_scale
+# checkpoints have the scale even if their config disables altup_correct_scale
 UNREAD = (*gemma4.BORROWED, r"model\.layers\.\d+\.altup\.correct_output_scale")
-LEAST_SQUARE = 1e-5  # of a stream that gets another's size
+LEAST_SQUARE = 1e-5  # of a stream that is scaled to another's size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,12 @@ class Gemma3nSpec(Gemma4Spec):
     active: int  # the stream that layers compute
     scales_corrected: bool
     laurel_rank: int
-    per_layer_rows: int  # tokens that have an embedding for each layer; those behind them have the first one's
-    mlp_sizes: tuple[int, ...]  # of layers
-    deviations: tuple[float, ...]  # over the mean that a gate's number must be to pass, of layers; 0: all pass
+    per_layer_rows: int  # number of tokens with per-layer embeddings; later tokens use the first one's
+    mlp_sizes: tuple[int, ...]  # of each layer
+    deviations: tuple[float, ...]  # per layer: standard deviations above the mean for a gate value to pass; 0: all pass
 
     def of_layer(self, layer: int) -> Gemma3nSpec:
-        """With the sizes of that layer."""
+        """The spec with the sizes of `layer`."""
         found = replace(self, intermediate_size=self.mlp_sizes[layer])
         return found if self.window(layer) else replace(found, rope=self.full_rope)
 
@@ -81,7 +81,7 @@ def from_hf(config: HfConfig) -> Gemma3nSpec:
 
 
 def _of_layers(reader: ConfigReader, key: str, given: Any, num_layers: int) -> tuple[int, ...]:
-    """One number for all layers, or a list with each layer's."""
+    """One number for all layers, or a list with one per layer."""
     values = given if isinstance(given, list) else [given] * num_layers
     if len(values) != num_layers or not all(type(each) is int and 0 < each < 2**31 for each in values):
         reader.problems.append(f"{key} must be a positive integer, or a list of one for each of {num_layers} layers")
@@ -90,7 +90,7 @@ def _of_layers(reader: ConfigReader, key: str, given: Any, num_layers: int) -> t
 
 
 def _read_deviations(reader: ConfigReader, num_layers: int) -> tuple[float, ...]:
-    """Of a normal distribution, for the share of each layer's gates that do not pass."""
+    """`deviations`: quantiles of a normal distribution, for the share of each layer's gates that do not pass."""
     usual = [SPARSITY if num_layers > SPARSE_LAYERS and i < SPARSE_LAYERS else 0.0 for i in range(num_layers)]
     shares = reader.get("activation_sparsity_pattern", usual)
     shares = shares if isinstance(shares, list) else [shares] * num_layers
@@ -128,7 +128,7 @@ def params(spec: Gemma3nSpec) -> list[Param]:
 
 
 def _altup_params(own: Gemma3nSpec, name: str, source: str) -> list[Param]:
-    """The router's input is divided by the hidden size in its norm."""
+    """Parameters of AltUp. Its norm's weight also divides the router's input by the hidden size."""
     streams, hidden = own.num_streams, own.hidden_size
     router_norm = weights.copied(f"{name}.altup.norm", f"{source}.router_norm.weight", (hidden,))
     scale = Param(
@@ -154,7 +154,7 @@ def _laurel_params(own: Gemma3nSpec, name: str, source: str) -> list[Param]:
 
 
 def _projections(spec: Gemma3nSpec) -> Param:
-    """Of the embedding, to each of the other streams."""
+    """The projections of the embedding to each of the other streams."""
     hidden, others = spec.hidden_size, spec.num_streams - 1
     return Param(
         "streams", (others * hidden, hidden), tuple(f"model.altup_projections.{i}.weight" for i in range(others)),
@@ -187,7 +187,7 @@ def forward(g: Graph, spec: Gemma3nSpec) -> None:
     for i in range(1, streams):
         y = g.linear(g.slice(x, i * hidden, hidden), f"streams.{i - 1}.last", hidden)
         total = g.add(g.slice(g.spread(first, y, least=LEAST_SQUARE), hidden, hidden), total)
-    # the norm of a sum is that of the mean, if epsilon grows with the square
+    # the norm of the sum equals that of the mean if epsilon is multiplied by the squared number of streams
     y = g.rms_norm(total, "norm", eps=spec.norm_eps * streams**2)
     g.logits(y, "head", soft_cap=spec.logit_soft_cap)
 
@@ -195,7 +195,7 @@ def forward(g: Graph, spec: Gemma3nSpec) -> None:
 def _layer(
     g: Graph, own: Gemma3nSpec, x: Value, inputs: Value, layer: int, kept: dict[int, tuple[Value, Value]]
 ) -> Value:
-    """All streams, before and behind a layer."""
+    """A layer with AltUp: takes and returns all streams."""
     name, streams, begin = f"layers.{layer}", own.num_streams, own.active * own.hidden_size
 
     def active(value: Value) -> Value:
@@ -214,7 +214,7 @@ def _layer(
 
 
 def _computed(g: Graph, own: Gemma3nSpec, x: Value, layer: int, kept: dict[int, tuple[Value, Value]]) -> Value:
-    """What a layer makes of its stream."""
+    """A layer's output for its active stream."""
     name = f"layers.{layer}"
     normed = blocks.norm(g, own, x, f"{name}.attn.norm")
     y = g.linear(g.linear(normed, f"{name}.laurel.left", own.laurel_rank), f"{name}.laurel.right", own.hidden_size)

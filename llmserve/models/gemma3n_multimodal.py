@@ -1,4 +1,4 @@
-"""Gemma 3n as published: the language model, without what reads images and sound."""
+"""Gemma 3n as published: the language model, without the image and audio towers."""
 
 from __future__ import annotations
 

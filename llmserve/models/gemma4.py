@@ -1,7 +1,7 @@
-"""Gemma 4, text only: layers with a window have heads of another size than those that see everything.
+"""Gemma 4, text only: layers with a window and layers with full attention have heads of different sizes.
 
-The last layers read keys and values of earlier ones. Small models have an embedding for each layer, which is added to
-what the layer makes. A large one has a mixture of experts beside the MLP. Norms multiply with what is stored.
+The last layers read keys and values of earlier ones. Small models have an embedding for each layer, an additional input
+of that layer. A large one has a mixture of experts parallel to the MLP. Norms multiply by weight, not by 1 + weight.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from llmserve.models.rope import read_rope
 from llmserve.models.spec import Architecture, DecoderSpec, HfConfig, Param, Rope, Shard
 from llmserve.models.windows import FULL, SLIDING, windows_by_type
 
-DEFAULTS = {  # transformers'
+DEFAULTS = {  # transformers' defaults
     "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
     "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "sliding_window": 512,
     "global_head_dim": 512, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144,
 }  # fmt: skip
-PATTERN = 6  # every sixth layer sees everything, where the config does not say
+PATTERN = 6  # by default, every sixth layer has full attention
 ROPES: Mapping[str, Mapping[str, Any]] = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
 }
-ROOT_HALF = 2.0**-0.5  # of the sum of two inputs of a layer
-BORROWED = (r"model\.layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.weight",)  # of layers that read others'
+ROOT_HALF = 2.0**-0.5  # factor for the sum of two inputs of a layer
+BORROWED = (r"model\.layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.weight",)  # of borrowing layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +39,11 @@ class Gemma4Spec(DecoderSpec):
     full_head_dim: int  # of layers without a window
     full_kv_heads: int
     full_rope: Rope
-    num_borrowers: int  # the last layers, which read keys and values of others
-    keys_are_values: bool  # of layers without a window, before their norms
-    per_layer_size: int  # of what each layer gets of a token; 0: nothing
-    wide_borrowers: bool  # their MLPs are twice as wide
-    num_experts: int  # 0: there are none
+    num_borrowers: int  # number of last layers, which read keys and values of earlier ones
+    keys_are_values: bool  # in layers without a window, before their norms
+    per_layer_size: int  # width of the embedding for each layer; 0: none
+    wide_borrowers: bool  # the borrowers' MLPs are twice as wide
+    num_experts: int  # 0: none
     experts_per_token: int
     expert_size: int
     logit_soft_cap: float
@@ -63,14 +63,14 @@ class Gemma4Spec(DecoderSpec):
         return CacheShape(self.first_borrower, largest.num_kv_heads, largest.head_dim)
 
     def lender(self, layer: int) -> int:
-        """The layer whose keys and values a layer reads: its own, or the last one of its kind that has them."""
+        """The layer whose keys and values `layer` reads: itself, or the last layer of its type that computes them."""
         if layer < self.first_borrower:
             return layer
         is_full = not self.window(layer)
         return max(i for i in range(self.first_borrower) if (not self.window(i)) == is_full)
 
     def of_layer(self, layer: int) -> Gemma4Spec:
-        """With the sizes of that layer."""
+        """The spec with the sizes of `layer`."""
         wide = self.wide_borrowers and layer >= self.first_borrower
         found = replace(self, intermediate_size=self.intermediate_size * (1 + wide))
         if self.window(layer):
@@ -84,8 +84,8 @@ def from_hf(config: HfConfig) -> Gemma4Spec:
     sizes = read_decoder(reader, "Gemma4ForCausalLM")
     reader.expect("hidden_activation", *(key for key, ours in ACTIVATIONS.items() if ours != "silu"))
     reader.expect("attention_bias", False)
-    reader.expect("rope_scaling", {})  # which transformers does not read here either
-    reader.expect("use_bidirectional_attention", None, "vision")  # of images only
+    reader.expect("rope_scaling", {})  # transformers does not read it here either
+    reader.expect("use_bidirectional_attention", None, "vision")  # for images only
     types = _layer_types(reader, sizes.num_layers)
     windows = windows_by_type(reader, types, sizes.num_layers, reader.integer("sliding_window"))
     equal, (full_dim, full_kv_heads) = reader.flag("attention_k_eq_v"), _read_full_heads(reader, given, types, sizes)
@@ -105,7 +105,7 @@ def from_hf(config: HfConfig) -> Gemma4Spec:
 
 
 def _read_full_heads(reader: ConfigReader, config: HfConfig, types: object, sizes: DecoderSpec) -> tuple[int, int]:
-    """Size and number of key/value heads of layers without a window: as published, or as transformers 5 writes them."""
+    """Size and number of key/value heads without a window, from the published keys or those of transformers 5."""
     usual = {"head_dim": reader.get("global_head_dim")}
     if reader.flag("attention_k_eq_v"):
         usual["num_key_value_heads"] = reader.get("num_global_key_value_heads", sizes.num_kv_heads)
@@ -125,7 +125,7 @@ def _read_full_heads(reader: ConfigReader, config: HfConfig, types: object, size
 
 
 def _layer_types(reader: ConfigReader, num_layers: int) -> object:
-    """The last one sees everything, whatever the config says of it."""
+    """Layer types. The last layer always has full attention, whatever the config has."""
     types = reader.get("layer_types", [SLIDING if (i + 1) % PATTERN else FULL for i in range(num_layers)])
     return [*types[:-1], FULL] if isinstance(types, list) and types else types
 
@@ -152,7 +152,7 @@ def _read_experts(reader: ConfigReader) -> dict[str, int]:
 
 
 def _read_rope(reader: ConfigReader, kind: str, head_dim: int) -> Rope:
-    """A proportional one turns the first pairs of (i, i + head_dim / 2), with the frequencies of whole heads."""
+    """Type `proportional` rotates the first pairs (i, i + head_dim / 2), with the frequencies of whole heads."""
     given = reader.get("rope_parameters", ROPES)
     given = given.get(kind, ROPES[kind]) if isinstance(given, Mapping) else given
     if not isinstance(given, Mapping):
@@ -196,7 +196,7 @@ def params(spec: Gemma4Spec) -> list[Param]:
 
 
 def per_layer_tables(spec: Gemma4Spec, num_rows: int) -> list[Param]:
-    """What all layers get of a token: a table of so many rows, and what the embedding is projected with."""
+    """Parameters of the inputs of all layers: a table with `num_rows` rows, and a projection of the embedding."""
     width = spec.num_layers * spec.per_layer_size
     module, rows = "model.per_layer_model_projection", (spec.per_layer_size,)
     embed = weights.copied("per_layer.embed", "model.embed_tokens_per_layer.weight", (num_rows, width))
@@ -220,7 +220,7 @@ def attention_params(own: Gemma4Spec, layer: int) -> list[Param]:
 
 
 def _has_one(own: Gemma4Spec, layer: int) -> bool:
-    """For keys and for values."""
+    """Whether keys and values have the same projection."""
     return own.keys_are_values and not own.window(layer)
 
 
@@ -262,7 +262,7 @@ def per_layer_params(own: Gemma4Spec, name: str, source: str) -> list[Param]:
 def forward(g: Graph, spec: Gemma4Spec) -> None:
     x = g.embed("embed", spec.hidden_size, scale=spec.hidden_size**0.5)
     inputs = per_layer_inputs(g, spec, x) if spec.per_layer_size else None
-    kept: dict[int, tuple[Value, Value]] = {}  # keys and values of layers
+    kept: dict[int, tuple[Value, Value]] = {}  # keys and values by layer
     for layer in range(spec.num_layers):
         own, name = spec.of_layer(layer), f"layers.{layer}"
         y = attention(g, own, blocks.norm(g, own, x, f"{name}.attn.norm"), layer, kept)
@@ -278,8 +278,8 @@ def forward(g: Graph, spec: Gemma4Spec) -> None:
 
 
 def per_layer_inputs(g: Graph, spec: Gemma4Spec, x: Value, *, num_rows: int = 0) -> Value:
-    """Of all layers: what is looked up, and what the embedding is projected to. The norm takes the projection's factor,
-    one over the root of the hidden size, from its epsilon. `num_rows`: of the table, if they are not all."""
+    """Inputs of all layers: a row of the table plus a projection of the embedding. The norm's epsilon accounts for the
+    projection's factor, one over the root of the hidden size. `num_rows`: size of a table without all tokens."""
     width = spec.num_layers * spec.per_layer_size
     found = g.embed("per_layer.embed", width, scale=spec.per_layer_size**0.5 * ROOT_HALF, rows=num_rows)
     projected = g.linear(x, "per_layer.projection", width)
@@ -288,7 +288,7 @@ def per_layer_inputs(g: Graph, spec: Gemma4Spec, x: Value, *, num_rows: int = 0)
 
 
 def of_layer_input(g: Graph, own: Gemma4Spec, x: Value, inputs: Value, layer: int) -> Value:
-    """What is added for what a layer gets of a token."""
+    """The addend for a layer's own input."""
     name = f"layers.{layer}.per_layer"
     y = g.activation(g.linear(x, f"{name}.gate", own.per_layer_size), activation=own.activation)
     y = g.multiply(y, g.slice(inputs, layer * own.per_layer_size, own.per_layer_size))

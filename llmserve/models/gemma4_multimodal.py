@@ -1,4 +1,4 @@
-"""Gemma 4 as published: the language model, without what reads images and sound."""
+"""Gemma 4 as published: the language model, without the image and audio towers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOWERS = r"model\.(vision_tower|embed_vision|audio_tower|embed_audio)\..*"
 
 
 def as_published(text: Architecture[Spec], name: str, model_type: str, unread: Sequence[str]) -> Architecture[Spec]:
-    """`text` inside of a folder with towers. `unread`: patterns of its own tensors that nothing reads."""
+    """`text` in a checkpoint with towers. `unread`: patterns of its own unused tensors."""
 
     def from_hf(config: HfConfig) -> Spec:
         return text.from_hf(text_config(config))
@@ -28,7 +28,7 @@ def as_published(text: Architecture[Spec], name: str, model_type: str, unread: S
 
 
 def _published(name: str) -> str:
-    """The head is outside of the language model."""
+    """The head is outside the language model's module."""
     return name.replace("model.", "model.language_model.", 1)
 
 

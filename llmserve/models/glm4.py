@@ -1,4 +1,4 @@
-"""GLM-4-0414: GLM-4 with norms after the blocks, too."""
+"""GLM-4-0414: GLM-4 with additional norms after the blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GLM-4.5 to 4.7: a mixture whose router weighs by sigmoids, and an expert that every token goes through."""
+"""GLM-4.5 to 4.7: a mixture with sigmoid routing, and a shared expert."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmserve.models.experts import Mixture, read_groups, read_mixture
 from llmserve.models.family import FamilySpec, HeadNorm, family, read_family
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {"partial_rotary_factor": 0.5, "norm_topk_prob": True}  # transformers', where the key is missing
+DEFAULTS = {"partial_rotary_factor": 0.5, "norm_topk_prob": True}  # transformers' defaults
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
@@ -24,13 +24,13 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 
 def drafting_layers(reader: ConfigReader, num_layers: int) -> tuple[str, ...]:
-    """The tensors of layers behind the last one, which predict a token more."""
+    """Patterns of the tensors of layers after the last one, which draft tokens."""
     num_drafting = reader.integer("num_nextn_predict_layers", 0, minimum=0, maximum=MAX_COUNT)
     return tuple(rf"model\.layers\.{num_layers + i}\..*" for i in range(num_drafting))
 
 
 def read_glm_mixture(reader: ConfigReader, num_dense: int) -> Mixture:
-    """DeepSeek's keys. `num_dense`: the first layers, which have a plain MLP."""
+    """Read DeepSeek's keys. `num_dense`: the number of first layers, which have an MLP without experts."""
     size = reader.integer("moe_intermediate_size")
     num_shared = reader.integer("n_shared_experts", 1, minimum=0)
     return read_mixture(

@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash: GLM-4.5's mixture under DeepSeek-V3's attention."""
+"""GLM-4.7-Flash: DeepSeek-V3's attention and GLM-4.5's mixture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmserve.models.glm4_moe import drafting_layers, read_glm_mixture
 from llmserve.models.latent import latent_reader, read_latent
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {  # transformers', where the key is missing
+DEFAULTS = {  # transformers' defaults
     "kv_lora_rank": 512,
     "q_lora_rank": 768,
     "qk_rope_head_dim": 64,
@@ -27,7 +27,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
     latent = read_latent(reader, spec, interleaved=reader.flag("rope_interleave", True))
     dense = read_dense_types(reader, spec.num_layers, 1)
     if reader.get("mlp_layer_types") is None:
-        reader.expect("first_k_dense_replace", 1)  # which transformers does not read
+        reader.expect("first_k_dense_replace", 1)  # transformers does not read it
     mixture = replace(read_glm_mixture(reader, 0), dense_layers=dense)
     ignored = drafting_layers(reader, spec.num_layers)
     reader.finish()

@@ -1,4 +1,4 @@
-"""GPT-NeoX (Pythia, Dolly): attention and MLP side by side, each after a layer norm of its own."""
+"""GPT-NeoX (Pythia, Dolly): attention and MLP in parallel, each with its own layer norm."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, grouped_params, read_family
 from llmserve.models.spec import HfConfig
 
-# transformers'
+# transformers' defaults
 DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "rotary_emb_base": 10_000, "rotary_pct": 0.25}
-NAMES = {  # modules that `weights.py` names as Llama does
+NAMES = {  # Llama's module names in `weights.py` to this family's
     "model.embed_tokens": "gpt_neox.embed_in",
     "model.layers": "gpt_neox.layers",
     "model.norm": "gpt_neox.final_layer_norm",
@@ -20,7 +20,7 @@ NAMES = {  # modules that `weights.py` names as Llama does
     "self_attn.o_proj": "attention.dense",
     "self_attn": "attention",
 }
-MASKS = r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"  # that old checkpoints store
+MASKS = r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"  # in old checkpoints
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

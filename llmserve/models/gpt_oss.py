@@ -1,6 +1,6 @@
-"""gpt-oss: attention sinks, a window in every second layer, experts with biases and a clamped product.
+"""gpt-oss: attention sinks, a window in every second layer, experts with biases and a clamped activation.
 
-The published checkpoints have their experts in MXFP4; see `checkpoint/formats/mxfp4.py`.
+Published checkpoints have experts in MXFP4; see `checkpoint/formats/mxfp4.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.spec import HfConfig
 from llmserve.models.windows import FULL, SLIDING, windows_by_type
 
-DEFAULTS = {  # transformers', where the key is missing
+DEFAULTS = {  # transformers' defaults
     "head_dim": 64,
     "num_key_value_heads": 8,
     "sliding_window": 128,

@@ -1,7 +1,7 @@
 """Granite 3: Llama with four multipliers.
 
-The residual stream is kept divided by the residual multiplier: then every block adds what it computes. Norms do not see
-it but by their epsilon, which is divided by its square.
+The residual stream is stored divided by the residual multiplier, so each block adds its output unscaled. Norms cancel
+the division, except in their epsilon, which is divided by the square of the multiplier.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 
 def read_granite(reader: ConfigReader, architecture: str) -> FamilySpec:
-    """What the mixture of experts has, too."""
+    """Read the keys that all Granite models share."""
     spec = read_family(reader, architecture)
     residual = reader.positive("residual_multiplier", 1.0)
     bias = reader.flag("attention_bias")

@@ -1,4 +1,4 @@
-"""Granite-MoE: Granite with a mixture of experts, whose weights have a sum of one."""
+"""Granite-MoE: Granite with a mixture of experts, whose weights sum to 1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmserve.models.family import FamilySpec, family
 from llmserve.models.granite import read_granite
 from llmserve.models.spec import HfConfig
 
-SHARED, FUSED, DOWN = "shared_mlp", "input_linear", "output_linear"  # modules of the MLP for every token
+SHARED, FUSED, DOWN = "shared_mlp", "input_linear", "output_linear"  # modules of the shared expert
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
@@ -26,7 +26,7 @@ def read_granite_moe(config: HfConfig, architecture: str) -> FamilySpec:
 
 
 def read_granite_mixture(reader: ConfigReader) -> Mixture:
-    """With the MLP that every token goes through, where the family has one."""
+    """Read the mixture, with the shared expert if the family has one."""
     shared = reader.integer("shared_intermediate_size", 0, minimum=0)
     return read_mixture(
         reader,

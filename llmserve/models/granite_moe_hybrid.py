@@ -1,4 +1,4 @@
-"""Granite 4: Granite whose MLP is that of every token, with experts or without; Mamba in most layers, or in none."""
+"""Granite 4: Granite with a shared MLP, with or without experts, and with Mamba in most layers or in none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmserve.models.mamba import DEFAULTS, read_mamba
 from llmserve.models.spec import HfConfig
 from llmserve.models.windows import FULL
 
-NAMES = {"attention": FULL, "mamba": LINEAR}  # of layers as published: as transformers 5 writes them
+NAMES = {"attention": FULL, "mamba": LINEAR}  # published layer types to those of transformers 5
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

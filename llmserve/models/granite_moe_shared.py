@@ -1,4 +1,4 @@
-"""Granite-MoE with an MLP that every token goes through, beside the experts."""
+"""Granite-MoE with a shared expert."""
 
 from __future__ import annotations
 

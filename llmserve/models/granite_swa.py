@@ -1,4 +1,4 @@
-"""Granite with windows: sinks in each head, and layers that turn by a theta of their own or not at all."""
+"""Granite with windows: sinks in each head, and a theta for each layer, or no rotary embedding."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from llmserve.models.rope import read_rope, rope_values
 from llmserve.models.spec import HfConfig, Rope
 from llmserve.models.windows import FULL, SLIDING, has_window, windows_by_type
 
-DEFAULTS = {"num_key_value_heads": 4, "tie_word_embeddings": True}  # transformers'
-DEFAULT_WINDOW, PATTERN = 128, 4  # the first of so many layers sees everything
+DEFAULTS = {"num_key_value_heads": 4, "tie_word_embeddings": True}  # transformers' defaults
+DEFAULT_WINDOW, PATTERN = 128, 4  # every fourth layer has full attention, beginning with the first
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
@@ -24,7 +24,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 
 def read_granite_swa(reader: ConfigReader, architecture: str) -> FamilySpec:
-    """What the mixture of experts has, too."""
+    """Read the keys that Granite-MoE with windows shares."""
     spec = read_granite(reader, architecture)
     window = reader.integer("sliding_window", DEFAULT_WINDOW) if has_window(reader) else 0
     usual = [SLIDING if layer % PATTERN else FULL for layer in range(spec.num_layers)]
@@ -33,7 +33,7 @@ def read_granite_swa(reader: ConfigReader, architecture: str) -> FamilySpec:
 
 
 def _ropes(reader: ConfigReader, spec: FamilySpec) -> list[Rope | None]:
-    """By `layer_rope_theta`, in which 0 is a layer that does not turn. Empty: all turn alike."""
+    """Embeddings by `layer_rope_theta`, with 0 for a layer without one. Empty: all layers have the same one."""
     thetas = reader.get("layer_rope_theta", [])
     is_list = isinstance(thetas, list) and len(thetas) in (0, spec.num_layers)
     if not is_list or not all(is_number(theta) and theta >= 0 for theta in thetas):

@@ -1,4 +1,4 @@
-"""Granite-MoE with windows, as Granite has them."""
+"""Granite-MoE with the windows of `granite_swa.py`."""
 
 from __future__ import annotations
 

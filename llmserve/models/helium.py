@@ -1,4 +1,4 @@
-"""Helium: Llama that turns the elements of a head in pairs."""
+"""Helium: Llama with an interleaved rotary embedding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {"head_dim": 128, "rms_norm_eps": 1e-8, "rope_theta": 100_000.0}  # transformers'
+DEFAULTS = {"head_dim": 128, "rms_norm_eps": 1e-8, "rope_theta": 100_000.0}  # transformers' defaults
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

@@ -1,4 +1,4 @@
-"""Hunyuan, dense: Llama whose heads are normed after the rotary embedding."""
+"""Hunyuan (dense): Llama with norms of heads after the rotary embedding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 
 def with_own_rope(config: HfConfig) -> HfConfig:
-    """Published configs call it dynamic. With `alpha` it is the same for all lengths."""
+    """Rename the type `dynamic` of published configs: with `alpha`, it does not depend on the length."""
     key = rope_key(config)
     given = config.get(key)
     if not isinstance(given, Mapping) or not given.get("alpha"):
@@ -29,7 +29,7 @@ def with_own_rope(config: HfConfig) -> HfConfig:
 
 
 def read_hunyuan(reader: ConfigReader, architecture: str) -> FamilySpec:
-    """What the mixture of experts has, too."""
+    """Read the keys that Hunyuan-MoE shares."""
     spec = read_family(reader, architecture)
     bias = reader.flag("attention_bias")
     modules = ("query_layernorm", "key_layernorm")

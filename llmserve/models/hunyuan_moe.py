@@ -1,4 +1,4 @@
-"""Hunyuan-MoE: Hunyuan with a mixture of experts, and one that every token goes through."""
+"""Hunyuan-MoE: Hunyuan with a mixture of experts, and a shared expert."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 
 def _one_for_all_layers(config: HfConfig) -> HfConfig:
-    """The published config lists these numbers for each layer, all the same."""
+    """Replace lists of equal numbers, one per layer, as in the published config, by that number."""
     lists = {key: config.get(key) for key in ("num_experts", "moe_topk")}
     same = {key: values[0] for key, values in lists.items() if isinstance(values, list) and len(set(values)) == 1}
     return dict(with_own_rope(config)) | same

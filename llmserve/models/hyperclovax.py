@@ -1,4 +1,4 @@
-"""HyperCLOVA X: Granite with norms after the blocks, too, and logits that are multiplied."""
+"""HyperCLOVA X: Granite with additional norms after the blocks, and with logits multiplied by their scaling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
     logit_scale = reader.positive("logits_scaling", 1.0)
     mlp_bias = reader.flag("mlp_bias")
     has_norms = reader.flag("use_post_norm", True)
-    if has_norms:  # whose epsilon would not be that of the others
+    if has_norms:  # with a multiplier, they would need another epsilon than the other norms
         reader.expect("residual_multiplier", 1.0)
     reader.finish()
     return replace(

@@ -1,4 +1,4 @@
-"""InternLM 2: Llama with names of its own, and queries, keys and values in one tensor, head by head."""
+"""InternLM 2: Llama with other tensor names, and q, k and v in one tensor, grouped by key/value head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, grouped_params, read_family
 from llmserve.models.spec import HfConfig
 
-NAMES = {  # modules that `weights.py` names as Llama does
+NAMES = {  # Llama's module names in `weights.py` to this family's
     "model.embed_tokens": "model.tok_embeddings",
     "lm_head": "output",
     "self_attn.wqkv": "attention.wqkv",

@@ -1,4 +1,4 @@
-"""InternLM3: Llama, with other names for its biases."""
+"""InternLM3: Llama with other config keys for biases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {"head_dim": 128, "num_key_value_heads": 2}  # transformers', where the key is missing
+DEFAULTS = {"head_dim": 128, "num_key_value_heads": 2}  # transformers' defaults
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

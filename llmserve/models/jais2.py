@@ -1,4 +1,4 @@
-"""Jais 2: Llama with layer norms and biases, and an MLP of squares without a gate."""
+"""Jais 2: Llama with layer norms and biases, and a squared-ReLU MLP without a gate."""
 
 from __future__ import annotations
 

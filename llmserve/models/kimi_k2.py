@@ -1,4 +1,4 @@
-"""Kimi K2: DeepSeek-V3's network by another `model_type`."""
+"""Kimi K2: DeepSeek-V3's network with another `model_type`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Attention over a latent (MLA, DeepSeek-V2): the keys and values of all heads are products with one short row.
+"""Attention over a latent (MLA, DeepSeek-V2): the keys and values of all heads are projections of one short row.
 
-The matrices that make keys and values of that row become part of those before and behind the attention, so a layer has
-one key head: the elements that are turned, then the latent. Its value is the latent, behind as many zeros.
+These projections become part of the matrices for queries and output, so a layer has one key head: the rotary elements,
+then the latent. Its value is the latent, after zeros in place of the rotary elements.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from llmserve.models.graph import Graph, Value
 from llmserve.models.rope import read_rope_values, yarn_magnitude
 from llmserve.models.spec import DecoderSpec, HfConfig, LatentHeads, LatentRows, Param, Shard
 
-DEFAULTS = {  # transformers' of DeepSeek, where the key is missing
+DEFAULTS = {  # transformers' defaults for DeepSeek
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
     "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 128,
     "v_head_dim": 128,
 }
-LATENT_EPS = 1e-6  # of the norms of latents, whatever the config says of others
+LATENT_EPS = 1e-6  # of the norms of latents; the config's epsilon is for other norms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
     heads: LatentHeads
-    query_rank: int  # queries are made of a latent as long; 0: there is none
+    query_rank: int  # size of the latent for queries; 0: none
     scale: float
 
     @property
@@ -79,9 +79,9 @@ class LatentAttention:
         if self.query_rank:
             of_queries = g.rms_norm(g.linear(x, f"{name}.q_down", self.query_rank), f"{name}.q_norm", eps=LATENT_EPS)
         q = g.linear(of_queries, f"{name}.q", spec.q_width)
-        # what is turned, zeros, latent: both slices have zeros where the other has numbers
+        # rotary elements, zeros, latent: each slice has zeros where the other has values
         kv = g.linear(x, f"{name}.kv", latent.rotary_dim + 2 * latent.size)
-        eps = LATENT_EPS * latent.size / spec.head_dim  # because the mean square is one of more columns
+        eps = LATENT_EPS * latent.size / spec.head_dim  # the mean square also counts the columns of zeros
         value = g.rms_norm(g.slice(kv, latent.size, spec.head_dim), None, eps=eps)
         key = g.add(g.slice(kv, 0, spec.head_dim), value)
         q, key = blocks.turned(g, spec, spec.rope, q, key)
@@ -89,7 +89,7 @@ class LatentAttention:
 
 
 def latent_reader(config: HfConfig, defaults: Mapping[str, Any]) -> ConfigReader:
-    """`read_family` finds the heads' part that is turned."""
+    """A reader whose `head_dim` is the rotary part of a head, for `read_family`."""
     given = {**defaults, **config}
     num_heads, problems = given.get("num_attention_heads"), []
     if given.get("num_key_value_heads") not in (None, num_heads):
@@ -101,7 +101,7 @@ def latent_reader(config: HfConfig, defaults: Mapping[str, Any]) -> ConfigReader
 
 
 def read_latent(reader: ConfigReader, spec: DecoderSpec, *, interleaved: bool) -> LatentAttention:
-    """`spec`: its heads are the part that is turned. `interleaved`: elements 2i and 2i + 1 turn together."""
+    """`spec`: its heads are the rotary part. `interleaved`: elements 2i and 2i + 1 are rotated together."""
     reader.expect("attention_bias", False)
     rotary_dim = spec.head_dim
     key_dim, value_dim, size = (

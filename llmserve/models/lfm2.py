@@ -1,4 +1,4 @@
-"""LFM2: short convolutions in most layers, attention with normed heads in the others."""
+"""LFM2: short convolutions in most layers, attention with norms of heads in the others."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from llmserve.models.short_convolution import ShortConvolution
 from llmserve.models.spec import Architecture, HfConfig
 from llmserve.models.windows import FULL
 
-DEFAULTS = {  # transformers'
+DEFAULTS = {  # transformers' defaults
     "norm_eps": 1e-5, "num_key_value_heads": 8, "conv_L_cache": 3, "block_multiple_of": 256,
     "block_ffn_dim_multiplier": 1.0, "rope_theta": 1_000_000.0, "max_position_embeddings": 128_000,
 }  # fmt: skip
 NORMS = Norms("operator_norm", "", "ffn_norm", "")
 CONVOLUTION = "conv"
-NAMES = {  # of modules that `weights.py` names as Llama does
+NAMES = {  # Llama's module names in `weights.py` to this family's
     "model.norm": "model.embedding_norm",
     "self_attn.o_proj": "self_attn.out_proj",
     "feed_forward.gate_proj": "feed_forward.w1",
@@ -45,7 +45,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 
 def with_defaults(config: HfConfig) -> dict[str, Any]:
-    """And older names of keys."""
+    """Add defaults, and read older names of keys."""
     given = {key: value for key, value in config.items() if value is not None}
     given["tie_word_embeddings"] = given.get("tie_embedding", given.get("tie_word_embeddings", True))
     if "block_ff_dim" in given:
@@ -54,7 +54,7 @@ def with_defaults(config: HfConfig) -> dict[str, Any]:
 
 
 def read(reader: ConfigReader, architecture: str) -> FamilySpec:
-    """What LFM2 with experts has, too."""
+    """Read the keys that LFM2 with experts shares."""
     spec = read_family(reader, architecture, eps_key="norm_eps")
     taps = reader.integer("conv_L_cache", minimum=2, maximum=MAX_COUNT)
     types = _layer_types(reader, spec.num_layers)
@@ -67,7 +67,7 @@ def read(reader: ConfigReader, architecture: str) -> FamilySpec:
 
 
 def _layer_types(reader: ConfigReader, num_layers: int) -> object:
-    """By name, or by the numbers of the layers with attention."""
+    """Types from `layer_types`, else from `full_attn_idxs`, the indices of the layers with attention."""
     listed = reader.get("full_attn_idxs", list(range(num_layers)))
     if not isinstance(listed, list):
         reader.problems.append(f"full_attn_idxs must be a list of layers, got {listed!r}")

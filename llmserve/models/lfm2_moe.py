@@ -1,4 +1,4 @@
-"""LFM2 with experts: a router that weighs by sigmoids, behind a few layers with a plain MLP."""
+"""LFM2 with experts: sigmoid routing, after a few layers without experts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmserve.models.experts import read_mixture
 from llmserve.models.family import FamilySpec
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {  # transformers'
+DEFAULTS = {  # transformers' defaults
     "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792, "num_dense_layers": 2,
     "norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0,
 }  # fmt: skip

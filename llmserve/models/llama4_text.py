@@ -1,6 +1,6 @@
-"""Llama 4's language model: attention within stretches of positions, but for layers without a rotary embedding.
+"""Llama 4's language model: attention within chunks of positions, except in layers without a rotary embedding.
 
-Each token goes through one expert of many, which reads it times its score, and a shared one.
+Each token uses a shared expert and one of many others, whose input is multiplied by its score.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llmserve.models.smollm3 import read_unturned
 from llmserve.models.spec import HfConfig, PositionScale
 from llmserve.models.windows import FULL
 
-DEFAULTS = {  # transformers'
+DEFAULTS = {  # transformers' defaults
     "head_dim": 128, "num_key_value_heads": 8, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5, "num_local_experts": 16,
     "num_experts_per_tok": 1, "intermediate_size_mlp": 16384, "max_position_embeddings": 131072,
 }  # fmt: skip
@@ -24,7 +24,7 @@ CHUNKED = "chunked_attention"
 
 def from_hf(config: HfConfig) -> FamilySpec:
     given = {key: value for key, value in config.items() if value is not None}
-    if given.get("no_rope_layers") == []:  # as good as none
+    if given.get("no_rope_layers") == []:  # means the default
         del given["no_rope_layers"]
     reader = ConfigReader(DEFAULTS | given)
     spec = read_family(reader, "Llama4ForCausalLM")
@@ -33,7 +33,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
     bias = reader.flag("attention_bias")
     head_norm = HeadNorm.LENGTH if reader.flag("use_qk_norm", True) else HeadNorm.NONE
     grown = None
-    reader.expect("attn_temperature_tuning", True, False, 4)  # as it was first published
+    reader.expect("attn_temperature_tuning", True, False, 4)  # 4 in the first published configs
     if reader.get("attn_temperature_tuning", True):
         interval = reader.integer("floor_scale", DEFAULT_CHUNK)
         grown = PositionScale(reader.positive("attn_scale", 0.1), interval, shift=1, layers=unturned)
@@ -48,7 +48,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 
 def _read_chunks(reader: ConfigReader, config: HfConfig, num_layers: int, unturned: tuple[int, ...]) -> tuple[int, ...]:
-    """Of each layer the length of its stretches; 0: it sees everything."""
+    """The chunk length of each layer; 0: full attention."""
     types = reader.get("layer_types", [FULL if layer in unturned else CHUNKED for layer in range(num_layers)])
     if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {FULL, CHUNKED}:
         reader.problems.append(f"layer_types must be a list of num_hidden_layers ({num_layers}) {FULL} or {CHUNKED}")

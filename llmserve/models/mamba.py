@@ -1,6 +1,6 @@
-"""Mamba2 in place of attention: each head has a matrix that every token fades and adds to.
+"""Mamba2, which replaces attention: each head has a matrix that every token decays and adds to.
 
-A short convolution goes before it, and a gate behind. Both keep a state of a sequence that does not grow.
+A short convolution precedes it, and a gate follows. Convolution and matrices keep a state of constant size.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from llmserve.models.config import MAX_COUNT, ConfigReader
 from llmserve.models.graph import Graph, Value
 from llmserve.models.spec import DecoderSpec, Param, Shard
 
-KEYS = {  # of a config, by what they say
+KEYS = {  # config keys by meaning
     "num_heads": "mamba_n_heads", "head_dim": "mamba_d_head", "num_groups": "mamba_n_groups",
     "state_size": "mamba_d_state", "taps": "mamba_d_conv", "conv_bias": "mamba_conv_bias", "bias": "mamba_proj_bias",
     "activation": "hidden_act",
 }  # fmt: skip
-DEFAULTS = {  # transformers'
+DEFAULTS = {  # transformers' defaults
     "mamba_n_heads": 128, "mamba_d_head": "auto", "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
     "mamba_conv_bias": True, "mamba_proj_bias": False, "mamba_expand": 2,
 }  # fmt: skip
-NO_LIMITS = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])  # of steps; the second is how transformers 5 writes it
+NO_LIMITS = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])  # of steps; transformers 5 writes the second
 
 
 class GateNorm(Enum):
-    """How what the scan gives is normed."""
+    """The norm of the scan's output."""
 
     NONE = "none"
-    GATED = "gated"  # behind the gate
+    GATED = "gated"  # after the gate
     PLAIN = "plain"  # before it
 
 
@@ -39,9 +39,9 @@ class GateNorm(Enum):
 class Mamba:
     num_heads: int
     head_dim: int
-    num_groups: int  # of heads that share what they read and write by
+    num_groups: int  # groups of heads that share b and c of the scan
     state_size: int
-    taps: int  # of the convolution
+    taps: int  # length of the convolution
     conv_bias: bool
     input_bias: bool
     output_bias: bool
@@ -55,7 +55,7 @@ class Mamba:
 
     @property
     def width(self) -> int:
-        """Of what the convolution reads."""
+        """Width of the convolution's input."""
         return self.inner + 2 * self.num_groups * self.state_size
 
     def params(self, spec: DecoderSpec, layer: int) -> list[Param]:
@@ -109,7 +109,7 @@ class Mamba:
 
 
 def read_mamba(reader: ConfigReader, norm_eps: float, *, inner: int | None, keys: Mapping[str, str] = KEYS) -> Mamba:
-    """`inner`: the width that all heads must have together, where the config says it."""
+    """`inner`: the total width that all heads must have; None: any."""
     num_heads = reader.integer(keys["num_heads"], maximum=MAX_COUNT)
     if reader.get(keys["head_dim"]) == "auto":
         head_dim = (inner or 0) // num_heads

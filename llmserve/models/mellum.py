@@ -1,4 +1,4 @@
-"""Mellum 2: Qwen3's mixture, with windows whose layers have a rotary embedding of their own."""
+"""Mellum 2: Qwen3's mixture, with windows in some layers and another rotary embedding in those."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from llmserve.models.rope import read_ropes
 from llmserve.models.spec import HfConfig
 from llmserve.models.windows import FULL, SLIDING, has_window, windows_by_type
 
-DEFAULTS = {"head_dim": 128, "norm_topk_prob": True, "num_key_value_heads": 4}  # transformers'
+DEFAULTS = {"head_dim": 128, "norm_topk_prob": True, "num_key_value_heads": 4}  # transformers' defaults
 DEFAULT_WINDOW = 1024
-THETAS = {FULL: ("rope_theta", 500_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}  # where the config names none
+THETAS = {FULL: ("rope_theta", 500_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}  # old key, default
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

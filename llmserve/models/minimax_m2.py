@@ -1,4 +1,4 @@
-"""MiniMax-M2: a mixture whose router weighs by sigmoids; one norm over all heads of q, and of k."""
+"""MiniMax-M2: a mixture with sigmoid routing; one norm over all heads of q, and one over all heads of k."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmserve.models.experts import read_mixture
 from llmserve.models.family import FamilySpec, HeadNorm, family, read_family
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {"head_dim": 128, "rope_theta": 5_000_000.0}  # transformers', where the key is missing
+DEFAULTS = {"head_dim": 128, "rope_theta": 5_000_000.0}  # transformers' defaults
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

@@ -1,4 +1,4 @@
-"""Ministral 8B: Mistral whose config says which layers have a window."""
+"""Ministral 8B: Mistral with windows in the layers that the config lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ministral 3: Mistral whose queries grow with their position, by YaRN's parameters."""
+"""Ministral 3: Mistral with queries that grow with their position, by keys of the rope parameters."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.rope import rope_key, rope_values
 from llmserve.models.spec import HfConfig, PositionScale
 
-STRENGTH, POSITIONS = "llama_4_scaling_beta", "max_position_embeddings"  # keys of the rope that others do not have
-DEFAULT_ROPE = {  # transformers'
+STRENGTH, POSITIONS = "llama_4_scaling_beta", "max_position_embeddings"  # rope keys of this family only
+DEFAULT_ROPE = {  # transformers' defaults
     "type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
     "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, STRENGTH: 0.1,
 }  # fmt: skip
@@ -34,7 +34,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 
 def _taken(config: dict[str, Any], rope: str, key: str) -> Any:
-    """Of its rope parameters, which are left without what others do not have."""
+    """Return rope parameter `key`, and remove this family's own rope keys from `config`."""
     given = config[rope]
     if not isinstance(given, dict):
         return None

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with a mixture of experts, whose weights have a sum of one."""
+"""Mixtral: Mistral with a mixture of experts, whose weights sum to 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmserve.models.experts import read_mixture
 from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {"num_key_value_heads": 8, "rope_theta": 1_000_000.0}  # transformers', where the key is missing
+DEFAULTS = {"num_key_value_heads": 8, "rope_theta": 1_000_000.0}  # transformers' defaults
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

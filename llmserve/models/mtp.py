@@ -1,8 +1,8 @@
-"""The layer that Qwen3-Next and its descendants have for drafts (multi-token prediction, `mtp.*`), as a network.
+"""The drafting layer of Qwen3-Next and its descendants (multi-token prediction, `mtp.*`), as a network.
 
-For a token and the row that the network's head has read before it, both normed and side by side, it says which token
-comes next. Facts from vLLM's and SGLang's sources: the embedding comes first; rows are those behind the last norm, of
-the network, and for a second token of the layer itself. Embedding and head are the network's.
+Its input is a token's embedding and the row from which the network's head predicted that token, normalized and joined.
+It predicts the next token. Facts from vLLM's and SGLang's sources: the embedding comes first; rows are outputs of the
+network's last norm, or for a second token, of the layer's own. Embedding and head are the network's.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from llmserve.models.family import FamilySpec
 from llmserve.models.graph import Graph
 from llmserve.models.spec import Architecture, Combine, HfConfig, Param, Shard, renamed
 
-PLACES = {"model.layers.": "mtp.layers.", "model.norm.": "mtp.norm."}  # of its own tensors
+PLACES = {"model.layers.": "mtp.layers.", "model.norm.": "mtp.norm."}  # names of the layer's own tensors
 NORMS = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
 
 
 def with_drafter(
     of: Architecture[FamilySpec], published: Callable[[str], str] = lambda name: name
 ) -> Architecture[FamilySpec]:
-    """`of`, which names the tensors that it shares with its layer for drafts as `published` says."""
+    """`of` with its drafting layer. `published` maps the names of the tensors that they share."""
 
     def from_hf(config: HfConfig) -> FamilySpec:
         spec = of.from_hf(config)

@@ -1,4 +1,4 @@
-"""The language model of a checkpoint that has towers for images, too: their tensors are known and not wanted."""
+"""The language model of a checkpoint that also has image towers. The towers' tensors are ignored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmserve.models.family import FamilySpec
 from llmserve.models.spec import Architecture, HfConfig, Param, renamed
 
 PREFIX = "language_model."
-OUTSIDE = ("tie_word_embeddings", "quantization_config")  # keys that are not the language model's own
+OUTSIDE = ("tie_word_embeddings", "quantization_config")  # keys outside `text_config` that apply to the language model
 
 
 def text_config(config: HfConfig) -> dict[str, Any]:
@@ -31,9 +31,9 @@ def language_model(
     others: Sequence[str],
     published: Callable[[str], str] = PREFIX.__add__,
 ) -> Architecture[FamilySpec]:
-    """`readers`: of its config, by `model_type`, the usual one first. `others`: tensors of what is left out.
+    """`readers`: config readers by `model_type`, the default first. `others`: patterns of ignored tensors.
 
-    `published`: the name of a tensor that the language model alone would have."""
+    `published`: maps the tensor names of the language model alone to the checkpoint's."""
 
     def params(spec: FamilySpec) -> list[Param]:
         return [renamed(param, published) for param in family.params(spec)]

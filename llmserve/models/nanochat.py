@@ -1,4 +1,4 @@
-"""nanochat: norms without weights, one of them before the first layer, and heads turned the other way around."""
+"""nanochat: norms without weights, also before the first layer, and heads rotated in the opposite direction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmserve.models.family import FamilySpec, HeadNorm, layers_and_head, read_f
 from llmserve.models.graph import Graph
 from llmserve.models.spec import HfConfig, Rope
 
-DEFAULTS = {"hidden_act": "relu2", "rms_norm_eps": 1e-6}  # transformers'
+DEFAULTS = {"hidden_act": "relu2", "rms_norm_eps": 1e-6}  # transformers' defaults
 DEFAULT_SOFT_CAP = 15.0
 
 

@@ -1,4 +1,4 @@
-"""Nemotron-4, Minitron: layer norms around one, half of each head turned, and an MLP of squares without a gate."""
+"""Nemotron-4, Minitron: layer norms with 1 + weight, half of each head rotated, a squared-ReLU MLP without a gate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {"hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5}  # transformers'
+DEFAULTS = {"hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5}  # transformers' defaults
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

@@ -1,7 +1,7 @@
-"""Nemotron-H: each layer is one of Mamba, attention without positions, an MLP of squares, or a mixture of such MLPs.
+"""Nemotron-H: each layer is Mamba, attention without positions, a squared-ReLU MLP, or a mixture of such MLPs.
 
-Steps of Mamba have the limits that the config names. transformers also raises those of a prompt, but not those of an
-answer, to `time_step_min`; networks are trained without that.
+Steps of Mamba have the config's limits. transformers also raises the steps of a prompt to `time_step_min`, but not
+those of an answer; networks are trained without this.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmserve.models.windows import FULL
 
 MLP, MIXTURE = "mlp", "moe"
 LETTERS = {"M": LINEAR, "*": FULL, "-": MLP, "E": MIXTURE}
-NAMES = {"mamba": LINEAR, "attention": FULL}  # as published
+NAMES = {"mamba": LINEAR, "attention": FULL}  # published layer types
 KEYS = {
     "num_heads": "mamba_num_heads", "head_dim": "mamba_head_dim", "num_groups": "n_groups",
     "state_size": "ssm_state_size", "taps": "conv_kernel", "conv_bias": "use_conv_bias", "bias": "use_bias",
@@ -31,13 +31,13 @@ ALIASES = {  # older keys, which win
     "mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_conv_bias": "use_conv_bias",
     "mamba_dt_limit": "time_step_limit",
 }  # fmt: skip
-DEFAULTS = {  # transformers'
+DEFAULTS = {  # transformers' defaults
     "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4,
     "use_conv_bias": True, "use_bias": False, "layer_norm_epsilon": 1e-5, "head_dim": 128, "num_key_value_heads": 8,
     "max_position_embeddings": 4096, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688,
     "moe_shared_expert_intermediate_size": 7688, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
 }  # fmt: skip
-MODULES = {  # that `weights.py` names as Llama does
+MODULES = {  # Llama's module names in `weights.py` to this family's
     "model.embed_tokens": "model.embeddings",
     "model.norm": "model.norm_f",
     "self_attn.": "mixer.",
@@ -70,7 +70,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 
 def _read_mixture(reader: ConfigReader, types: Sequence[str]) -> Mixture:
-    """Of MLPs without gates, which may read and make fewer numbers than the layer has."""
+    """Read a mixture of MLPs without gates; their inputs and outputs may be narrower than the hidden size."""
     reader.expect("mlp_bias", False)
     latent = reader.integer("moe_latent_size") if reader.get("moe_latent_size") is not None else 0
     return read_mixture(
@@ -92,7 +92,7 @@ def _read_mixture(reader: ConfigReader, types: Sequence[str]) -> Mixture:
 
 
 def _layer_types(given: HfConfig, problems: list[str]) -> list[str]:
-    """By name, or by a letter each."""
+    """Types from a list of names, or from a string with a letter for each."""
     types = given.get("layers_block_type", given.get("layer_types"))
     if types is None:
         pattern = given.get("hybrid_override_pattern", "")
@@ -112,7 +112,7 @@ def _layer_types(given: HfConfig, problems: list[str]) -> list[str]:
 
 
 def params(spec: FamilySpec) -> list[Param]:
-    """As transformers names them, or as published; and with the experts of a layer in one tensor."""
+    """Tensors have transformers' names or the published ones, and experts are in separate tensors or in one."""
     forms = [spec]
     if spec.mixture is not None:
         forms.append(replace(spec, mixture=replace(spec.mixture, stacked=STACKED)))
@@ -124,7 +124,7 @@ def params(spec: FamilySpec) -> list[Param]:
 
 
 def _first_of(forms: Sequence[Param]) -> Param:
-    """Each has the next one for another."""
+    """The first form, with each next one as the alternative of the one before."""
     first, *others = forms
     return replace(first, otherwise=_first_of(others)) if others else first
 

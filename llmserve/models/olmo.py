@@ -8,7 +8,7 @@ from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.spec import HfConfig
 
-EPS = {"layer_norm_eps": 1e-5}  # transformers', whatever a config says
+EPS = {"layer_norm_eps": 1e-5}  # fixed in transformers; the config's is ignored
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

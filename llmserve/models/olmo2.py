@@ -1,4 +1,4 @@
-"""OLMo 2: norms after attention and MLP instead of before, and one over all heads of q together, and of k."""
+"""OLMo 2: norms after attention and MLP instead of before, one over all heads of q and one over all of k."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with a window in three of four layers, whose rotary embedding is never scaled."""
+"""OLMo 3: OLMo 2 with a window in three of four layers, in which the rotary embedding is never scaled."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from llmserve.models.rope import read_ropes
 from llmserve.models.spec import HfConfig
 from llmserve.models.windows import DEFAULT_WINDOW, FULL, SLIDING, has_window, types_by_pattern, windows_by_type
 
-THETA = 500_000.0  # where the config names none
-PATTERN = 4  # every fourth layer sees everything
+THETA = 500_000.0  # default
+PATTERN = 4  # every fourth layer has full attention
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

@@ -1,4 +1,4 @@
-"""OLMoE: Llama with a mixture of experts, and a norm over all heads of q together, and of k."""
+"""OLMoE: Llama with a mixture of experts, one norm over all heads of q, and one over all of k."""
 
 from __future__ import annotations
 

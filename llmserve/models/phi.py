@@ -1,4 +1,4 @@
-"""Phi-1, Phi-1.5, Phi-2: attention and MLP side by side, layer norms and biases everywhere, heads turned in part."""
+"""Phi-1, Phi-1.5, Phi-2: attention and MLP in parallel, layer norms and biases everywhere, partly rotated heads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, Norms, read_family
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5}  # transformers'
-# of modules that `weights.py` names as Llama does
+DEFAULTS = {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5}  # transformers' defaults
+# Llama's module names in `weights.py` to this family's
 NAMES = {"self_attn.o_proj": "self_attn.dense", "model.norm": "model.final_layernorm"}
 
 

@@ -1,8 +1,8 @@
 """Phi-3, Phi-3.5 and Phi-4-mini: Llama with q, k and v in one tensor, gate and up in another.
 
-Phi-4-mini turns a part of each head only. The models for long prompts have two sets of frequencies (LongRoPE, Ding et
-al., 2024): transformers takes the long ones for all positions of a sequence that is longer than the first training's.
-A token's key would then change with what comes after it, so an engine takes one set: which, follows from `max_seq_len`.
+Phi-4-mini rotates only a part of each head. Long-context models have two sets of frequencies (LongRoPE, Ding et al.,
+2024). transformers uses the long set for all positions of a sequence that is longer than in the first training. A
+token's key would then depend on later tokens, so an engine uses one set, selected by its `max_seq_len`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llmserve.models.family import FamilySpec, family
 from llmserve.models.rope import default_rope, read_rope_values
 from llmserve.models.spec import DecoderSpec, HfConfig, Rope
 
-ORIGINAL_POSITIONS = 4096  # transformers' default where the key is missing
+ORIGINAL_POSITIONS = 4096  # transformers' default
 LONGROPE = ("longrope", "su", "yarn")  # the last two are older names
 ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 LONGROPE_KEYS = {"short_factor", "long_factor", "factor", "attention_factor"}
@@ -24,8 +24,8 @@ LONGROPE_KEYS = {"short_factor", "long_factor", "factor", "attention_factor"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phi3Spec(FamilySpec):
-    original_positions: int  # of the first training
-    long_rope: Rope | None  # of engines for longer sequences than these; None: the same rope for all
+    original_positions: int  # sequence length of the first training
+    long_rope: Rope | None  # of engines for longer sequences; None: one rope for all lengths
 
     @property
     def usual_seq_len(self) -> int:
@@ -70,9 +70,9 @@ def from_hf(config: HfConfig) -> Phi3Spec:
 def read_ropes(
     reader: ConfigReader, spec: DecoderSpec, original: int, *, scales: tuple[str, ...] = ()
 ) -> tuple[Rope, Rope | None]:
-    """The rope, and with LongRoPE that of longer sequences. Problems go to `reader`.
+    """The rope, and with LongRoPE the one for longer sequences. Problems go to `reader`.
 
-    `scales`: the keys that say what cosines and sines of each are multiplied with, where these do not follow.
+    `scales`: keys of the factors of cos and sin, one for each rope; empty: they follow from the lengths.
     """
     values = read_rope_values(reader)
     is_long = values["rope_type"] in LONGROPE
@@ -126,7 +126,7 @@ def _are_factors(values: Any, count: int) -> bool:
 
 
 def _attention_factor(values: dict[str, Any], positions: int, original: int) -> float:
-    """Of cosines and sines: larger, the more the positions are stretched."""
+    """The factor of cos and sin, which grows with the stretch of positions."""
     if "attention_factor" in values:
         return float(values["attention_factor"])
     stretch = float(values.get("factor", positions / original))

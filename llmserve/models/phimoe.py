@@ -1,6 +1,6 @@
-"""Phi-3.5-MoE: a mixture whose two experts are weighed by SparseMixer's rule; layer norms, and biases up to the head.
+"""Phi-3.5-MoE: two experts per token, weighted by SparseMixer's rule; layer norms, and biases including the head's.
 
-Its rotary embedding has two sets of frequencies, as that of Phi-3.
+Its rotary embedding has two sets of frequencies, as in Phi-3.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from llmserve.models.phi3 import ORIGINAL_POSITIONS, Phi3Spec, read_ropes
 from llmserve.models.rope import rope_key
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {"rope_theta": 1_000_000.0, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5}  # transformers'
-SCALES = ("short_mscale", "long_mscale")  # keys of the rope: what cosines and sines are multiplied with
+DEFAULTS = {"rope_theta": 1_000_000.0, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5}  # transformers' defaults
+SCALES = ("short_mscale", "long_mscale")  # rope keys: factors of cos and sin
 JITTER = 0.01
 
 

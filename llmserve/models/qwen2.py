@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with a bias on q, k and v, and sliding windows in the upper layers where switched on."""
+"""Qwen2 and Qwen2.5: Llama with a bias on q, k and v, and sliding windows in the upper layers if enabled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Qwen2-MoE (Qwen1.5-MoE, Qwen2-57B-A14B): Qwen2 with a mixture of experts, and one that every token goes through.
+"""Qwen2-MoE (Qwen1.5-MoE, Qwen2-57B-A14B): Qwen2 with a mixture of experts, and a shared expert.
 
-The output of that shared expert is multiplied with the sigmoid of a number that the token gives it.
+The output of the shared expert is multiplied by the sigmoid of a gate, one number per token.
 """
 
 from __future__ import annotations

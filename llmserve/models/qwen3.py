@@ -9,7 +9,7 @@ from llmserve.models.family import FamilySpec, HeadNorm, family, read_family
 from llmserve.models.spec import HfConfig
 from llmserve.models.windows import read_windows
 
-DEFAULT_HEAD_DIM = 128  # transformers' default where the key is missing
+DEFAULT_HEAD_DIM = 128  # transformers' default
 
 
 def from_hf(config: HfConfig) -> FamilySpec:
@@ -20,7 +20,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 
 def read(reader: ConfigReader, architecture: str) -> FamilySpec:
-    """What the mixture of experts has, too."""
+    """Read the keys that Qwen3-MoE shares."""
     spec = read_family(reader, architecture)
     windows = read_windows(reader, spec.num_layers)
     bias = reader.flag("attention_bias")

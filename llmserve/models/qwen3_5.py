@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6 (dense) as published: the language model, without the vision tower and the layer that drafts."""
+"""Qwen3.5 and 3.6 (dense) as published: the language model, without the vision tower and the drafting layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OTHERS = (r"model\.visual\..*", *qwen3_next.OTHERS)
 
 
 def published(name: str) -> str:
-    """The head is outside of the language model."""
+    """The head is outside the language model's module."""
     return name.replace("model.", "model.language_model.", 1)
 
 

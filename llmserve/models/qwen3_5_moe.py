@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6 with experts as published: the language model, as of the dense ones."""
+"""Qwen3.5 and 3.6 with experts as published: the language model, as in `qwen3_5.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6 with experts, text config: those of a layer in one tensor, or in one each."""
+"""Qwen3.5 and 3.6 with experts, text config. The experts of a layer are in one tensor, or in separate tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmserve.models.family import FamilySpec, family
 from llmserve.models.mtp import with_drafter
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {  # transformers'
+DEFAULTS = {  # transformers' defaults
     "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
 }  # fmt: skip
 

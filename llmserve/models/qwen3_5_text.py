@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6 (dense), text config: Qwen3-Next with a plain MLP, and with tensors of delta nets of its own."""
+"""Qwen3.5 and 3.6 (dense), text config: Qwen3-Next without experts, and with other tensors for delta nets."""
 
 from __future__ import annotations
 

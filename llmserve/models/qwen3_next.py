@@ -1,6 +1,6 @@
 """Qwen3-Next: gated delta nets in three of four layers, attention with gated heads in the fourth, experts.
 
-Qwen3.5 reads its config here, too.
+Qwen3.5 uses its functions.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from llmserve.models.family import FamilySpec, HeadNorm, family, read_family
 from llmserve.models.mtp import with_drafter
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = delta_net.DEFAULTS | {"head_dim": 256, "partial_rotary_factor": 0.25}  # transformers'
-EXPERTS = {  # likewise
+DEFAULTS = delta_net.DEFAULTS | {"head_dim": 256, "partial_rotary_factor": 0.25}  # transformers' defaults
+EXPERTS = {  # transformers' defaults
     "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512, "norm_topk_prob": True,
 }  # fmt: skip
@@ -39,7 +39,7 @@ def with_defaults(config: HfConfig) -> dict[str, Any]:
 
 
 def read(reader: ConfigReader, architecture: str, *, joined: bool) -> FamilySpec:
-    """What Qwen3.5 has, too. `joined`: as `DeltaNet.joined`."""
+    """Read the keys that Qwen3.5 shares. `joined`: as `DeltaNet.joined`."""
     spec = read_family(reader, architecture, partial=True)
     reader.expect("hidden_act", "silu", "swish")
     bias = reader.flag("attention_bias")

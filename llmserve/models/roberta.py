@@ -1,4 +1,4 @@
-"""RoBERTa (all-distilroberta, all-roberta-large): BERT with positions that begin after the padding's."""
+"""RoBERTa (all-distilroberta, all-roberta-large): BERT with positions that begin after the padding token's row."""
 
 from __future__ import annotations
 

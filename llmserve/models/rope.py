@@ -108,7 +108,7 @@ def rope_key(config: HfConfig) -> str:
 
 
 def read_rope_values(reader: ConfigReader) -> dict[str, Any]:
-    """As `rope_values`, for a reader, which gets the problems. Null values are left out."""
+    """As `rope_values`, but problems go to `reader`. Null values are left out."""
     key = rope_key(reader.config)
     given = reader.get(key) or {}
     if not isinstance(given, Mapping):

@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with a head size of its own, and biases by three keys."""
+"""Seed-OSS: Llama with its own head size, and three config keys for biases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {"head_dim": 128, "attention_bias": True}  # transformers', where the key is missing
+DEFAULTS = {"head_dim": 128, "attention_bias": True}  # transformers' defaults
 
 
 def from_hf(config: HfConfig) -> FamilySpec:

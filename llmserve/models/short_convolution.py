@@ -1,4 +1,4 @@
-"""Short convolutions in place of attention: between two gates, of the last few tokens, column by column."""
+"""Short convolutions, which replace attention: each column over the last few tokens, between two gates."""
 
 from __future__ import annotations
 

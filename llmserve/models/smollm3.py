@@ -9,7 +9,7 @@ from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.spec import HfConfig
 from llmserve.models.windows import FULL, SLIDING, windows_by_type
 
-DEFAULTS = {"num_key_value_heads": 4, "rope_theta": 2_000_000.0, "tie_word_embeddings": True}  # transformers'
+DEFAULTS = {"num_key_value_heads": 4, "rope_theta": 2_000_000.0, "tie_word_embeddings": True}  # transformers' defaults
 DEFAULT_INTERVAL = 4  # of layers without a rotary embedding
 
 
@@ -27,7 +27,7 @@ def from_hf(config: HfConfig) -> FamilySpec:
 
 
 def read_unturned(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
-    """By `no_rope_layers`, in which 0 is a layer without one."""
+    """Layers without a rotary embedding: those with 0 in `no_rope_layers`."""
     interval = reader.integer("no_rope_layer_interval", DEFAULT_INTERVAL)
     listed = reader.get("no_rope_layers", [int((layer + 1) % interval != 0) for layer in range(num_layers)])
     if not isinstance(listed, list) or len(listed) < num_layers or not set(listed) <= {0, 1}:

@@ -1,4 +1,4 @@
-"""Solar Open: GLM-4.5's mixture in every layer, under Llama's attention."""
+"""Solar Open: Llama's attention, and GLM-4.5's mixture in every layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmserve.models.family import FamilySpec, family, read_family
 from llmserve.models.glm4_moe import read_glm_mixture
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {  # transformers', where the key is missing
+DEFAULTS = {  # transformers' defaults
     "head_dim": 128,
     "num_key_value_heads": 8,
     "norm_topk_prob": True,

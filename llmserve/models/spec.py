@@ -86,7 +86,7 @@ class LatentHeads:
 
     The sources are the query projection, or the output projection (`reads`); the projection of the latent to keys and
     values; and the weight of the latent's norm. A parameter is their product. For each head, it computes the rotary
-    elements, then a query for the latent itself; or it reads a latent from the attention's output, after as many zeros.
+    elements and then a query for the latent itself; with `reads`, it reads the latent and skips the rotary elements.
     """
 
     latent: LatentRows

@@ -1,4 +1,4 @@
-"""StableLM: Llama with layer norms, of which a part of each head is turned."""
+"""StableLM: Llama with layer norms and partly rotated heads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llmserve.models.config import ConfigReader
 from llmserve.models.family import FamilySpec, HeadNorm, Norms, family, read_family
 from llmserve.models.spec import HfConfig
 
-DEFAULTS = {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}  # transformers'
+DEFAULTS = {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}  # transformers' defaults
 HEAD_NORMS = ("q_layernorm.norms", "k_layernorm.norms")
 
 

@@ -1,4 +1,4 @@
-"""XLM-R (BGE-M3, multilingual E5, BGE rerankers): RoBERTa with many languages."""
+"""XLM-R (BGE-M3, multilingual E5, BGE rerankers): multilingual RoBERTa."""
 
 from __future__ import annotations
 
