@@ -1,1 +1,1 @@
-"""Engines as workers of NVIDIA Dynamo: what its front ends, its router and its discovery want of one."""
+"""Engines as workers of NVIDIA Dynamo: what its front ends, router and discovery require of a worker."""

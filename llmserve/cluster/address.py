@@ -1,4 +1,4 @@
-"""Which workers a server asks: `--cluster NAMESPACE.NAME`, and how they are found and reached. Needs no Dynamo."""
+"""The workers that a server uses: `--cluster NAMESPACE.NAME`, and how to find and reach them. Does not need Dynamo."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClusterAddress:
 
 
 def parse_address(text: str) -> ClusterAddress:
-    """`NAMESPACE.NAME[,KEY=VALUE]...`; `InvalidArgument` lists everything that is wrong."""
+    """Parse `NAMESPACE.NAME[,KEY=VALUE]...`. Raises `InvalidArgument` with all problems."""
     place, *settings = text.split(",")
     namespace, dot, component = place.partition(".")
     problems = []

@@ -1,4 +1,4 @@
-"""Which blocks an engine has in its cache, told to Dynamo's router: it sends a prompt where its beginning lies."""
+"""Reports the blocks in an engine's cache to Dynamo's router, which sends a prompt where its beginning is cached."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Publisher(Protocol):
-    """Dynamo's `KvEventPublisher`, as far as we use it."""
+    """The methods of Dynamo's `KvEventPublisher` that are used here."""
 
     def publish_stored(
         self, *, token_ids: list[int], num_block_tokens: list[int], block_hashes: list[int], parent_hash: int | None
@@ -18,12 +18,12 @@ class Publisher(Protocol):
 
 
 class BlockEvents:
-    """A `BlockListener`. A publisher, whenever it comes, is told at once what is there."""
+    """A `BlockListener`. When a publisher is set, it first gets all blocks in the cache."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._publisher: Publisher | None = None
-        self._early: dict[bytes, _Block] = {}  # those that are there, until somebody wants to know
+        self._early: dict[bytes, _Block] = {}  # blocks in the cache, until there is a publisher
 
     def publish_to(self, publisher: Publisher) -> None:
         with self._lock:
@@ -49,7 +49,7 @@ class BlockEvents:
 
 
 class _Block(NamedTuple):
-    parent: bytes  # empty for the first of a prompt
+    parent: bytes  # empty for the first block of a prompt
     token_ids: list[int]
 
     def tell(self, publisher: Publisher, block_hash: bytes) -> None:
@@ -62,5 +62,5 @@ class _Block(NamedTuple):
 
 
 def number_of(block_hash: bytes) -> int:
-    """Dynamo's hashes are signed and have 64 bits: the first ones of ours. What it compares are tokens."""
+    """Dynamo's hash of a block: signed, the first 64 bits of llmserve's. Dynamo compares tokens, not hashes."""
     return int.from_bytes(block_hash[:8], "little", signed=True)

@@ -1,8 +1,8 @@
 """`ClusterEngine`: the `Engine` protocol over the workers of a cluster of NVIDIA Dynamo.
 
-A thread of its own has Dynamo's runtime and an event loop. A request goes where its beginning is cached, to the workers
-in turn where the router knows nothing. When its worker is lost, or full, it goes to one that it has not been to; what
-its reader was told already is not told again (`said.py`).
+Dynamo's runtime and an event loop run on a separate thread. A request goes to the worker that has its beginning cached,
+or to the workers in turn if the router has no answer. If its worker is lost or full, it goes to one that was not tried
+yet. Its reader does not get any token twice (`said.py`).
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from llmserve.engine.validation import check_request
 from llmserve.errors import InternalError, LlmserveError, RateLimited, ResourceExhausted, Unavailable
 
 START_S = 10.0  # for Dynamo's runtime
-FIRST_WORKERS_S = 3.0  # at the start, for those that are there
-LOOK_S = 0.1  # between two looks at who is there
+FIRST_WORKERS_S = 3.0  # at the start, for the workers that are running
+LOOK_S = 0.1  # between two checks for workers
 ROUTE_S = 2.0
-GONE_S = 5.0  # that nobody is there, until discovery is asked anew
+GONE_S = 5.0  # without workers, until discovery is restarted
 CLOSE_S = 10.0
 
 logger = logging.getLogger(__name__)
 
 
 class ClusterEngine:
-    """Of the engine in `directory`, which is not opened here. `close` leaves the workers to their other clients."""
+    """Runs the engine in `directory`, which is not opened here, on workers. `close` does not stop the workers."""
 
     def __init__(self, directory: EngineDirectory, address: ClusterAddress) -> None:
-        """Raises `Unavailable` where Dynamo's runtime does not start. No workers are no error."""
+        """Raises `Unavailable` if Dynamo's runtime does not start. Having no workers is not an error."""
         self._address = address
         self._members = Members(directory.info(), address)
         self._end = EngineEnd()
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._streams = set[TokenStream]()
         self._router: Any = None
         self._client: Any = None
@@ -73,19 +73,19 @@ class ClusterEngine:
         return self._members.info
 
     def submit(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """See `Engine.submit`. What only a worker can know to be wrong is said at the first pull; `Unavailable` there
-        when no worker can be asked."""
+        """See `Engine.submit`. Errors that only a worker can detect are raised at the first pull. So is `Unavailable`
+        if there is no worker."""
         self._end.check()
         info = self.info
         check_request(
             request, vocab_size=info.vocab_size, max_seq_len=info.max_seq_len, max_beam_width=info.max_beam_width
         )
         if request.guide is not None:
-            guide_source(request.guide)  # one that cannot travel is refused now
+            guide_source(request.guide)  # raises now if it cannot be sent
         return self._stream(request)
 
     def stats(self) -> EngineStats:
-        """Of all workers, as they told it last; what is asked through others is in it, too."""
+        """Sums over all workers, from their last reports. They include requests of other clients."""
         states = [worker.state.stats for worker in self._members.there()]
         if not states:
             return EngineStats()
@@ -98,7 +98,7 @@ class ClusterEngine:
         return EngineStats(tokens_per_block=states[0].tokens_per_block, **sums)
 
     def healthy(self) -> bool:
-        """Of this client. Where there are no workers, requests say so."""
+        """Whether this client works. Without workers, it is healthy and requests fail."""
         return self._end.reason is None
 
     def close(self) -> None:
@@ -130,12 +130,12 @@ class ClusterEngine:
         except RuntimeError:  # the loop is closed
             logger.debug("the cluster client of %s has stopped", self._address.name)
 
-    # What follows runs on the thread of the cluster.
+    # The methods below run on the thread of the cluster.
 
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._live())
-        except Exception as error:  # the border: whatever failed, every open stream hears of it
+        except Exception as error:  # outermost handler: every open stream gets the error
             logger.exception("the client of the cluster %s failed", self._address.name)
             self._failure = repr(error)
             with self._lock:
@@ -146,8 +146,8 @@ class ClusterEngine:
             self._loop.close()
 
     async def _live(self) -> None:
-        """Dynamo's runtime, and a new one where discovery tells of nobody any more: after its records have vanished it
-        would never again."""
+        """Run Dynamo's runtime, and replace it when discovery has no workers any more: after losing its records, it
+        never finds workers again."""
         address = self._address
         while not self._closing.is_set():
             runtime = DistributedRuntime(
@@ -167,7 +167,7 @@ class ClusterEngine:
                 runtime.shutdown()
 
     async def _watch(self, client: Any, endpoint: Any) -> None:
-        """Until the end, or until all workers have been gone for a while."""
+        """Return when closing, or when all workers have been gone for `GONE_S`."""
         gone_at: float | None = None
         while not self._closing.is_set():
             self._members.look(client)
@@ -185,7 +185,7 @@ class ClusterEngine:
             await _before(self._closing, LOOK_S)
 
     async def _answer(self, request: GenerateRequest, stream: TokenStream) -> None:
-        """The border: whatever fails, the reader hears of it."""
+        """Answer a request. The reader gets every error."""
         try:
             await self._tried(request, stream)
         except LlmserveError as error:
@@ -195,7 +195,7 @@ class ClusterEngine:
             _put(stream, InternalError(f"the client of the cluster failed: {error!r}"))
 
     async def _tried(self, request: GenerateRequest, stream: TokenStream) -> None:
-        """At one worker after the other, at each once."""
+        """Try one worker after the other, each once."""
         said, been, last = Said(request.num_answers), set[int](), ""
         refusal: ResourceExhausted | None = None
         while not said.is_complete:
@@ -209,7 +209,7 @@ class ClusterEngine:
             try:
                 await asyncio.wait({reading})
                 reading.result()
-            except RateLimited:  # this tenant's, wherever it asks
+            except RateLimited:  # applies to the tenant at every worker
                 raise
             except ResourceExhausted as error:
                 refusal = error
@@ -225,7 +225,7 @@ class ClusterEngine:
 
     @staticmethod
     def _has_left() -> bool:
-        """Whether it is the reader who ends this task."""
+        """Whether the reader has cancelled this task."""
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
 
@@ -238,7 +238,7 @@ class ClusterEngine:
     async def _read(
         self, request: GenerateRequest, worker: Worker, ask_id: str, said: Said, stream: TokenStream
     ) -> None:
-        """One worker's answer, or what it still has to say of it."""
+        """Read one worker's answer, or the rest of it after a failover."""
         context = Context(ask_id)
         said.begin_again()
         try:
@@ -256,7 +256,7 @@ class ClusterEngine:
                     await self._told(self._router.mark_prefill_complete(ask_id))
         except (LlmserveError, ProtocolError):
             raise
-        except Exception as error:  # of Dynamo's, of many kinds
+        except Exception as error:  # Dynamo raises many kinds
             raise WorkerLost(str(error)) from error
         finally:
             context.stop_generating()
@@ -264,7 +264,7 @@ class ClusterEngine:
             raise WorkerLost("its answer has no end")
 
     async def _chosen(self, request: GenerateRequest, ask_id: str, been: set[int]) -> Worker | None:
-        """The one where the prompt's beginning is, among those that are there and were not asked yet."""
+        """The worker that has the prompt's beginning cached, among the running ones that were not tried yet."""
         free = [worker for worker in self._members.there() if worker.worker_id not in been]
         if self._router is not None and len(free) > 1:
             best = await self._told(self._router.best_worker(list(request.prompt_ids), request_id=ask_id))
@@ -279,11 +279,11 @@ class ClusterEngine:
             await self._told(self._router.free(ask_id))
 
     async def _told(self, telling: Any) -> Any:
-        """The router's answer; None where it has none. No request fails because of it."""
+        """The router's answer; None if it fails, which must not fail a request."""
         try:
             async with asyncio.timeout(ROUTE_S):
                 return await telling
-        except Exception as error:  # of Dynamo's, of many kinds
+        except Exception as error:  # Dynamo raises many kinds
             logger.debug("the router of the cluster %s: %s", self._address.name, error)
             return None
 
@@ -297,7 +297,7 @@ class ClusterEngine:
 
 
 def open_cluster(address: ClusterAddress, path: Path, settings: EngineSettings) -> ClusterEngine:
-    """As `open_engine` does it; each worker has settings of its own."""
+    """Like `open_engine`. `settings` is not used, because each worker has its own."""
     return ClusterEngine(EngineDirectory.open(path), address)
 
 
@@ -308,7 +308,7 @@ def _put(stream: TokenStream, item: Item) -> None:
 
 
 async def _before(event: asyncio.Event, timeout_s: float) -> None:
-    """Until it is set, or the time is over."""
+    """Wait until `event` is set or the time is over."""
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()

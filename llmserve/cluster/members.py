@@ -1,7 +1,7 @@
 """The workers of a cluster, as its client knows them.
 
-Each one that discovery tells of is asked who it is, and left out where that is another engine; from then on it is asked
-regularly, which finds those that hang. Lives on one event loop, but for what says otherwise.
+Each worker that discovery lists is asked for its engine, and is not used if that is another one. It is then asked
+regularly, which detects workers that hang. Runs on one event loop, except where noted.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from llmserve.engine.base import EngineInfo
 from llmserve.engine.remote.frames import ProtocolError
 from llmserve.engine.remote.messages import EngineState
 
-ASK_S, ASK_AGAIN_S = 1.0, 1.0  # between two questions to a worker; after one without an answer
-ANSWER_S = 2.0  # after that a worker that says nothing else either is lost: within 3 s of its last word
-LEAVING_S = 10.0  # the same of one that discovery has forgotten: it is asked no more, and a long prompt is silent
+ASK_S, ASK_AGAIN_S = 1.0, 1.0  # between two queries of a worker; after a query without an answer
+ANSWER_S = 2.0  # a worker without any message for so long is lost: within 3 s of its last one
+LEAVING_S = 10.0  # for a worker that left discovery: it is not queried, and a long prompt sends no messages
 
 logger = logging.getLogger(__name__)
 
 
 class Client(Protocol):
-    """Dynamo's `Client`, as far as we use it here."""
+    """The methods of Dynamo's `Client` that are used here."""
 
     def instance_ids(self) -> list[int]: ...
 
@@ -35,41 +35,41 @@ class Client(Protocol):
 
 
 class WorkerLost(Exception):
-    """What was asked of a worker is to be asked of another."""
+    """A worker cannot finish a request; send it to another one."""
 
 
 class WorkerSilent(WorkerLost):
-    """It was asked who it is, and did not answer in time."""
+    """A worker did not answer a query for its engine in time."""
 
 
 @dataclass(eq=False, slots=True)
 class Worker:
-    """One that has said who it is."""
+    """A worker that has identified its engine."""
 
     worker_id: int
     state: EngineState
-    heard_at: float  # of it, or from it; of the loop's clock
-    readers: set[asyncio.Task[None]] = field(default_factory=set)  # of the answers that it gives
+    heard_at: float  # time of its last message, on the loop's clock
+    readers: set[asyncio.Task[None]] = field(default_factory=set)  # of its running answers
 
 
 class Members:
-    """Those with the engine that `info` tells of."""
+    """The workers with the engine `info`."""
 
     def __init__(self, info: EngineInfo, address: ClusterAddress) -> None:
-        self.info = info  # with the workers' kernels, once one is known and as long as all have the same
-        self.are_met = threading.Event()  # all that discovery told of
+        self.info = info  # with the workers' kernels, if one is known and all are the same
+        self.are_met = threading.Event()  # set when all workers in discovery have been queried
         self._address = address
         self._workers: dict[int, Worker] = {}
-        self._has_met = False  # one
+        self._has_met = False  # at least one worker
         self._attended: dict[int, asyncio.Task[None]] = {}
-        self._asked = set[int]()  # and answered, or not
+        self._asked = set[int]()  # queried, with or without an answer
 
     def there(self) -> list[Worker]:
-        """From any thread."""
+        """The running workers. Call it from any thread."""
         return list(self._workers.values())
 
     def look(self, client: Client) -> None:
-        """To be called regularly. A task attends to each that discovery tells of."""
+        """Update the workers from discovery, with a task for each one. Call it regularly."""
         listed = set(client.instance_ids())
         self._asked &= listed
         for worker_id in listed - self._attended.keys():
@@ -79,18 +79,18 @@ class Members:
             logger.warning("worker %d of the cluster %s has left", worker_id, self._address.name)
         for worker_id in self._workers.keys() - listed:
             worker = self._workers[worker_id]
-            if not worker.readers:  # else it may be finishing what it has begun
+            if not worker.readers:  # else it may be finishing its answers
                 del self._workers[worker_id]
             elif asyncio.get_running_loop().time() - worker.heard_at > LEAVING_S:
                 self._lose(worker_id, f"it has left, and sent nothing for {LEAVING_S:g} s")
 
     async def _attend(self, worker_id: int, client: Client) -> None:
-        """Ask it who it is, and again and again whether it is there, as long as discovery tells of it."""
+        """Ask a worker for its engine, and regularly for its state, while discovery lists it."""
         while True:
             try:
                 info, state = await self._hello(worker_id, client)
             except (ProtocolError, WorkerLost) as error:
-                # One that discovery has just forgotten can't be asked, and may be streaming: `look` deals with it.
+                # A worker that just left discovery cannot be queried, but may be streaming: `look` handles it.
                 is_listed = worker_id in client.instance_ids()
                 if is_listed and not (isinstance(error, WorkerSilent) and self._is_heard(worker_id)):
                     self._lose(worker_id, str(error))
@@ -115,12 +115,12 @@ class Members:
             self.are_met.set()
 
     def _is_heard(self, worker_id: int) -> bool:
-        """Whether its answers come, although it is slow to say who it is."""
+        """Whether it sends answers, although it is slow to answer queries."""
         worker = self._workers.get(worker_id)
         return worker is not None and asyncio.get_running_loop().time() - worker.heard_at <= ANSWER_S
 
     async def _hello(self, worker_id: int, client: Client) -> tuple[EngineInfo, EngineState]:
-        """Raises `WorkerLost`, and `ProtocolError` where somebody else answers."""
+        """Raises `WorkerLost`, and `ProtocolError` if the answer is not from an llmserve worker."""
 
         async def ask() -> tuple[EngineInfo, EngineState]:
             found = None
@@ -152,7 +152,7 @@ class Members:
                 "worker %d of the cluster %s computes with %r, others with %r: answers may differ in their last bits",
                 worker_id, self._address.name, info.kernels, self.info.kernels,
             )  # fmt: skip
-            self.info = replace(self.info, kernels="")  # no promise
+            self.info = replace(self.info, kernels="")  # answers may differ
         self._workers[worker_id] = Worker(worker_id, state, now)
         self._has_met = True
         logger.info("worker %d of the cluster %s answers, engine %s", worker_id, self._address.name, info.digest)

@@ -1,7 +1,7 @@
-"""What Dynamo's front end reads of a model: files of the engine directory under Hugging Face's names.
+"""The files of a model for Dynamo's front end: files of the engine directory under Hugging Face's names.
 
-The front end makes prompts of texts and texts of answers, from these alone. Workers whose folders differ are different
-models to it: the engine's digest is in config.json, so that two engines, or tokenizers, never answer under one name.
+The front end converts texts to prompts and answers to texts, with only these files. It treats workers with different
+folders as different models. The engine's digest is in config.json, so two engines or tokenizers never share a name.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from llmserve.stages.files import PROCESSOR_FILE, TextFiles
 
 DIGEST = "llmserve_engine_digest"
 DIGEST_CHARS = 16
-FORM = 2  # of what is written here: another one makes other folders
+FORM = 2  # version of the folder's content; it is part of the folder's name
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MADE_OF = (HF_CONFIG_FILE, "tokenizer.json", "tokenizer.model", PROCESSOR_FILE)
 TEMPLATE = "chat_template.jinja"
 COPIED = ("generation_config.json", "special_tokens_map.json", "tokenizer_config.json", TEMPLATE)
-# A model with chat and one without are two models to the front end, whatever their name: so none is without.
+# To the front end, models with and without chat differ even if they have the same name, so all have a template.
 NO_TEMPLATE = "{{ raise_exception('this checkpoint has no chat template: ask /v1/completions') }}"
 
 
 def model_folder(directory: EngineDirectory) -> Path:
-    """Made when it is not there yet: workers on one machine share it, and a front end compares where it is, too.
+    """Create the folder if it does not exist. Workers on one machine share it; a front end also compares its path.
 
-    Raises NotFound (no tokenizer), AlreadyExists (something else in its place), and what `converted` raises.
+    Raises NotFound (no tokenizer), AlreadyExists (something else in its place), and the errors of `converted`.
     """
     root = folder_root()
     with suppress(FileExistsError):
@@ -52,12 +52,12 @@ def model_folder(directory: EngineDirectory) -> Path:
             _write(directory, Path(made))
             with suppress(OSError):  # another worker was faster
                 Path(made).rename(place)
-                Path(made).mkdir()  # which goes with the block
+                Path(made).mkdir()  # for the cleanup of the block
     return place
 
 
 def _identity(directory: EngineDirectory) -> str:
-    """Of the engine, and of all that its folder is made of: the same weights may have another tokenizer or template."""
+    """Digest of the engine and of the folder's sources: the same weights may have another tokenizer or template."""
     digest = hashlib.sha256(f"{FORM} {directory.manifest.engine_digest}".encode())
     for name in (*COPIED, *MADE_OF):
         if (directory.path / name).is_file():
@@ -66,7 +66,7 @@ def _identity(directory: EngineDirectory) -> str:
 
 
 def folder_root() -> Path:
-    """The same on every machine, for the same user."""
+    """The parent of all folders, with the same path on every machine for the same user."""
     return Path(gettempdir()) / f"llmserve-models-{os.getuid()}"
 
 

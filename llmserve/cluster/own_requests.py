@@ -1,8 +1,9 @@
-"""What llmserve's own server and llmserve's workers say to each other inside of Dynamo's messages.
+"""Messages between llmserve's own server and llmserve's workers, inside Dynamo's messages.
 
-Dynamo's requests say less than ours, and its chunks less than our events. So a frame as on an engine's socket travels
-in the one field of each that nobody on the way reads: a request with everything in it, or the question who is there;
-events and errors, or the answer to that question. Each begins with the preamble, so another version of it is told.
+Dynamo's requests have fewer fields than llmserve's, and its chunks fewer than llmserve's events. So each has a frame of
+the engine's socket protocol in a field that Dynamo does not read. A request has a complete request or a query for the
+engine; a chunk has events, an error or the answer to that query. Each frame begins with the preamble, which detects
+another version.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ from llmserve.errors import LlmserveError
 
 KEY = "llmserve"
 REQUEST_FIELD, CHUNK_FIELD = "extra_args", "engine_data"
-STREAM = 0  # a message has one
-LAST: Mapping[str, Any] = {"token_ids": [], "index": 0, "finish_reason": "stop"}  # without one a stream counts as cut
+STREAM = 0  # the only one in a message
+LAST: Mapping[str, Any] = {"token_ids": [], "index": 0, "finish_reason": "stop"}  # a stream without it counts as cut
 
 Fields = Mapping[str, Any]
 
 
 def request_fields(request: GenerateRequest, model: str) -> dict[str, Any]:
-    """The prompt stays where Dynamo has it. Raises `Unsupported` for a guide that cannot travel."""
+    """A request, with the prompt in Dynamo's field. Raises `Unsupported` for a guide that cannot be sent."""
     frame = submit_frame(replace(request, prompt_ids=()), STREAM)
     return _fields(model, request.prompt_ids, frame)
 
 
 def hello_fields(model: str) -> dict[str, Any]:
-    """The question who is there."""
+    """A query for the worker's engine."""
     return _fields(model, (0,), Frame(Kind.HELLO))
 
 
 def asked(fields: Fields) -> Frame | None:
-    """What `request_fields` or `hello_fields` has put in; None in others' requests. Raises `ProtocolError`."""
+    """The frame from `request_fields` or `hello_fields`; None in other requests. Raises `ProtocolError`."""
     return _taken_out(fields, REQUEST_FIELD)
 
 
@@ -101,7 +102,7 @@ def _fields(model: str, prompt: Sequence[int], frame: Frame) -> dict[str, Any]:
 
 
 def _chunk(frame: Frame, token_ids: Sequence[int] = ()) -> dict[str, Any]:
-    """With the tokens where Dynamo counts them, too."""
+    """A chunk. Its tokens are also in Dynamo's field, where Dynamo counts them."""
     return {"token_ids": list(token_ids), "index": 0, CHUNK_FIELD: {KEY: _text(frame)}}
 
 

@@ -1,9 +1,9 @@
-"""Dynamo's requests as ours, and our events as its chunks: every field is honoured or refused by its name.
+"""Converts Dynamo's requests to llmserve's, and events to its chunks. Each field is used or rejected by name.
 
-A stream whose worker died goes on at another one: a request arrives there whose prompt ends with what was answered
-before, with fewer tokens left to answer, under the same id. Draws depend on the seed and on places counted from the
-prompt's beginning, so the answer goes on as it would have. What counts an answer's own tokens alone would not, and is
-refused: nothing in a request says where its prompt had ended.
+If a worker dies, its streams fail over to another one. That one gets a request with the same id, whose prompt includes
+the tokens answered so far, and with fewer tokens left. Sampling depends on the seed and on positions from the prompt's
+beginning, so the answer continues unchanged. Settings that count only the answer's tokens would change it and are
+rejected, because a request does not contain where its original prompt ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llmserve.errors import InvalidArgument, raise_problems
 
 Fields = Mapping[str, Any]
 
-KNOWN = {  # what we look at; anything else that is not null is refused
+KNOWN = {  # supported fields; any other that is not null is rejected
     "sampling_options": {
         "n", "best_of", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
         "frequency_penalty", "seed", "guided_decoding", "use_beam_search", "length_penalty",
@@ -28,7 +28,7 @@ KNOWN = {  # what we look at; anything else that is not null is refused
         "max_thinking_tokens",
     },
 }  # fmt: skip
-NEUTRAL: Mapping[str, Sequence[Any]] = {  # values that mean nothing
+NEUTRAL: Mapping[str, Sequence[Any]] = {  # values without an effect
     "n": (1,), "best_of": (1,), "use_beam_search": (False,), "length_penalty": (1.0, 0.0),
     "include_stop_str_in_output": (False,), "guided_decoding": ({},), "max_thinking_tokens": (),
 }  # fmt: skip
@@ -47,7 +47,7 @@ MOST_TOP_LOG_PROBS = 20
 
 
 def request_of(fields: Fields, request_id: str, *, max_seq_len: int, migrates: bool = True) -> GenerateRequest:
-    """`migrates`: whether a stream may go on at another worker. `InvalidArgument` lists everything that is wrong."""
+    """`migrates`: whether a stream may fail over to another worker. Raises `InvalidArgument` with all problems."""
     prompt = tuple(fields.get("token_ids") or ())
     sampling, stop, output = (
         dict(fields.get(name) or {}) for name in ("sampling_options", "stop_conditions", "output_options")
@@ -89,7 +89,7 @@ def _sampling(sampling: Fields, stop: Fields, request_id: str, room: int) -> Sam
 
 
 def _seed_of(request_id: str) -> int:
-    """The same at every worker that the request comes to."""
+    """The same at every worker that gets the request."""
     return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "little")
 
 
@@ -115,7 +115,7 @@ def _problems(sampling: Fields, stop: Fields, output: Fields, migrates: bool) ->
 
 
 def chunk_of(event: TokenEvent) -> dict[str, Any]:
-    """As `generate` yields it. Counts of tokens are left to the front end: after a migration ours would be wrong."""
+    """A chunk for `generate`. The front end counts tokens: the worker's counts are wrong after a migration."""
     chunk: dict[str, Any] = {"token_ids": list(event.token_ids), "index": event.sequence_index}
     if event.log_probs:
         chunk["log_probs"] = list(event.log_probs)

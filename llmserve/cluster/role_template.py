@@ -1,7 +1,7 @@
-"""A chat template for checkpoints that mark who speaks with token ids, which Dynamo's front end cannot know.
+"""A chat template for checkpoints that mark roles by token ids, which Dynamo's front end does not support.
 
-`RoleIdFormat` of `stages/chat.py`, as Jinja: the role's token is spelled out, which a tokenizer.json makes an id again.
-Too long a conversation is refused there, not cut.
+It is `RoleIdFormat` of `stages/chat.py` as Jinja. It spells out the role's token, which tokenizer.json converts back to
+its id. The front end rejects a conversation that is too long, instead of truncating it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ TRIED: Sequence[Sequence[Message]] = (
 
 
 def role_template(path: Path, made: JsonTokenizer) -> str | None:
-    """For the front end that reads `made`. None where the checkpoint has no such form, or `made` does not tell its
-    roles."""
+    """The template for a front end with the tokenizer `made`. None if the checkpoint does not mark roles by ids, or
+    if `made` encodes the roles differently."""
     files = TextFiles.read(path)
     own = chat_format(load_tokenizer(path), files)
     if not isinstance(own, RoleIdFormat):

@@ -1,9 +1,9 @@
-"""An answer that goes on at another worker: computed again from its beginning, and told from where it was cut.
+"""Failover of an answer: another worker computes it again from its beginning, and sending resumes where it stopped.
 
-Engines are deterministic, so what is computed again is what has been told; it is compared all the same, since nobody
-would notice a text that two different engines have written together. Whatever an answer's tokens depend on, penalties,
-least numbers of tokens, guides, other answers of the same request, is as it was, which it is not where the prompt grows
-by what was answered.
+Engines are deterministic, so the new worker repeats the tokens that were sent. They are compared anyway, because a text
+from two different engines would not be noticed. Everything that an answer depends on is unchanged: penalties, minimum
+numbers of tokens, guides, other answers of the request. That does not hold if the answer's tokens are appended to the
+prompt instead.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from llmserve.errors import Unavailable
 
 
 class Said:
-    """What the reader of one request has been told, of each of its answers."""
+    """The tokens of each answer that were sent to the reader of one request."""
 
     def __init__(self, num_answers: int) -> None:
         self._tokens: list[list[int]] = [[] for _ in range(num_answers)]
-        self._places = [0] * num_answers  # in the answer that comes now
+        self._places = [0] * num_answers  # in the current worker's answers
         self._has_ended = [False] * num_answers
         self._first_usage: dict[int, Usage] = {}
         self._has_prompt = False
@@ -33,11 +33,11 @@ class Said:
         return all(self._has_ended)
 
     def begin_again(self) -> None:
-        """From now on all comes once more."""
+        """A new worker sends everything again from here on."""
         self._places = [0] * len(self._places)
 
     def news(self, event: TokenEvent) -> TokenEvent | None:
-        """What of the event has not been told; None: nothing. `Unavailable` where it is not what was told."""
+        """The new part of the event; None: it has none. Raises `Unavailable` if it differs from what was sent."""
         index, token_ids = event.sequence_index, event.token_ids
         told, place = self._tokens[index], self._places[index]
         num_again = min(len(token_ids), max(0, len(told) - place))
@@ -59,7 +59,7 @@ class Said:
         return self._with_first_facts(event)
 
     def _with_first_facts(self, event: TokenEvent) -> TokenEvent:
-        """What the reader knows from the first worker is not told differently by the second."""
+        """Keep values that the reader got from the first worker, not those of the second."""
         if event.prompt is not None and self._has_prompt:
             event = replace(event, prompt=None)
         self._has_prompt |= event.prompt is not None

@@ -1,4 +1,4 @@
-"""What `llmserve worker` was told; importable without Dynamo."""
+"""The settings of `llmserve worker`; importable without Dynamo."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from llmserve.engine.settings import EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What `llmserve worker` was told."""
+    """The settings of `llmserve worker`."""
 
     engine: Path
-    name: str = ""  # under which clients ask; the engine directory's by default
+    name: str = ""  # the model's name for clients; default: the engine directory's
     namespace: str = "dynamo"
-    component: str = ""  # one for each name
+    component: str = ""  # default: the name
     discovery: str = "file"
     request_plane: str = "tcp"
     event_plane: str = "zmq"
     migrates: bool = True
-    drain_s: float = 30.0  # for answers under way, at the end
+    drain_s: float = 30.0  # time for running answers at shutdown
     settings: EngineSettings = field(default_factory=EngineSettings)

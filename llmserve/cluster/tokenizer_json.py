@@ -1,9 +1,9 @@
-"""tokenizer.json for a tokenizer that comes as a sentencepiece model, since Dynamo reads no other.
+"""Converts a sentencepiece model to tokenizer.json, the only format that Dynamo reads.
 
-The conversion is that of transformers' slow tokenizers: pairs of pieces that make a piece are merged, the better piece
-first. It is not equal by construction, so it is compared with the model on the vocabulary and on texts made to be
-awkward, and refused where it differs. Left out of the comparison are bytes that make no character, of which a run that
-holds one becomes replacement characters altogether in a tokenizer.json.
+The conversion follows transformers' slow tokenizers: pairs of pieces that form a piece are merged, better pieces first.
+It may differ from the model, so both are compared on the vocabulary and on difficult texts; a difference is an error.
+The comparison excludes bytes that form no character: with tokenizer.json, a run of bytes with one such byte decodes to
+replacement characters only.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from llmserve.errors import CheckpointError, Unsupported
 from llmserve.stages.files import TextFiles
 from llmserve.stages.piece_tokenizer import PieceTokenizer, added_tokens
 
-FORMAT: Any = sentencepiece_format  # classes that are made when it is imported
+FORMAT: Any = sentencepiece_format  # its classes are created at import, so they have no types
 Model: TypeAlias = Any  # a ModelProto of it
-SPACE = "\u2581"  # how sentencepiece writes a space
+SPACE = "\u2581"  # sentencepiece's character for a space
 NUM_TEXTS, NUM_ANSWERS = 400, 400
 MOST_SHOWN = 3
 AWKWARD = (
@@ -33,7 +33,7 @@ AWKWARD = (
 
 
 def converted(path: Path) -> Tokenizer:
-    """Of the folder's tokenizer.model, proved equal to it. `Unsupported` where it cannot be."""
+    """Convert the folder's tokenizer.model. `Unsupported` if it is not BPE, `CheckpointError` if the result differs."""
     files = TextFiles.read(path)
     own = PieceTokenizer.load(files)
     model = FORMAT.ModelProto()
@@ -93,7 +93,7 @@ def _converted(model: Model, files: TextFiles) -> Tokenizer:
 
 
 def _merges(model: Model, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """Better pieces first; of the ways to make one, by the ids of their halves."""
+    """Merges: better pieces first; several merges to one piece are in the order of the ids of their halves."""
     normal = FORMAT.ModelProto.SentencePiece.NORMAL
     found = []
     for each in model.pieces:
@@ -119,7 +119,7 @@ def _differences(own: PieceTokenizer, made: Tokenizer, model: Model, added: Coll
 
 
 def _texts(model: Model) -> Iterator[str]:
-    """Awkward ones, every piece, and pieces strung together."""
+    """Difficult texts, every piece, and random sequences of pieces."""
     normal = FORMAT.ModelProto.SentencePiece.NORMAL
     words = [each.piece.replace(SPACE, " ") for each in model.pieces if each.type == normal]
     yield from AWKWARD
@@ -130,7 +130,7 @@ def _texts(model: Model) -> Iterator[str]:
 
 
 def _answers(model: Model) -> Iterator[Sequence[int]]:
-    """Ids as a network may choose them, special ones included."""
+    """Random ids, as a network may choose them, including special ones."""
     byte = FORMAT.ModelProto.SentencePiece.BYTE
     ids = [place for place, each in enumerate(model.pieces) if each.type != byte]
     choice = random.Random(1)

@@ -1,4 +1,4 @@
-"""Our engine as a worker of NVIDIA Dynamo: token ids in, token ids out, on whatever planes its environment names."""
+"""An engine as a worker of NVIDIA Dynamo: token ids in, token ids out, on the planes that its settings name."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from llmserve.errors import InternalError, InvalidArgument, LlmserveError, Resou
 from llmserve.stages.guides import GuidesOfDirectory
 
 logger = logging.getLogger(__name__)
-TICK_S = 0.1  # between two reports of how full the cache is
+TICK_S = 0.1  # between two reports of cache usage
 END = None
 
 
 class LlmserveWorker(LLMEngine):  # type: ignore[misc]
-    """One engine. Requests are cancelled in `abort`: what `generate` is asked to end may be heard of much later."""
+    """One engine. Requests are cancelled in `abort`, because a cancellation may reach `generate` much later."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._directory = EngineDirectory.open(settings.engine)
-        self._folder = model_folder(self._directory)  # what the front end reads of the model
+        self._folder = model_folder(self._directory)  # files for the front end
         self._events = BlockEvents()
         self._engine: Engine | None = None
         self._answers: dict[str, asyncio.Task[None]] = {}
@@ -98,7 +98,7 @@ class LlmserveWorker(LLMEngine):  # type: ignore[misc]
         self._snapshots = publisher
 
     async def generate(self, request: Any, context: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """For a front end of Dynamo's, or for a server of ours, which asks in its own words."""
+        """Answer a request of Dynamo's front end, or of llmserve's server, which uses its own messages."""
         try:
             frame = asked(request)
         except ProtocolError as error:
@@ -122,7 +122,7 @@ class LlmserveWorker(LLMEngine):  # type: ignore[misc]
                 yield chunk_of(event)
 
     async def _own(self, request: Any, frame: Frame, context: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """The border: errors keep class and words, which they would not as Dynamo's."""
+        """Answer llmserve's server. Errors are sent as chunks, which keep class and message; Dynamo's errors do not."""
         assert self._engine is not None
         if frame.kind is Kind.HELLO:
             yield hello_chunk(self._engine)
@@ -147,7 +147,7 @@ class LlmserveWorker(LLMEngine):  # type: ignore[misc]
     async def _events_of(
         self, stream: AsyncGenerator[TokenEvent, None], context: Any
     ) -> AsyncGenerator[TokenEvent | Exception, None]:
-        """Of one answer; an exception is the last."""
+        """Events of one answer. An exception is the last one."""
         events: asyncio.Queue[TokenEvent | Exception | None] = asyncio.Queue()
         answer = asyncio.create_task(self._answer(stream, events))
         self._answers[context.id()] = answer
@@ -159,12 +159,12 @@ class LlmserveWorker(LLMEngine):  # type: ignore[misc]
             self._answers.pop(context.id(), None)
 
     async def _answer(self, stream: AsyncGenerator[TokenEvent, None], events: asyncio.Queue[Any]) -> None:
-        """Reads one stream; closing it, which this task's end does, is what frees its blocks."""
+        """Reads one stream, and closes it when this task ends, which frees its blocks."""
         try:
             async with aclosing(stream):
                 async for event in stream:
                     events.put_nowait(event)
-        except Exception as error:  # the border: whoever reads hears of it
+        except Exception as error:  # the reader gets it
             events.put_nowait(error)
         finally:
             events.put_nowait(END)
@@ -174,7 +174,7 @@ class LlmserveWorker(LLMEngine):  # type: ignore[misc]
             answer.cancel()
 
     async def cleanup(self) -> None:
-        """Answers under way are waited for, `drain_s` at most."""
+        """Wait for running answers, for at most `drain_s`, then close the engine."""
         if self._ticks is not None:
             self._ticks.cancel()
         if self._answers:
@@ -184,7 +184,7 @@ class LlmserveWorker(LLMEngine):  # type: ignore[misc]
             await asyncio.get_running_loop().run_in_executor(None, engine.close)
 
     async def _report(self) -> None:
-        """How full the cache is, for the router and for /metrics."""
+        """Report cache usage, for the router and for /metrics."""
         while self._engine is not None:
             if self._snapshots is not None:
                 stats = self._engine.stats()
@@ -211,14 +211,14 @@ def _own_chunk(event: TokenEvent | Exception) -> dict[str, Any]:
 
 
 def _told(error: Exception) -> Exception:
-    """As Dynamo's front end understands it: what another worker could answer goes there, and is a 503 where none can.
-    That the engine is gone, or full, is nothing that the client could do better."""
+    """The error for Dynamo's front end. If another worker may succeed, the front end retries there, or returns a 503.
+    An engine that is gone or full is not the client's error."""
     is_elsewhere = isinstance(error, Unavailable | ResourceExhausted)
     return EngineShutdown(str(error)) if is_elsewhere else error
 
 
 def serve_worker(settings: WorkerSettings) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT."""
     worker = LlmserveWorker(settings)
 
     async def made(_: list[str] | None) -> tuple[LlmserveWorker, WorkerConfig]:
