@@ -1,4 +1,4 @@
-"""Who may do what: the flags that restrict calls, and what is said at start of what everybody may do."""
+"""Access to a server: the flags that restrict calls, and the warnings at start about unrestricted ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def grpc_restrictions(options: ServeOptions) -> Restrictions:
 
 
 def make_api_keys(options: ServeOptions) -> ApiKeys | None:
-    """Of the file and of the environment, which models' processes do not inherit. Raises `InvalidArgument`."""
+    """Keys from the file and the environment. Models' processes do not inherit the latter. Raises `InvalidArgument`."""
     from llmserve.frontends.shared.api_keys import ApiKeys, owner_of_key
 
     given = {variable: os.environ.pop(variable, "") for variable in KEY_VARIABLES}
@@ -51,12 +51,12 @@ def make_api_keys(options: ServeOptions) -> ApiKeys | None:
 
 
 def _with_environment(options: Sequence[str] | None, variable: str) -> list[str]:
-    """Both count: a restriction is never lost to another one. Models' processes do not inherit the variable."""
+    """Restrictions from flags and from the variable; all apply. Models' processes do not inherit the variable."""
     return [*(options or ()), *os.environ.pop(variable, "").split()]
 
 
 def exposures(options: ServeOptions, extensions: Extensions) -> Iterator[str]:
-    """What anyone who reaches a port could do there with the server's rights, a line for each of these things."""
+    """Warnings about what anyone who reaches a port can do there with the server's rights."""
     from llmserve.frontends.shared.restrictions import Api
 
     if extensions.api_keys is not None:
@@ -77,7 +77,7 @@ def exposures(options: ServeOptions, extensions: Extensions) -> Iterator[str]:
 
 
 def _open_ports(options: ServeOptions, api: Api, http: Restrictions, grpc: Restrictions) -> Iterator[tuple[str, str]]:
-    """Ports on which others than this machine find a group unrestricted, with the flag that would restrict it."""
+    """Ports on which other machines can call `api` without restrictions, with the flag that restricts it."""
     if options.allow_http and api not in http.keys and not options.http_use_ssl_mutual:
         host = options.http_address or options.host
         if not is_loopback(host):
@@ -89,7 +89,7 @@ def _open_ports(options: ServeOptions, api: Api, http: Restrictions, grpc: Restr
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
+    """Whether only this machine can connect to `host`."""
     try:
         found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError:

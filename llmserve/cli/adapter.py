@@ -1,4 +1,4 @@
-"""`llmserve adapter`: a LoRA adapter for an engine that has been built, to be served beside it."""
+"""`llmserve adapter`: compiles or verifies a LoRA adapter for an engine that is already built."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def command(
 
 
 def _verified(adapter: Path, engine: Path) -> int:
-    """The exit code."""
+    """Verify the adapter and return the exit code."""
     result = verify_adapter(SealedAdapter.open(adapter), EngineDirectory.open(engine))
     typer.echo(f"{adapter}: every file is unchanged; {result or 'it has no self-test; rebuild it to add one'}")
     return 0 if result is None or result.passed else 1

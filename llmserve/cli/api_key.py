@@ -1,4 +1,4 @@
-"""`llmserve api-key`: a new API key, and the entry by which a server knows it."""
+"""`llmserve api-key`: creates an API key, and its entry in a server's file of keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 KEY_BYTES = 32
-PREFIX = "sk-"  # by which people, and programs that look for leaked secrets, know what it is
+PREFIX = "sk-"  # identifies a key to people, and to programs that search for leaked secrets
 
 
 def command(

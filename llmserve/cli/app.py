@@ -1,6 +1,6 @@
 """The `llmserve` program: one module for each command, with the name of the command.
 
-Exit codes: 0 done; 1 the work failed or the gate said no; 2 the input was wrong.
+Exit codes: 0: success; 1: the work failed, or the engine did not pass the gate; 2: invalid input.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ COMMANDS = {
     "doctor": "Show what this machine has and what each target needs.",
     "completion": "Print the completion script of a shell.",
 }
-MODULES = {"tritonserver": "serve"}  # of commands that have another's
+MODULES = {"tritonserver": "serve"}  # of commands that share another one's
 CLASSES = {
     "build": "build_flags.BuildCommand", "convert-checkpoint": "build_flags.BuildCommand",
     "eval": "eval_summarize.EvalCommand", "run": "run_flags.RunCommand", "serve": "serve.ServeCommand",
 }  # fmt: skip
-UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as TensorRT-LLM's commands write flags
+UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as in TensorRT-LLM's flags
 
 
 class Commands(Mapping[str, Any]):
-    """Each command, imported when it is asked for: all of them take most of a second."""
+    """The commands. Each is imported when it is used, because importing all takes most of a second."""
 
     def __getitem__(self, name: str) -> Any:
         if (name := name.replace("_", "-")) not in COMMANDS:
@@ -112,7 +112,7 @@ def options(
 
 
 def run_command() -> None:
-    """An error of ours is one readable message, never a traceback."""
+    """Run the program. A `LlmserveError` is printed as one message, without a traceback."""
     try:
         app()
     except LlmserveError as error:

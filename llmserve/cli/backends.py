@@ -1,4 +1,4 @@
-"""The composition root: which backends a server has. The core knows them by name only."""
+"""The composition root: the backends of a server. The core only knows their names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from llmserve.wire.request_memory import RequestMemory
 
 OpenEngine: TypeAlias = Callable[[Path, EngineSettings], Engine]
 MAX_BATCH_SIZE = "default-max-batch-size"
-ENGINE_PROCESS = (sys.executable, "-P", "-m", "llmserve.cli.engine_process")  # -P: no modules of the folder it is in
+ENGINE_PROCESS = (sys.executable, "-P", "-m", "llmserve.cli.engine_process")  # -P: no modules of the working directory
 SETTINGS = {("", MAX_BATCH_SIZE), (OnnxRuntimeBackend.name, MAX_BATCH_SIZE)}  # (backend, or "" for all; key)
 
 
@@ -68,14 +68,14 @@ def open_gated(gate: GateRule | None, opened: OpenEngine, path: Path, settings: 
 
 
 def open_process(gate: GateRule | None, engine_dir: Path, tokenizer_dir: Path, settings: EngineSettings) -> Engine:
-    """In a process of its own. Its gate is asked here, once: started again, it has to have the same digest."""
+    """Open an engine in its own process. The gate is checked once, here: a restart requires the same digest."""
     if gate is not None:
         require_gate(EngineDirectory.open(engine_dir), gate)
     return ProcessEngine(ENGINE_PROCESS, engine_dir, tokenizer_dir, settings)
 
 
 def open_elsewhere(opened: OpenEngine, engine_dir: Path, tokenizer_dir: Path, settings: EngineSettings) -> Engine:
-    """For a model whose config asks for a process of its own: workers are that already."""
+    """Replaces `open_process` if engines run elsewhere, because they have their own processes already."""
     return opened(engine_dir, settings)
 
 
@@ -87,8 +87,8 @@ def make_backends(
     verify_every_s: float = 0.0,
     memory: RequestMemory | None = None,
 ) -> dict[str, Backend]:
-    """By the name that `config.pbtxt` gives in `backend`. With `gate`, engines open that have what it asks for.
-    `open_cluster`: makes a client of a cluster's workers in place of every engine. `memory`: of the requests."""
+    """Backends by their name in `config.pbtxt`. `gate`: the rule that engines must meet. `open_cluster`: opens a client
+    of an engine elsewhere instead of each engine. `memory`: limits of requests."""
     opened = partial(open_gated, gate, open_cluster or open_engine)
     apart = partial(open_elsewhere, opened) if open_cluster else partial(open_process, gate)
     backends: tuple[Backend, ...] = (

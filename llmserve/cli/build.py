@@ -1,4 +1,4 @@
-"""`llmserve build`: compile a checkpoint into an engine directory, or say what that would make (`--dry-run`)."""
+"""`llmserve build`: compiles a checkpoint into an engine directory, or prints the plan (`--dry-run`)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from llmserve.errors import LlmserveError, RecipeError
 from llmserve.models.number_formats import AUTO, BLOCKS, FLOATS, GGUF
 
 OLD_INPUT_LEN = 1024  # build.py's default
-GGUF_BYTES = "Q8_0"  # which is our int8
+GGUF_BYTES = "Q8_0"  # equals llmserve's int8
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """What is built: a checkpoint, a recipe, or both."""
+    """The input of a build: a checkpoint, a recipe, or both."""
 
     checkpoint: Path | None = argument(None, "Hugging Face folder, or GGUF file.")
     checkpoint_dir: Path | None = option(
@@ -44,7 +44,7 @@ class CheckpointOptions:
     recipe: Path | None = option(None, "YAML file with these flags as keys; flags override it")
 
     def source(self) -> tuple[Path, Recipe]:
-        """The checkpoint, and the recipe beside it. A folder of `llmserve convert-checkpoint` holds both."""
+        """The checkpoint and the recipe. A folder of `llmserve convert-checkpoint` has both."""
         if self.checkpoint and self.checkpoint_dir and self.checkpoint != self.checkpoint_dir:
             raise RecipeError(
                 f"two checkpoints: {self.checkpoint} and --checkpoint-dir {self.checkpoint_dir}; give one of them"
@@ -64,7 +64,7 @@ class CheckpointOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildCommandOptions(CheckpointOptions):
-    """What a build is asked for beside its options."""
+    """Options of the command that are not options of the build."""
 
     output_dir: Path | None = option(None, "Engine directory (default: engines/CHECKPOINT-DTYPE)")
     max_output_len: int | None = option(None, f"Longest answer, with --max-input-len ({OLD_INPUT_LEN})", min=1)
@@ -95,7 +95,7 @@ def build(asked: BuildCommandOptions) -> None:
     else:
         prefixes = [Prefix.read(path, is_chat=path.suffix == ".json") for path in asked.prefix or ()]
         output_dir = asked.output_dir or recipe.output_dir or default_output_dir(source, options)
-        if prefixes:  # no engine is made without those that were asked for
+        if prefixes:  # before the build, so that no engine is made if they are invalid
             check_prefixes(source, options, prefixes)
         _build(source, output_dir, options)
         if prefixes:
@@ -103,7 +103,7 @@ def build(asked: BuildCommandOptions) -> None:
 
 
 def _resolved(source: Path, recipe: Recipe, flags: Mapping[str, Any]) -> BuildOptions:
-    """A GGUF file keeps its own numbers, unless a format is asked for, or the target cannot."""
+    """The options. A GGUF file keeps its number formats, unless a flag sets one or the target does not support them."""
     options = recipe.resolve(flags)
     asked = {name for name, value in flags.items() if value is not None} | set(recipe.options or ())
     if options.quantization or "dtype" in asked or not options.own.keeps_blocks:
@@ -111,16 +111,16 @@ def _resolved(source: Path, recipe: Recipe, flags: Mapping[str, Any]) -> BuildOp
     try:
         with Checkpoint.open(source) as checkpoint:
             types = checkpoint.rounded_shares
-    except LlmserveError:  # which the build will say
+    except LlmserveError:  # the build will report it
         return options
     return replace(options, quantization=GGUF.name) if types.keys() & {*BLOCKS, GGUF_BYTES} else options
 
 
 def _typer_option(name: str, option: DeclaredOption) -> tuple[str, Any, None]:
-    """The field of an option, which is None unless it is given, so that a recipe can speak first."""
+    """The field of an option. It is None unless the flag is given, so that a recipe can set the option."""
     text, names = option.flag.help_with_choices, []
     if option.type is bool:
-        names.append(f"--{name.replace('_', '-')}")  # and no --no-...
+        names.append(f"--{name.replace('_', '-')}")  # without --no-...
     else:
         text += f" (default: {option.default if option.flag.default_text is None else option.flag.default_text})"
     panel = f"With --target {' or '.join(option.targets)}" if option.targets else None
@@ -169,7 +169,7 @@ def _build_kernels(checkpoint: Path, output: Path, options: BuildOptions) -> Non
 
 
 def built(checkpoint: Path) -> Path:
-    """The engine that `llmserve build CHECKPOINT` makes, which is built unless it is there."""
+    """The engine of `llmserve build CHECKPOINT`. It is built if it does not exist."""
     options = _resolved(checkpoint, Recipe(), {})
     engine = default_output_dir(checkpoint, options)
     if not (engine / MANIFEST_FILE).is_file():

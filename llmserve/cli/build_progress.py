@@ -1,4 +1,4 @@
-"""`Progress` on standard error: drawn on a terminal, told in lines where there is none."""
+"""`Progress` on standard error: a bar on a terminal, lines of text otherwise."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from llmserve.progress import Phase
 INTERVAL_S = 5.0  # between two lines of a phase
 LEAST_TIMED_S = 1.0
 MB = 10**6
-GUESSED_SHARE = 0.1  # of a build: how much of it has to pass before its speed here counts more than elsewhere
+GUESSED_SHARE = 0.1  # of a build: after that, its speed here counts more than elsewhere
 
 
 def shown_progress() -> ProgressBar | ProgressLines:
-    """What suits this process's standard error."""
+    """The form that suits this process's standard error."""
     return ProgressBar() if sys.stderr.isatty() else ProgressLines(sys.stderr)
 
 
 class Estimate:
-    """Which phase of how many this is, and when all are done: as long as elsewhere, times what has shown here."""
+    """Number of the current phase, and time left: the phases' times elsewhere, scaled by the speed so far."""
 
     def __init__(self, phases: Sequence[Phase] = ()) -> None:
         self._names = [phase.name for phase in phases]
@@ -34,7 +34,7 @@ class Estimate:
         return f"{name} ({self._names.index(name) + 1} of {len(self._names)})" if name in self._names else name
 
     def time_left(self, name: str, share: float, elapsed: float) -> str:
-        """In words, when `share` of the phase `name` is done after `elapsed` seconds; empty where nothing is known."""
+        """As text, if `share` of the phase `name` is done after `elapsed` seconds; empty if unknown."""
         seconds = self.seconds_left(name, share, elapsed)
         if seconds is None:
             return ""
@@ -67,7 +67,7 @@ class ProgressBar:
 
     def __exit__(self, *error: object) -> None:
         if self._task is None:
-            return  # refused before the first phase: nothing was drawn
+            return  # an error before the first phase: nothing was drawn
         if error[0] is None:
             self._finish_phase()
         self._bar.stop()
@@ -92,7 +92,7 @@ class ProgressBar:
 
 
 class ProgressLines:
-    """A line every few seconds, and one for each phase that is finished: what, how much of it, how fast, how long."""
+    """A line every few seconds, and one for each finished phase, with amount, speed and time."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -133,7 +133,7 @@ class ProgressLines:
     def _finish_phase(self) -> None:
         if self._phase:
             elapsed = self._clock() - self._began
-            size = f", {self._done / MB:,.0f} MB" if elapsed >= LEAST_TIMED_S else ""  # no speed: it was there already
+            size = f", {self._done / MB:,.0f} MB" if elapsed >= LEAST_TIMED_S else ""  # too short to measure
             self._say(f"done{size} in {elapsed:.1f} s")
 
     def _say(self, text: str) -> None:

@@ -1,7 +1,6 @@
-"""`llmserve completion bash|zsh|fish`: a script for the shell, made from the commands' own options.
+"""`llmserve completion bash|zsh|fish`: prints a script for the shell, made from the commands' own options.
 
-The script has everything in it: what typer offers instead starts this program at every press of Tab, which takes the
-better part of a second.
+The script is self-contained. typer's completion would start this program at every Tab, for most of a second.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 PROGRAM = "llmserve"
-LISTED = re.compile(r"[\w.-]+(?: \| [\w.-]+)+")  # values, as help texts have them: float16 | float32
+LISTED = re.compile(r"[\w.-]+(?: \| [\w.-]+)+")  # values in help texts, such as float16 | float32
 
 
 class Shell(StrEnum):
@@ -32,13 +31,13 @@ class Flag:
     names: Sequence[str]  # with their dashes
     help: str
     takes_value: bool
-    choices: Sequence[str]  # of the value; none: anything
+    choices: Sequence[str]  # of the value; empty: any value
     is_path: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Of one command."""
+    """One command."""
 
     name: str
     help: str  # one line
@@ -78,7 +77,7 @@ def _flag(option: Any, kind: Any) -> Flag:
 
 
 def _bare(kind: Any) -> Any:
-    """Without None, and of lists what is in them."""
+    """The type without None; for a list, the type of its items."""
     inner = [each for each in get_args(kind) if each is not type(None)]
     return _bare(inner[0]) if inner else kind
 
@@ -95,7 +94,7 @@ def _one_line(text: str) -> str:
 
 
 def bash_script(commands: Sequence[Description]) -> str:
-    """Words after a command: flags, after a flag its values, else files where the command takes any."""
+    """Completes a flag, the value after a flag, or a file if the command takes any."""
     names = " ".join(one.name for one in commands)
     lines = [
         f"# bash completion for {PROGRAM}",
@@ -130,7 +129,7 @@ BASH_FILES = 'compopt -o filenames; COMPREPLY=($(compgen -f -- "$word"))'
 
 
 def _bash_values(one: Description) -> list[str]:
-    """What follows a flag that takes a value."""
+    """Cases for the values of flags."""
     lines = []
     for flag in one.flags:
         if not flag.takes_value:

@@ -1,4 +1,4 @@
-"""`llmserve convert-checkpoint`: the first of TensorRT-LLM's two steps. Its folder holds a recipe and no weights.
+"""`llmserve convert-checkpoint`: the first of TensorRT-LLM's two steps. Its folder has a recipe, but no weights.
 
 `llmserve build --checkpoint-dir FOLDER` then reads the checkpoint itself, with the options of both command lines.
 """
@@ -43,7 +43,7 @@ def convert(asked: ConvertOptions) -> None:
 
 
 def _recipe(source: Path, options: Mapping[str, Any]) -> str:
-    """Paths in it are absolute. Links are not followed, as the names of files say what is in them."""
+    """The recipe's text. Its paths are absolute; links are not resolved, because file names describe the content."""
     paths = {name for name, option in declared_options().items() if option.flag.is_path}
     kept = {name: os.path.abspath(value) if value and name in paths else value for name, value in options.items()}
     lines = yaml.safe_dump({"checkpoint": os.path.abspath(source), **kept}, sort_keys=False)

@@ -1,4 +1,4 @@
-"""A command whose options are the fields of a dataclass, for commands with more of them than a signature can show."""
+"""Commands whose options are the fields of a dataclass, because they have too many for a signature."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 import typer
 
 Options = TypeVar("Options")
-DECLARED = "declared"  # of a field's metadata: what typer is told
+DECLARED = "declared"  # key of a field's metadata: its declaration for typer
 
 
 def option(default: Any, help: str, *names: str, panel: str | None = None, **more: Any) -> Any:
-    """A field that is an option; `...` as the default of one that must be given.
+    """A field that is an option. The default `...` makes it required.
 
-    `names`: in place of the field's, and without --no-NAME. `more`: as typer.Option has it.
+    `names`: replace the field's name, without --no-NAME. `more`: arguments of typer.Option.
     """
     more.setdefault("show_default", default not in (None, ""))
     return _field(default, typer.Option(*names, help=help, rich_help_panel=panel, **more))
 
 
 def argument(default: Any, help: str, **more: Any) -> Any:
-    """A field that is an argument, likewise."""
+    """A field that is an argument. The parameters are those of `option`."""
     return _field(default, typer.Argument(help=help, **{"show_default": False, **more}))
 
 
@@ -32,12 +32,12 @@ def _field(default: Any, declared: Any) -> Any:
 
 
 def _declared(options: type) -> dict[str, Any]:
-    """Of each field that `option` or `argument` made."""
+    """Declarations of the fields that `option` or `argument` made."""
     return {each.name: each.metadata[DECLARED] for each in fields(options) if DECLARED in each.metadata}
 
 
 class DataclassCommand(Generic[Options]):
-    """To be registered with typer, which reads the signature. A field may also be `Annotated[type, typer.Option()]`."""
+    """Register it with typer, which reads the signature. A field may also be `Annotated[type, typer.Option()]`."""
 
     def __init__(self, options: type[Options], run: Callable[[Options], None]) -> None:
         self.__name__ = run.__name__

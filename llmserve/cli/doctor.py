@@ -1,4 +1,4 @@
-"""`llmserve doctor`: what this machine has, what each target needs, what is missing and what to do."""
+"""`llmserve doctor`: reports what this machine has, what each target needs, what is missing and what to do."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _print(facts: Sequence[Fact], targets: Mapping[str, Sequence[Check]]) -> Non
 
 
 def _print_checks(console: Console, checks: Sequence[Check]) -> None:
-    """Advice has the whole width: most of it is a command."""
+    """Print the checks. Advice uses the full width, because it is usually a command."""
     width = max(len(check.need) for check in checks)
     for check in checks:
         row = Table(box=None, show_header=False, pad_edge=False)

@@ -1,4 +1,4 @@
-"""Which ports of `llmserve serve` are encrypted, and with what."""
+"""TLS settings of the ports of `llmserve serve`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def http_tls(options: ServeOptions) -> ssl.SSLContext | None:
 
 
 def metrics_tls(options: ServeOptions) -> ssl.SSLContext | None:
-    """As the HTTP port, clients' certificates included. None: not encrypted. Raises `InvalidArgument`."""
+    """As for the HTTP port, including client certificates. None: not encrypted. Raises `InvalidArgument`."""
     return _context(_http_files(options)) if options.allow_metrics and options.metrics_use_ssl else None
 
 
 def files_without_effect(options: ServeOptions) -> list[str]:
-    """Flags of files that no port has a use for."""
+    """Flags of files that no port uses."""
     uses_http = options.http_use_ssl or options.http_use_ssl_mutual or options.metrics_use_ssl
     idle = [] if options.grpc_use_ssl or options.grpc_use_ssl_mutual else [_grpc_files(options)]
     idle += [] if uses_http else [_http_files(options)]

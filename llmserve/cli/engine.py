@@ -1,4 +1,4 @@
-"""`llmserve engine`: an engine in a process of its own, for several servers (`llmserve serve --engine-socket`)."""
+"""`llmserve engine`: runs an engine in its own process, for several servers (`llmserve serve --engine-socket`)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ command = DataclassCommand(SharedEngineOptions, engine)
 
 
 def check_socket(path: Path) -> None:
-    """Raises `AlreadyExists` where an engine answers or a file is, `InvalidArgument` for an unusable path."""
+    """Raises `AlreadyExists` if an engine answers or a file exists there, `InvalidArgument` for an unusable path."""
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise InvalidArgument(f"--socket {path}: the path of a Unix socket has at most {MAX_PATH_BYTES} bytes")
     if not path.parent.is_dir():
@@ -68,7 +68,7 @@ def check_socket(path: Path) -> None:
     with sockets.socket(sockets.AF_UNIX) as connection:
         try:
             connection.connect(str(path))
-        except ConnectionRefusedError:  # of a process that is gone
+        except ConnectionRefusedError:  # left by a process that ended
             return
         except PermissionError as error:
             raise InvalidArgument(f"--socket {path} belongs to another user; give another path") from error
@@ -76,7 +76,7 @@ def check_socket(path: Path) -> None:
 
 
 async def _serve(path: Path, socket: Path, settings: EngineSettings, drain_s: float) -> int:
-    """The exit code: 0 when it was told to go, 1 when the engine has failed."""
+    """Serve, and return the exit code: 0 after a signal, 1 if the engine has failed."""
     from llmserve.cli.engine_process import until_gone
     from llmserve.engine.open import open_engine
     from llmserve.engine.remote.server import EngineServer
@@ -89,7 +89,7 @@ async def _serve(path: Path, socket: Path, settings: EngineSettings, drain_s: fl
         server = EngineServer(engine, compile_guide=GuidesOfDirectory(path, engine.info.vocab_size).compiled)
         is_ours = False
         try:
-            await asyncio.to_thread(check_socket, socket)  # another engine may have begun to answer there meanwhile
+            await asyncio.to_thread(check_socket, socket)  # another engine may have started there meanwhile
             await server.serve(socket)
             is_ours = True
             typer.echo(f"Engine {engine.info.name} ({engine.info.digest[:12]}) at {socket}")
@@ -100,5 +100,5 @@ async def _serve(path: Path, socket: Path, settings: EngineSettings, drain_s: fl
         finally:
             await server.close(Unavailable("the engine's process ends"))
             if is_ours:
-                socket.unlink(missing_ok=True)  # noqa: ASYNC240 - nobody is served any more
+                socket.unlink(missing_ok=True)  # noqa: ASYNC240 - no client is served any more
             await asyncio.to_thread(engine.close)

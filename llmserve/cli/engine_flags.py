@@ -17,7 +17,7 @@ DRAFT_HELP = "Directory of a smaller engine with the same tokenizer, which draft
 
 
 def draft_settings(draft_engine: Path | None) -> str:
-    """As `GpuSettings.draft_engine`."""
+    """The value of `GpuSettings.draft_engine`."""
     return str(draft_engine.absolute()) if draft_engine else ""
 
 
@@ -30,7 +30,7 @@ def speculation_flag(text: str) -> Speculation:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedEngineOptions:
-    """Of the commands that open an engine for others, until SIGTERM."""
+    """Options of the commands that open an engine for other processes, until SIGTERM."""
 
     engine: Path = argument(..., "Engine directory, made by llmserve build.")
     threads: int = engine_option(0, "Engine threads; 0: every core that this process may use.", min=0)
@@ -50,7 +50,7 @@ class OpenedEngineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Of `llmserve serve`."""
+    """Engine options of `llmserve serve`."""
 
     threads: int | None = engine_option(None, "Engine threads.", min=1, show_default="every core")
     max_kv_tokens: int | None = engine_option(

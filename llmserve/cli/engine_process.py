@@ -1,7 +1,7 @@
-"""An engine's process, as `engine/remote/process.py` starts it: `python -m llmserve.cli.engine_process`.
+"""An engine's process, started by `engine/remote/process.py`: `python -m llmserve.cli.engine_process`.
 
-It goes when its standard input ends, and ignores what ends its parent: answers may end first there. An engine that has
-failed ends the process, too, which is then started again.
+It ends when its standard input ends. It ignores signals that stop its parent, which may finish answers first. If the
+engine fails, the process ends, too, and the parent restarts it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def open_guided(spec: ChildSpec) -> tuple[Engine, CompileGuide]:
 
 
 def main(opened: Callable[[ChildSpec], tuple[Engine, CompileGuide]] = open_guided) -> int:
-    """The exit code: 0 when it was told to go, 1 when the engine did not load or has failed."""
+    """Return the exit code: 0 at the end of standard input, 1 if the engine did not load or has failed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     told = os.dup(STDOUT)
-    os.dup2(STDERR, STDOUT)  # whatever libraries print is log
+    os.dup2(STDERR, STDOUT)  # output of libraries belongs to the log
     spec = ChildSpec.read(sys.stdin.buffer.readline())
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     logging.getLogger("llmserve").setLevel(spec.log_level)
@@ -60,7 +60,7 @@ async def _run(spec: ChildSpec, opened: Callable[[ChildSpec], tuple[Engine, Comp
     except LlmserveError as error:
         os.write(told, ready_line(error))
         return 1
-    except Exception as error:  # the border: the parent says it to whoever loads the model
+    except Exception as error:  # outermost handler: the parent reports it
         logger.exception("the engine cannot be opened")
         os.write(told, ready_line(InternalError(f"the engine cannot be opened: {error!r}")))
         return 1
@@ -92,7 +92,7 @@ def _await_owner(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
         pass
     try:
         loop.call_soon_threadsafe(gone.set)
-    except RuntimeError:  # it has ended by itself
+    except RuntimeError:  # the loop has ended already
         return
     time.sleep(END_TIMEOUT_S)
     os._exit(1)

@@ -1,7 +1,7 @@
-"""`llmserve eval`: compare an engine with the Hugging Face baseline, and say whether it may be released.
+"""`llmserve eval`: compares an engine with the Hugging Face baseline, and decides whether it may be released.
 
-Exit codes: 0 it may; 1 it is worse than the suite allows (or the samples cannot tell, where the suite says so); 2 the
-input was wrong.
+Exit codes: 0: it may; 1: it is worse than the suite allows (or, if the suite requires it, the samples are
+inconclusive); 2: invalid input.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llmserve.evaluation.run import EvalOptions
 
 RESULTS = Path("eval-results")
-PARTIAL = ".partial.jsonl"  # beside a report: what was answered before it
+PARTIAL = ".partial.jsonl"  # next to a report: the answers so far
 SERVE = (sys.executable, "-m", "llmserve.cli.owned_server")
 
 
@@ -138,7 +138,7 @@ def _print_plan(flags: EvalFlags) -> None:
 
 
 def _judged(flags: EvalFlags) -> bool:
-    """Evaluate, and leave table, report, page and record; whether the engine passed."""
+    """Evaluate, and write table, report, page and record. Returns whether the engine passed."""
     from llmserve.evaluation.reporting.html_report import save_html
     from llmserve.evaluation.reporting.record import add_record
     from llmserve.evaluation.reporting.table import render
@@ -146,7 +146,7 @@ def _judged(flags: EvalFlags) -> bool:
     from llmserve.evaluation.suite import load_suite
     from llmserve.sealed_log import Signer
 
-    if flags.output is not None and flags.output.parent.is_dir():  # else it is made
+    if flags.output is not None and flags.output.parent.is_dir():  # else it is created
         check_writable(flags.output)
     signer = Signer.load(flags.sign_key) if flags.sign_key is not None else None
     judged = (flags.adapter or flags.engine).resolve().name if flags.engine and not flags.url else "server"

@@ -1,4 +1,4 @@
-"""`llmserve eval bless`: the only way to change what a suite asks and allows, and it leaves a trace."""
+"""`llmserve eval bless`: approves a change of a suite's margins, prompt or data, and records the approval."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def command(
 
 
 class EvalOrBlessCommand(GroupedHelpCommand):
-    """`llmserve eval bless` has flags of its own; what begins otherwise is an evaluation."""
+    """Runs `llmserve eval bless`, which has its own flags, or else an evaluation."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         if args[:1] != [BLESS]:

@@ -1,4 +1,4 @@
-"""`llmserve eval` in the words of TensorRT-LLM's summarize.py: its flags, its lines of ROUGE, its one threshold."""
+"""The interface of TensorRT-LLM's summarize.py for `llmserve eval`: its flags, its ROUGE output, its threshold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 summarize_option = partial(option, panel="Flags of summarize.py")
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-DATA = "eval/suites/cnn_dailymail.yaml"  # summarize.py's own
+DATA = "eval/suites/cnn_dailymail.yaml"  # the default of summarize.py
 
 
 class EvalCommand(EvalOrBlessCommand):
@@ -44,7 +44,7 @@ class SummarizeFlags:
     tensorrt_llm_rouge1_threshold: float = summarize_option(15.0, "Threshold of --check-accuracy, in points.")
 
     def summary(self, report: Report, suite: Suite) -> tuple[list[str], bool]:
-        """The lines that were asked for, and whether the engine is above the threshold."""
+        """The requested lines, and whether the engine is above the threshold."""
         if suite.choices_column or not (self.test_hf or self.test_trt_llm or self.check_accuracy):
             return [], True
         sides = {"TensorRT-LLM": (self.test_trt_llm, report.engine), "HF": (self.test_hf, report.baseline)}

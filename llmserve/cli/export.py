@@ -1,4 +1,4 @@
-"""`llmserve export triton`: an engine as a model repository for a Triton server."""
+"""`llmserve export triton`: writes an engine as a model repository for a Triton server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts for the terminal: a name in bold, and what is said of it, of which no character is markup."""
+"""A table of facts for the terminal: names in bold, and texts, which are not parsed as markup."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`llmserve serve --frontends N`: servers on the same ports, clients of one engine in a process of its own.
+"""`llmserve serve --frontends N`: servers on the same ports, clients of one engine in its own process.
 
 The kernel gives each connection to one of the servers (SO_REUSEPORT). This process loads no model. It starts the engine
-and the servers, restarts those that die, adds up their metrics, and tells them when to end.
+and the servers, restarts servers that die, adds up their metrics, and stops them at the end.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from llmserve.wire.listener import claim_port, hold_port
 if TYPE_CHECKING:
     from llmserve.backends.tensorrtllm.parameters import ModelParameters
 
-SERVE = (sys.executable, "-P", "-m", "llmserve.cli.owned_server")  # -P: no modules of the folder it is in
+SERVE = (sys.executable, "-P", "-m", "llmserve.cli.owned_server")  # -P: no modules of the working directory
 LOOPBACK = "127.0.0.1"
 SCRAPE_TIMEOUT_S = 5.0
-MAX_LINE_BYTES = 1 << 24  # what models print comes the same way
-READ_ALREADY = frozenset(("engine", "service", "frontends"))  # of the options: no flags of the servers
+MAX_LINE_BYTES = 1 << 24  # output of models arrives in the same stream
+READ_ALREADY = frozenset(("engine", "service", "frontends"))  # options that are not passed to the servers as flags
 
 logger = logging.getLogger(__name__)
 
 
 def serve_by_several(options: ServeOptions) -> int:
-    """The exit code. Raises `InvalidArgument` with all that several servers cannot have."""
+    """Serve, and return the exit code. Raises `InvalidArgument` with all options that require a single server."""
     from llmserve.cli.serve import engine_elsewhere, gate_rule, make_extensions, run, server_settings
 
     raise_problems(InvalidArgument, f"--frontends {options.frontends}", _problems(options))
@@ -83,12 +83,12 @@ def _problems(options: ServeOptions) -> list[str]:
 
 
 class _NotStarted(Exception):
-    """What a server said that did not become ready."""
+    """A server did not become ready. The message is its output."""
 
 
 def find_engine(settings: Any) -> ModelParameters:
-    """Of the only engine in the repositories. Raises what keeps a model's config from being read, and
-    `InvalidArgument` for models that several servers cannot have."""
+    """Parameters of the only engine in the repositories. Raises errors of models' configs, and `InvalidArgument` for
+    models that several servers do not support."""
     from llmserve.backends.tensorrtllm.parameters import ModelParameters
     from llmserve.cli.backends import BackendSettings, make_backends
     from llmserve.cli.pipelines import ENGINE_BACKEND
@@ -123,7 +123,7 @@ def find_engine(settings: Any) -> ModelParameters:
 
 
 def flags(options: ServeOptions) -> list[str]:
-    """The command line that has these options."""
+    """The command line for these options."""
     default = ServeOptions()
     return [
         text
@@ -145,16 +145,16 @@ def _flag(name: str, value: Any) -> Iterator[str]:
 
 @dataclass(slots=True, eq=False)
 class FrontEnd:
-    """A server's process: started, ready, ended, and started again."""
+    """A server's process, which may be restarted."""
 
     command: Sequence[str]
-    secrets: Mapping[str, str] = field(repr=False)  # variables that this process does not have any more
+    secrets: Mapping[str, str] = field(repr=False)  # environment variables removed from this process
     process: asyncio.subprocess.Process | None = None
-    metrics_port: int = 0  # 0: it is not ready
+    metrics_port: int = 0  # 0: not ready
 
     async def start(self) -> list[str]:
-        """What it said until it was ready. Raises `Unavailable`, with that, where it has ended before."""
-        # A session of its own: the terminal's Ctrl-C is for this process, which passes it on once.
+        """Start it, and return its output until it is ready. Raises `Unavailable` with the output if it ends before."""
+        # A separate session: the terminal's Ctrl-C is for this process, which forwards it once.
         self.process = await asyncio.create_subprocess_exec(
             *self.command,
             stdin=asyncio.subprocess.PIPE,
@@ -175,7 +175,7 @@ class FrontEnd:
         raise Unavailable("\n".join([*said, f"a server has ended with exit code {code} before it was ready"]))
 
     async def ended(self) -> int:
-        """The exit code. What it says on its way is not passed on: every server says the same."""
+        """Wait for its end and return the exit code. Its output is dropped, because every server prints the same."""
         if self.process is None:
             return 0
         assert self.process.stdout is not None
@@ -190,7 +190,7 @@ class FrontEnd:
                 self.process.send_signal(signal.SIGTERM)
 
     def scrape(self) -> str:
-        """Its metrics; nothing where it does not answer. Blocking."""
+        """Its metrics; empty if it does not answer. Blocking."""
         if not self.metrics_port:
             return ""
         connection = http.client.HTTPConnection(LOOPBACK, self.metrics_port, timeout=SCRAPE_TIMEOUT_S)
@@ -205,10 +205,10 @@ class FrontEnd:
 
 
 class FrontEnds:
-    """The process above them; `run` is its life."""
+    """The process that starts and stops the servers."""
 
     def __init__(self, options: ServeOptions, engine: ModelParameters | None, secrets: Mapping[str, str]) -> None:
-        """`secrets`: variables of the environment that say who may call."""
+        """`secrets`: environment variables with keys and restrictions."""
         self._options = options
         self._engine = engine
         self._secrets = secrets
@@ -216,7 +216,7 @@ class FrontEnds:
         self._signals = StopSignals()
 
     async def run(self) -> int:
-        """The exit code: 0 after a drain, 1 where a server did not start."""
+        """Run until a signal. Returns the exit code: 0 after a drain, 1 if a server did not start or none is left."""
         with self._signals.installed():
             async with AsyncExitStack() as stack:
                 try:
@@ -230,7 +230,7 @@ class FrontEnds:
                     await self._stop()
 
     async def _start(self, stack: AsyncExitStack) -> None:
-        """Everything, until every server is ready. Raises `_NotStarted` where one is not, when all have tried."""
+        """Start everything until every server is ready. Raises `_NotStarted` if one fails, after all have tried."""
         held = HeldPorts(self._options)
         stack.callback(held.close)
         lines = await self._start_metrics(stack)
@@ -250,7 +250,7 @@ class FrontEnds:
         print("\n".join([*said[0], *lines]), flush=True)
 
     async def _start_metrics(self, stack: AsyncExitStack) -> list[str]:
-        """The line that says where all servers' metrics are."""
+        """Start the port of all servers' metrics, and return the line that reports it."""
         from llmserve.cli.serve import listen_settings
 
         listen = listen_settings(self._options)
@@ -269,7 +269,7 @@ class FrontEnds:
         return WholeAnswer(text.encode(), content_type="text/plain; charset=utf-8")
 
     async def _keep(self) -> bool:
-        """Restart each server that ends, until it is time to go. Whether it is: else none is left."""
+        """Restart each server that ends, until a signal (True) or until none is left (False)."""
         keepers = [asyncio.create_task(self._keep_one(each)) for each in self._front_ends]
         drain = asyncio.create_task(self._signals.drain.wait())
         all_gone = asyncio.gather(*keepers, return_exceptions=True)
@@ -299,7 +299,7 @@ class FrontEnds:
                 logger.error("%s", error)
 
     async def _stop(self) -> None:
-        """A second signal hurries them."""
+        """Stop all servers. A second signal stops them at once."""
         for each in self._front_ends:
             each.stop()
         ends = asyncio.gather(*(each.ended() for each in self._front_ends))
@@ -320,10 +320,10 @@ def _open_engine(parameters: ModelParameters) -> ProcessEngine:
 
 
 class HeldPorts:
-    """The ports of HTTP and gRPC: free ones where any is asked for, kept until the servers have ended."""
+    """The ports of HTTP and gRPC: free ones if the flag is 0, reserved until the servers have ended."""
 
     def __init__(self, options: ServeOptions) -> None:
-        """Raises `Unavailable` where one is taken."""
+        """Raises `Unavailable` if one is in use."""
         self._sockets: list[socket.socket] = []
         host = options.http_address or options.host
         ports: dict[str, Any] = {}
@@ -338,7 +338,7 @@ class HeldPorts:
         self.options = replace(options, reuse_http_port=True, reuse_grpc_port=True, **ports)
 
     def _held(self, host: str, port: int, flag: str) -> int:
-        with claim_port(host, port, flag) as alone:  # nobody else listens
+        with claim_port(host, port, flag) as alone:  # no other process listens
             number = int(alone.getsockname()[1])
         self._sockets.append(hold_port(host, number, flag, shared=True))
         return number
@@ -349,7 +349,7 @@ class HeldPorts:
 
 
 def _of_one_server(options: ServeOptions) -> ServeOptions:
-    """Its metrics are for this machine, the engine's flags were the engine's, a stored response would be its own."""
+    """Options of one server: metrics on loopback, no engine flags, no stored responses (other servers lack them)."""
     from llmserve.cli.serve import OF_THE_ENGINE
 
     of_engine: dict[str, Any] = dict.fromkeys(OF_THE_ENGINE) if options.cluster or options.engine_socket else {}

@@ -1,5 +1,5 @@
-"""Every command: `--help` has options under the headings of their panels, each flag's name whole whatever the width,
-and what is wrong with a command line is told all at once.
+"""The class of all commands. `--help` groups options by panel and never truncates a flag's name. All problems of a
+command line are reported at once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from llmserve.errors import InvalidArgument, raise_problems
 OPTIONS = "Options"
 ARGUMENTS = "Arguments"
 MOST_USED = "Most used options"
-LEAST_ALIKE, MOST_NEAR = 0.7, 3  # of names that are suggested
+LEAST_ALIKE, MOST_NEAR = 0.7, 3  # similarity and number of suggested names
 
 
 class GroupedHelpCommand(TyperCommand):
-    """For an app without rich help, whose tables cut long flags off at 80 columns."""
+    """For an app without rich help, whose tables truncate long flags at 80 columns."""
 
     most_used: ClassVar[Collection[str]] = ()  # parameters that are shown first
-    old_flags: ClassVar[OldFlags] = OldFlags.of({}, {}, {})  # of the program that it stands in for
+    old_flags: ClassVar[OldFlags] = OldFlags.of({}, {}, {})  # of the program that it replaces
 
     def translated(self, args: Sequence[str]) -> Translation:
         return self.old_flags.translate(args)
@@ -39,7 +39,7 @@ class GroupedHelpCommand(TyperCommand):
         return super().parse_args(ctx, done.arguments)
 
     def _problems(self, ctx: Any, arguments: Sequence[str]) -> Iterator[str]:
-        """The parser's own errors end at the first."""
+        """All problems. The parser itself stops at the first one."""
         options: dict[str, Any] = {
             name: one for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)
         }

@@ -1,4 +1,4 @@
-"""`llmserve inspect`: say what an engine is, and prove it with `--verify`."""
+"""`llmserve inspect`: describes an engine, and verifies it with `--verify`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def command(
 
 
 def _verified(directory: EngineDirectory) -> tuple[SelfTestResult | None, str]:
-    """And why the self-test of files that are unchanged cannot run here."""
+    """The self-test's result, or why it cannot run here although the files are unchanged."""
     try:
         return verify_engine(directory), ""
     except EngineFileError:
@@ -60,7 +60,7 @@ def _verified(directory: EngineDirectory) -> tuple[SelfTestResult | None, str]:
 
 
 def _verdict(directory: EngineDirectory, result: SelfTestResult | None, hindrance: str) -> str:
-    """In words, once every file was hashed without an error."""
+    """The verdict as text, after every file was hashed without an error."""
     if hindrance:
         return f"every file is unchanged; the self-test cannot run here: {hindrance}"
     if result is None:
@@ -128,7 +128,7 @@ def _plain(facts: Mapping[str, Any]) -> str:
 
 
 def _rounded(manifest: Manifest) -> str:
-    """What numbers of a rounded checkpoint were, and what became of them."""
+    """The number formats of a quantized checkpoint, and whether they were kept."""
     num_kept = manifest.device.get("kept_params", 0)
     taken = f"kept in {num_kept} weights, elsewhere expanded" if num_kept else "expanded"
     return f"{manifest.source.rounded}, {taken}"

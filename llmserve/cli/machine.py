@@ -1,4 +1,4 @@
-"""What this machine is, for `llmserve doctor`. Whatever cannot be found out is said so, and never an error."""
+"""Facts about this machine for `llmserve doctor`. A fact that cannot be determined is reported so, not raised."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def machine_facts() -> list[Fact]:
 def _fact(name: str, ask: Callable[[], Answer]) -> Fact:
     try:
         return Fact(name, *ask())
-    except Exception as error:  # border: a report on a broken machine must not break
+    except Exception as error:  # a report on a broken machine must not fail
         return Fact(name, f"cannot be determined: {error}", {"error": str(error)})
 
 
 def required_packages() -> dict[str, str]:
-    """What llmserve cannot do without -> its version, or an empty string where it is not installed."""
+    """Required packages -> their versions, or an empty string if a package is not installed."""
     try:
         needed = requires("llmserve") or ()
     except PackageNotFoundError:  # code that was copied, not installed
@@ -65,7 +65,7 @@ def required_packages() -> dict[str, str]:
 
 
 def package_versions() -> dict[str, str]:
-    """Of what llmserve needs, and of what only some targets and models do, as far as it is installed."""
+    """Versions of installed packages: required ones, and those for some targets and models."""
     found = required_packages() | {name: _version(name) for name in GPU_PACKAGES}
     return {name: number for name, number in found.items() if number}
 
@@ -114,12 +114,12 @@ def _gpus() -> Answer:
 def _visible() -> Sequence[Gpu]:
     try:
         return visible_gpus()
-    except Unsupported:  # why is what the target's check says
+    except Unsupported:  # the target's check reports the reason
         return ()
 
 
 def _cuda() -> Answer:
-    """The newest CUDA that the driver runs."""
+    """The newest CUDA that the driver supports."""
     if not _visible():
         return "none without a GPU", None
     done = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True)

@@ -1,4 +1,4 @@
-"""Entry point. The rest is imported within, so that Ctrl-C meanwhile ends the program without a traceback."""
+"""Entry point. The rest is imported in `main`, so that Ctrl-C during imports ends the program without a traceback."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn, TextIO, cast
 
-BRIEF = ("inspect", "doctor")  # they import and print: garbage collection and OpenBLAS's threads are a quarter of that
-LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what was written has found no place
-INTERRUPTED = 128 + signal.SIGINT  # a shell's exit code for it
+BRIEF = ("inspect", "doctor")  # mostly imports, of whose time garbage collection and OpenBLAS's threads are a quarter
+LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # output could not be stored
+INTERRUPTED = 128 + signal.SIGINT  # a shell's exit code for Ctrl-C
 
 
 def main() -> None:
     previous = signal.getsignal(signal.SIGINT)
-    if previous is signal.default_int_handler:  # not where it is ignored, or somebody else's
+    if previous is signal.default_int_handler:  # not if it is ignored or another handler is set
         signal.signal(signal.SIGINT, _leave)
     if sys.argv[1:2] and sys.argv[1] in BRIEF:
         gc.disable()
@@ -35,14 +35,14 @@ def main() -> None:
         problem = _unwritten() or (end if is_lost else None)
         if not isinstance(problem, OSError):
             raise
-        if not isinstance(problem, BrokenPipeError):  # whoever reads may stop
+        if not isinstance(problem, BrokenPipeError):  # the reader may stop
             with suppress(OSError):
                 print(f"error: the output cannot be written: {problem.strerror}", file=sys.stderr)
         sys.exit(1)
 
 
 def _open_streams() -> None:
-    """A closed one leads nowhere, and what the encoding of standard output does not have is printed as "?"."""
+    """Replace closed streams by /dev/null. Standard output prints "?" for characters that its encoding lacks."""
     sys.stdin = sys.stdin or _nowhere("r")  # in this order: the first takes the descriptor 0
     sys.stdout = sys.stdout or _nowhere("w")
     sys.stderr = sys.stderr or _nowhere("w")
@@ -55,11 +55,11 @@ def _nowhere(mode: str) -> TextIO:
 
 
 def _unwritten() -> OSError | None:
-    """Why what was printed is not where it should be. Then the rest of it is dropped."""
+    """The error if output could not be written. The rest of the output is then dropped."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter reports it at exit
         return error
     return None
 

@@ -1,6 +1,6 @@
-"""Flags of another program, translated before a command is parsed: a table says what becomes of each.
+"""Translates flags of another program before a command is parsed, by a table with a row for each flag.
 
-A key of a table is a flag's name without dashes in front, and what it takes, as in getopt: `name` nothing, `name:` a
+A key of a table is a flag's name without leading dashes, and what it takes, as in getopt: `name` nothing, `name:` a
 value, `name?` a value or none, `name*` any number. `name=value` is a row for one value only, `name=` for a flag without
 a value.
 """
@@ -18,28 +18,28 @@ TAKES = ":?*"
 
 @dataclass(slots=True)
 class Translation:
-    arguments: list[str] = field(default_factory=list)  # for our own parser
+    arguments: list[str] = field(default_factory=list)  # for the command's parser
     without_effect: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One of them is given."""
+    """The translation of a flag: one of the three."""
 
-    becomes: str | None = None  # words in its place; {} is the value
-    no_effect: str = ""  # why
+    becomes: str | None = None  # words that replace it; {} is the value
+    no_effect: str = ""  # the reason
     refused: str = ""  # what to write instead
 
 
 @dataclass(frozen=True, slots=True)
 class OldFlags:
     rows: Mapping[str, Row]
-    takes: Mapping[str, str]  # one of TAKES, or nothing
+    takes: Mapping[str, str]  # one of TAKES, or empty
 
     @classmethod
     def of(cls, becomes: Mapping[str, str], no_effect: Mapping[str, str], refused: Mapping[str, str]) -> OldFlags:
-        """`no_effect` and `refused` have several names under each key, which is the reason or the advice."""
+        """`no_effect` and `refused`: a reason or advice to the names of flags, separated by spaces."""
         named = {name: Row(becomes=words) for name, words in becomes.items()}
         named |= {name: Row(no_effect=why) for why, names in no_effect.items() for name in names.split()}
         named |= {name: Row(refused=advice) for advice, names in refused.items() for name in names.split()}
@@ -49,7 +49,7 @@ class OldFlags:
         )
 
     def translate(self, arguments: Sequence[str]) -> Translation:
-        """What is not in the table passes unchanged."""
+        """Translate the flags of the table. Other arguments pass unchanged."""
         done, reasons = Translation(), dict[str, list[str]]()
         rest = deque(arguments)
         while rest:
@@ -76,7 +76,7 @@ class OldFlags:
 
 
 def _value(takes: str, rest: deque[str]) -> str:
-    """What follows a flag; a path that exists is our own argument, the old programs have none."""
+    """The value of a flag. An existing path is an argument of the command; the old programs have no arguments."""
     taken: list[str] = []
     most = {":": 1, "?": 1, "*": len(rest)}.get(takes, 0)
     while rest and len(taken) < most and (takes == ":" or not (rest[0].startswith("-") or os.path.exists(rest[0]))):

@@ -1,4 +1,4 @@
-"""Files for results: whether they can be written is checked before the work that makes them."""
+"""Files for results. Checks that they can be written before the work that creates them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from llmserve.errors import InvalidArgument
 
 
 def check_writable(path: Path) -> None:
-    """Raises `InvalidArgument`. What the file holds stays, and no file is left where none was."""
+    """Raises `InvalidArgument`. Keeps the file's content, and leaves no new file behind."""
     if not path.absolute().parent.is_dir():
         raise InvalidArgument(f"{path} cannot be written: no such directory: {path.absolute().parent}")
     target = path.resolve()
     is_there = target.exists()
     if is_there and not (target.is_file() or target.is_dir()):
-        return  # a pipe: whoever reads it would see its end
+        return  # a pipe: its reader would see the end
     try:
         target.open("ab").close()
         if not is_there:

@@ -1,6 +1,6 @@
-"""`llmserve serve` for a program that starts it: ends when that program does, however it ends.
+"""`llmserve serve` as a child process: it ends when the program that started it ends, for any reason.
 
-The owner holds the other end of standard input and writes nothing to it.
+The owner keeps the other end of standard input open and writes nothing to it.
 """
 
 from __future__ import annotations

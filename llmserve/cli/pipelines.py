@@ -1,4 +1,4 @@
-"""Where the packaged model repository is, and how an engine directory is put into a repository."""
+"""The path of the packaged model repository, and the parameters that put an engine directory into a repository."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENGINE_PATH, TOKENIZER_PATH = "gpt_model_path", "tokenizer_dir"  # parameters of
 def packaged_repository(*, pools: bool = False) -> Path:
     """`ensemble`, `preprocessing`, `tensorrt_llm`, `postprocessing`: in the wheel, or in the source tree.
 
-    `pools`: that for engines which make embeddings or scores, without postprocessing.
+    `pools`: the one for engines that compute embeddings or scores, without postprocessing.
     """
     package, name = Path(llmserve.__file__).parent, "pipelines-embeddings" if pools else "pipelines"
     candidates = (package / "_data" / name, package.parent / name)
@@ -37,8 +37,8 @@ def engine_parameters(
     allows_templates: bool = False,
     template: Path | None = None,
 ) -> dict[str, str]:
-    """What makes a model of a repository use `engine` (its tokenizer, too) with these limits. `allows_templates`: of
-    requests; `template`: the file of another than the checkpoint's."""
+    """Parameters that make a model of a repository use `engine`, its tokenizer and these limits. `allows_templates`: in
+    requests. `template`: a file or name that replaces the checkpoint's template."""
     path = "" if engine is None else str(engine.absolute())
     if config.backend == ENGINE_BACKEND:
         return {**limits, ENGINE_PATH: path, TOKENIZER_PATH: path} if path else dict(limits)

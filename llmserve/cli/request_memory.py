@@ -1,4 +1,4 @@
-"""How much memory the requests of a server may take, by its flags or by what the machine has."""
+"""The memory limits of a server's requests, from its flags or from the machine's memory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import psutil
 from llmserve.engine.machine.memory import memory_limit_bytes
 from llmserve.wire.request_memory import RequestMemory
 
-SHARE_OF_MACHINE = 4  # all requests: a quarter of it
+SHARE_OF_MACHINE = 4  # all requests: a quarter of the memory
 SHARE_OF_REQUESTS = 4  # one request: a quarter of that
 
 
 def request_memory(limit_bytes: int | None, each_bytes: int | None) -> RequestMemory:
-    """None: as much as is sensible here. Raises `InvalidArgument`."""
+    """None: a default for this machine. Raises `InvalidArgument`."""
     if limit_bytes is None:
         machine = int(psutil.virtual_memory().total)
         limit_bytes = max(min(memory_limit_bytes() or machine, machine) // SHARE_OF_MACHINE, each_bytes or 0)

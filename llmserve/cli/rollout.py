@@ -1,4 +1,4 @@
-"""`llmserve rollout`: a candidate version or adapter beside what is served, compared, and promoted or rolled back."""
+"""`llmserve rollout`: compares a candidate version or adapter with the served one, and promotes or rolls it back."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RolloutOptions:
     root_certificates: RootCertificatesOption = None
 
     def rules(self) -> dict[str, Any]:
-        """Those that were given, as the server takes them; it checks them."""
+        """The given rules, in the server's format. The server checks them."""
         given: dict[str, Any] = {
             "shadow": _value(self.shadow),
             "canary": None if self.canary is None else _shares(self.canary),
@@ -73,7 +73,7 @@ class RolloutOptions:
         return rules | {name: _value(text) for name, text in judged.items() if text is not None}
 
     def asked(self) -> dict[str, Any]:
-        """What a server is told."""
+        """The body of the request to start a rollout."""
         name, _, path = self.adapter.partition("=")
         adapter = {"name": name, "path": str(Path(path).absolute())} if self.adapter else None
         given = {
@@ -82,7 +82,7 @@ class RolloutOptions:
         return {name: value for name, value in given.items() if value}
 
     def check(self) -> None:
-        """Raises `InvalidArgument` for what does not go together."""
+        """Raises `InvalidArgument` for options that do not fit together."""
         candidate = {"--engine": self.engine, "--version": self.version, "--adapter": self.adapter}
         given = [name for name, value in {**candidate, "a rule": self.rules()}.items() if value]
         name, _, path = self.adapter.partition("=")
@@ -147,7 +147,7 @@ def _parameters(engine: Path | None) -> dict[str, str]:
 
 
 def _is_promoted(client: RolloutClient, report: dict[str, Any], *, as_json: bool) -> bool:
-    """Wait for the end of a rollout; unless it is to be JSON, its decisions are printed as they come."""
+    """Wait for the end of a rollout. Its decisions are printed as they come, except with JSON."""
     if not as_json:
         _print([report], as_json=False)
     num_seen = len(report["decisions"])

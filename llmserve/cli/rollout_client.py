@@ -1,4 +1,4 @@
-"""Asks a server about its rollouts, over HTTP."""
+"""A client for a server's rollouts, over HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 600.0  # start returns when the candidate is loaded
 
 
 class RolloutClient:
-    """Reports are as `GET v2/repository/models/MODEL/rollout` has them. Raises `LlmserveError`."""
+    """Reports have the format of `GET v2/repository/models/MODEL/rollout`. Raises `LlmserveError`."""
 
     def __init__(self, url: str, *, api_key: str = "", root_certificates: Path | None = None) -> None:
         self._url = (url if "://" in url else f"http://{url}").rstrip("/")
@@ -61,7 +61,7 @@ class RolloutClient:
         except urllib.error.HTTPError as error:
             problem = _problem(error)
             raise (NotFound if error.code == 404 else InvalidArgument)(problem) from None
-        except ValueError as error:  # of the URL, or of what came back
+        except ValueError as error:  # in the URL or in the answer
             raise InvalidArgument(f"--url {self._url}: {error}") from error
         except OSError as error:
             raise Unavailable(f"no server answers at {self._url}: {getattr(error, 'reason', error)}") from error

@@ -1,4 +1,4 @@
-"""`llmserve run ENGINE`: prompts in, text out, in this process; and how fast that was, with how much memory."""
+"""`llmserve run ENGINE`: answers prompts in this process, and prints speed and memory."""
 
 from __future__ import annotations
 
@@ -120,19 +120,19 @@ class RunOutput:
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
     finish_reason: str
-    notes: tuple[str, ...]  # what was cut to fit
+    notes: tuple[str, ...]  # what was truncated
     first_s: float  # until the first token
     last_s: float  # until the last one
 
     @property
     def between_s(self) -> float | None:
-        """From one token to the next; None for an answer of one."""
+        """Mean time between two tokens; None for an answer of one token."""
         return (self.last_s - self.first_s) / (len(self.ids) - 1) if len(self.ids) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class OneShot:
-    """An engine behind the text stages."""
+    """An engine with its text stages."""
 
     engine: Engine
     preprocessor: Preprocessor
@@ -140,7 +140,7 @@ class OneShot:
     options: RunOptions
 
     async def answer(self, index: int, prompt: RunPrompt, *, echo: bool) -> RunOutput:
-        """One prompt to its whole answer; `echo` prints each piece as it comes."""
+        """The whole answer to one prompt. `echo`: print each piece as it comes."""
         prepared = self._prepared(prompt)
         has_end = prepared.end_id >= 0 and self.options.benchmark is None
         request = GenerateRequest(
@@ -197,8 +197,8 @@ class OneShot:
 
 
 async def _timed(shot: OneShot, prompts: Sequence[RunPrompt]) -> tuple[list[RunOutput], float]:
-    """With the seconds that they took. A benchmark's first prompt is asked before, backwards: whatever is done once is
-    done then, and nothing of it is found in the prefix cache."""
+    """The answers, and the seconds that they took. A benchmark begins with its first prompt in reverse, as a warm-up
+    that leaves nothing in the prefix cache for the prompts."""
     if shot.options.benchmark is not None:
         await shot.answer(0, prompts[0][::-1], echo=False)
     started = time.perf_counter()
@@ -207,7 +207,7 @@ async def _timed(shot: OneShot, prompts: Sequence[RunPrompt]) -> tuple[list[RunO
 
 
 async def _run(shot: OneShot, prompts: Sequence[RunPrompt]) -> list[RunOutput]:
-    """All prompts at once, batched in flight; when streaming one after the other, so that the output is readable."""
+    """Run all prompts at once, batched in flight; with streaming, one after the other, so the output is readable."""
     if not shot.options.streaming:
         return list(await asyncio.gather(*(shot.answer(i, prompt, echo=False) for i, prompt in enumerate(prompts))))
     answers = []
@@ -239,7 +239,7 @@ def _report(shot: OneShot, prompts: Sequence[RunPrompt], answers: Sequence[RunOu
 
 
 def _speed(answers: Sequence[RunOutput]) -> str:
-    """Latencies are medians over the prompts."""
+    """Speed and memory as text. Latencies are medians over the prompts."""
     told = [f"first token after {1e3 * statistics.median(answer.first_s for answer in answers):.1f} ms"]
     if between := [gap for gap in (answer.between_s for answer in answers) if gap is not None]:
         told.append(f"{1e3 * statistics.median(between):.2f} ms between tokens")
@@ -248,7 +248,7 @@ def _speed(answers: Sequence[RunOutput]) -> str:
 
 
 def _made_up(options: RunOptions, vocab_size: int) -> list[RunPrompt]:
-    """Prompts that have nothing in common."""
+    """Random prompts, which have nothing in common."""
     size = (options.benchmark or 0, options.input_tokens)
     ids = np.random.default_rng(options.random_seed).integers(vocab_size, size=size)
     return [tuple(row) for row in ids.tolist()]

@@ -1,8 +1,8 @@
-"""What `llmserve run` reads prompts from and writes token ids to: the formats of TensorRT-LLM's examples/run.py.
+"""Files that `llmserve run` reads prompts from and writes token ids to, in the formats of TensorRT-LLM's run.py.
 
 .csv   one row of token ids for each prompt
-.npy   an int32 array, a row for each prompt, filled up with a padding id
-other  text, one prompt a line; - is standard input
+.npy   an int32 array with a row for each prompt, padded with a padding id
+other  text with one prompt per line; - is standard input
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _csv_rows(lines: Sequence[str], name: str) -> list[RunPrompt]:
 
 
 def check_id_files(*files: Path | None) -> None:
-    """Before the work that they are for; makes their folders. Raises `InvalidArgument`."""
+    """Check output files before the work, and create their folders. Raises `InvalidArgument`."""
     for file in filter(None, files):
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def check_id_files(*files: Path | None) -> None:
 
 
 def write_ids(rows: Sequence[Sequence[int]], pad_id: int, *, csv_file: Path | None, npy_file: Path | None) -> None:
-    """Prompt and answer in a row, filled up with `pad_id` to the longest. Raises `InvalidArgument` naming the file."""
+    """Write prompt and answer as rows, padded with `pad_id` to the longest. `InvalidArgument` names the file."""
     longest = max(map(len, rows))
     padded = np.array([[*row, *[pad_id] * (longest - len(row))] for row in rows], np.int32)
     for file in filter(None, (csv_file, npy_file)):

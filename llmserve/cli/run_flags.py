@@ -1,5 +1,5 @@
-"""`llmserve run` understands the command line of TensorRT-LLM's examples/run.py: names with underscores, several values
-behind one flag.
+"""`llmserve run` accepts the command line of TensorRT-LLM's examples/run.py: names with underscores, and several values
+after one flag.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llmserve.errors import InvalidArgument, raise_problems
 SEVERAL_VALUES = ("--input_text", "--stop_words", "--bad_words")
 PROMPTS = {"--input-text", "--input-file", "--benchmark"}
 PROMPT = "The highest mountain in the world is"
-ONE_SET = ("--stop_words", "--bad_words")  # there, a second one is for the second prompt
+ONE_SET = ("--stop_words", "--bad_words")  # in run.py, a second one is for the second prompt
 
 
 class RunCommand(GroupedHelpCommand):
@@ -24,13 +24,13 @@ class RunCommand(GroupedHelpCommand):
     def translated(self, args: Sequence[str]) -> Translation:
         done = super().translated(spread(args))
         flags = {word.partition("=")[0].replace("_", "-") for word in args}
-        if "--engine-dir" in flags and not flags & PROMPTS:  # run.py has a prompt of its own
+        if "--engine-dir" in flags and not flags & PROMPTS:  # run.py has a default prompt
             done.arguments.append(f"--input-text={PROMPT}")
         return done
 
 
 def spread(arguments: Sequence[str]) -> list[str]:
-    """`--input_text a b` -> `--input_text a --input_text b`; with dashes a flag has one value, as everywhere here."""
+    """`--input_text a b` -> `--input_text a --input_text b`; a flag with dashes has one value, as elsewhere."""
     repeated = [flag for flag, count in Counter(arguments).items() if flag in ONE_SET and count > 1]
     raise_problems(
         InvalidArgument,

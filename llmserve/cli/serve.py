@@ -1,4 +1,4 @@
-"""`llmserve serve`: an engine through the packaged pipelines, or any Triton model repository."""
+"""`llmserve serve`: serves an engine through the packaged pipelines, or any Triton model repository."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from llmserve.frontends.shared.extension_state import Extensions
     from llmserve.serving.settings import ServerSettings
 
-# Requests leave no cycles behind, but what is in flight is enough to have the collector look for some all the time.
-# Everything is looked at rarely: beside 16,000 open calls that takes 75 ms, in which the event loop does nothing else.
+# Requests leave no cycles, but running requests have enough objects to trigger the garbage collector all the time.
+# Full collections are rare: with 16,000 open calls, one takes 75 ms, in which the event loop does nothing else.
 COLLECTOR_THRESHOLDS = (5_000, 10, 100)
 
 logger = logging.getLogger(__name__)
 
 
 class ServeCommand(GroupedHelpCommand):
-    """Understands tritonserver's command line, too."""
+    """Also accepts tritonserver's command line."""
 
     most_used = (
         "model_repository", "host", "http_port", "grpc_port", "served_model_name", "api_keys", "batch_dir", "threads",
@@ -62,7 +62,7 @@ class ServeCommand(GroupedHelpCommand):
 
 
 def with_any_suite(arguments: Sequence[str]) -> list[str]:
-    """`--require-gate` before a flag, an engine or nothing asks for any suite: what follows is not its value."""
+    """Insert the value ANY_SUITE after a `--require-gate` that is followed by a flag, an engine or nothing."""
     from llmserve.engine.directory.artifact import MANIFEST_FILE
     from llmserve.engine.directory.gate_record import ANY_SUITE
 
@@ -116,11 +116,11 @@ command = DataclassCommand(ServeOptions, serve)
 
 
 def run(process: Coroutine[Any, Any, int]) -> int:
-    """The exit code."""
+    """Run a server's process, and return the exit code."""
     import uvloop
 
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
-    gc.freeze()  # what was imported stays
+    gc.freeze()  # imported objects are permanent
     end = EndPastThreads()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         end.code = runner.run(process)
@@ -128,7 +128,7 @@ def run(process: Coroutine[Any, Any, int]) -> int:
 
 
 def make_extensions(options: ServeOptions) -> Extensions:
-    """What the front ends share; from here on the log flags decide what is printed."""
+    """The state that front ends share. It also applies the log flags."""
     from llmserve.cli.request_memory import request_memory
     from llmserve.cli.tracing import make_tracer
     from llmserve.frontends.shared.api_keys import HEADERS
@@ -181,7 +181,7 @@ def make_extensions(options: ServeOptions) -> Extensions:
 
 
 def check_chat_template(given: Path | None) -> None:
-    """A file, or a name. Raises `InvalidArgument`."""
+    """Raises `InvalidArgument` unless it is a file or the name of a built-in template."""
     from llmserve.stages.named_templates import NAMES
 
     if given is not None and not given.is_file() and str(given) not in NAMES:
@@ -192,7 +192,7 @@ def check_chat_template(given: Path | None) -> None:
 
 
 def root_path(text: str) -> str:
-    """Without a slash at its end. Raises `InvalidArgument`."""
+    """The path without a slash at its end. Raises `InvalidArgument`."""
     path = text.rstrip("/")
     if path and (not path.startswith("/") or "//" in path or not path.isascii() or "?" in path or "%" in path):
         raise InvalidArgument(f"--root-path {text}: expected a path such as /llm")
@@ -261,7 +261,7 @@ def server_settings(options: ServeOptions) -> ServerSettings:
     )
 
 
-# Options of the process that has the engine.
+# Options that belong to the engine's process.
 OF_THE_ENGINE = (
     "threads", "max_kv_tokens", "kv_cache_fraction", "kv_cache_dir", "kv_cache_disk_size", "speculation",
     "draft_engine", "max_adapters", "adapter_memory",
@@ -269,7 +269,7 @@ OF_THE_ENGINE = (
 
 
 def engine_elsewhere(options: ServeOptions) -> OpenEngine | None:
-    """Opens, in place of an engine, a client of one at a socket, or of a cluster's workers. None: engines run here."""
+    """A function that opens a client of an engine at a socket or in a cluster. None: engines run here."""
     given = {"--engine-socket": options.engine_socket, "--cluster": options.cluster}
     flags = [name for name, value in given.items() if value]
     if not flags:
@@ -301,7 +301,7 @@ def cluster_opener(cluster: str) -> OpenEngine:
 
 
 def gate_rule(options: ServeOptions) -> GateRule | None:
-    """What engines must have passed. The given one's records are read at once; its bytes when it opens."""
+    """The rule that engines must meet. The records of `options.engine` are checked now, its files when it opens."""
     from llmserve.engine.directory.artifact import EngineDirectory
     from llmserve.engine.directory.gate_record import ANY_SUITE, GateRule, GateSubject, require_record
     from llmserve.sealed_log import Verifier
@@ -351,7 +351,7 @@ def listen_settings(options: ServeOptions) -> Listen:
 
 
 def find_repositories(engine: Path | None, repositories: Sequence[str]) -> tuple[Path | str, ...]:
-    """The repositories to serve; checks the engine directory, so that a wrong path is the first thing to be said."""
+    """The repositories to serve. Also checks the engine directory, so that a wrong path is reported first."""
     from llmserve.cli.pipelines import packaged_repository
     from llmserve.engine.directory.artifact import EngineDirectory
 
@@ -366,8 +366,8 @@ def find_repositories(engine: Path | None, repositories: Sequence[str]) -> tuple
 
 
 def parse_adapters(texts: Sequence[str], models: Collection[str], folder: Path | None = None) -> str | None:
-    """NAME=DIR of each, as the model's parameter has them; no NAME, and no directory of `folder`, is called as one of
-    `models`."""
+    """NAME=DIR texts as the value of the model's parameter. No NAME, and no directory in `folder`, may be the name of
+    one of `models`."""
     found: dict[str, str] = {}
     problems = [
         f"--adapters {folder}: a model has the name {name}; rename the directory"

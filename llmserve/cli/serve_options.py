@@ -1,6 +1,6 @@
-"""The options of `llmserve serve`, by subject. Names that tritonserver has too mean what they mean there.
+"""The options of `llmserve serve`, by subject. Options that tritonserver also has mean the same.
 
-What else tritonserver accepts is dealt with in `tritonserver_flags.py`.
+`tritonserver_flags.py` handles tritonserver's other flags.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log_option = partial(option, panel="Logging")
 
 
 class CompressionLevel(StrEnum):
-    """tritonserver's, as zlib's levels."""
+    """tritonserver's levels of compression."""
 
     NONE = "none"
     LOW = "low"
@@ -179,4 +179,4 @@ class LogOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(LogOptions, MetricsOptions, EngineOptions, AccessOptions, TextOptions, ListenOptions, ModelOptions):
-    """In the order of the last base first."""
+    """All options; those of the last base class come first."""

@@ -1,8 +1,8 @@
 """One server process from start to exit: listen, load, serve, drain.
 
-The ports are taken first: a port in use is an error before anything is loaded, and health is answered during loading.
-SIGTERM and SIGINT drain: not ready at once; after the shutdown delay nothing new is admitted, and what runs may finish
-until the exit timeout; a second signal ends it at once.
+Ports are opened first: a port in use is an error before anything is loaded, and health requests are answered during
+loading. SIGTERM and SIGINT drain: the server reports not ready at once. After the shutdown delay, it rejects new
+requests, and running ones may finish until the exit timeout. A second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llmserve.wire.http2.keepalive import ConnectionLimits
 from llmserve.wire.listener import url_host
 
 STATUS_WIDTH = 100
-METRICS = "Metrics Service"  # a server has started when it says where this is
+METRICS = "Metrics Service"  # a server has started when it reports this address
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where to listen; None: not at all."""
+    """Addresses to listen on; None: no such port."""
 
     http: Address | None
     grpc: Address | None
@@ -55,7 +55,7 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """What a server is made of; `run` is its life."""
+    """The parts of a server."""
 
     settings: ServerSettings
     backends: dict[str, Backend]
@@ -66,8 +66,8 @@ class ServerProcess:
     extensions: Extensions = field(default_factory=Extensions)
 
     async def run(self) -> int:
-        """The exit code: 0 after a drain, 1 when a model did not load."""
-        # Every stream is closed by who opened it, so the loop need not know of each; it still closes forgotten ones.
+        """Run until a signal. Returns the exit code: 0 after a drain, 1 if a model did not load."""
+        # Every stream is closed by its owner, so the loop does not track each one; it still closes forgotten ones.
         sys.set_asyncgen_hooks(firstiter=None)
         core = InferenceCore(self.settings, self.backends, self.extensions.tenant_counters)
         signals = StopSignals()
@@ -92,7 +92,7 @@ class ServerProcess:
         return 0
 
     async def _start_front_ends(self, core: InferenceCore, started: AsyncExitStack) -> list[str]:
-        """The lines that say where to reach them. When one cannot start, those that have are stopped."""
+        """Start them, and return lines with their addresses. If one cannot start, the others are stopped."""
         listen, extensions, lines = self.listen, self.extensions, []
         started.callback(extensions.close)
         if listen.grpc is not None:
@@ -127,7 +127,7 @@ class ServerProcess:
         return lines
 
     async def _announce_end(self, core: InferenceCore, signals: StopSignals) -> None:
-        """Only health tells of it, so that balancers have looked elsewhere before a request is refused."""
+        """Only health reports it, so that load balancers switch over before a request is rejected."""
         core.leave()
         if self.shutdown_delay_s:
             _say(f"No longer ready; requests are accepted for another {self.shutdown_delay_s:g} s")
@@ -136,7 +136,7 @@ class ServerProcess:
     async def _stop(self, core: InferenceCore, signals: StopSignals, front_ends: AsyncExitStack) -> None:
         stopping = asyncio.ensure_future(core.stop(self.exit_timeout_s))
         if not await unless(signals.hurry, asyncio.shield(stopping)):
-            await front_ends.aclose()  # cancels what runs, so that the core has nothing to wait for
+            await front_ends.aclose()  # cancels running requests, so that the core need not wait
         await stopping
 
 
@@ -145,7 +145,7 @@ def started_line(service: str, host: str, port: int, tls: ssl.SSLContext | None)
 
 
 def model_table(statuses: Sequence[ModelStatus]) -> str:
-    """Triton's start-up table; a long reason goes over several lines."""
+    """Triton's start-up table; a long reason is wrapped."""
     rows = [("Model", "Version", "Status")]
     for row in statuses:
         status = ": ".join(filter(None, (row.state or "not loaded", _one_line(row.reason))))

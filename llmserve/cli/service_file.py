@@ -1,4 +1,4 @@
-"""`llmserve serve --service FILE`: a service of Alibaba Cloud's PAI-EAS (JSON) whose processor is Triton.
+"""`llmserve serve --service FILE`: reads a service of Alibaba Cloud's PAI-EAS (JSON) whose processor is Triton.
 
 Its `processor_params` are tritonserver's flags. The rest is the platform's: names, instances, memory, networks.
 """

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: what they ask of a process that serves, and how work that takes long hears of them."""
+"""SIGTERM and SIGINT in a process that serves, and long work that they cancel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """The first signal asks for a drain, the second for haste."""
+    """The first signal requests a drain, the second one an immediate end."""
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
@@ -34,7 +34,7 @@ class StopSignals:
 
 
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, None] | asyncio.Future[None]) -> bool:
-    """Await `work` unless `event` comes first, which cancels it; whether it was completed."""
+    """Await `work` unless `event` comes first, which cancels it. Returns whether it was completed."""
     task = asyncio.ensure_future(work)
     waiting = asyncio.ensure_future(event.wait())
     try:

@@ -1,4 +1,4 @@
-"""The tactics that an engine uses here, as a table."""
+"""Prints the tactics that an engine uses on this machine, as a table."""
 
 from __future__ import annotations
 

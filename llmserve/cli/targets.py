@@ -1,4 +1,4 @@
-"""What each target needs from a machine, what of it is there, and what to do about the rest, for `llmserve doctor`."""
+"""Checks for `llmserve doctor`: what each target needs from a machine, what was found, and what to do."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def works(checks: Sequence[Check]) -> bool:
 def _checked(need: str, ask: Callable[[str], Check]) -> Check:
     try:
         return ask(need)
-    except Unsupported as error:  # our own errors say what to do
+    except Unsupported as error:  # llmserve's errors say what to do
         found, _, advice = str(error).partition("; ")
         return Check(need, False, found, advice)
-    except Exception as error:  # border: a report on a broken machine must not break
+    except Exception as error:  # a report on a broken machine must not fail
         return Check(need, False, f"cannot be determined: {type(error).__name__}: {error}")
 
 

@@ -1,4 +1,4 @@
-"""A command that is told to end unwinds its stack, as with Ctrl-C, so that nothing half-done is left."""
+"""A terminated command unwinds its stack, as with Ctrl-C, so that it leaves nothing incomplete."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NUMBERS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class EndPastThreads:
-    """Ends the process when everything that is registered for its end is done, if threads are left that nobody joins: a
-    model may still be loading. The interpreter would stop each where it next waits for it, and a thread that is
-    stopped within native code aborts the process."""
+    """Ends the process after all other exit handlers if threads are left, because a model may still be loading. The
+    interpreter would stop each thread when it next waits for the GIL. A thread that is stopped within native code
+    aborts the process."""
 
     def __init__(self) -> None:
-        self.code: int | None = None  # of the process; None: it ends by an exception
+        self.code: int | None = None  # exit code; None: the process ends by an exception
         atexit.register(self)
 
     def __call__(self) -> None:
@@ -30,14 +30,14 @@ class EndPastThreads:
             return
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # nobody reads it, or it is closed
+            with suppress(OSError, ValueError):  # it has no reader, or is closed
                 stream.flush()
         os._exit(self.code)
 
 
 @contextmanager
 def terminated_as_exception() -> Iterator[None]:
-    """Within, these signals raise `SystemExit` with a shell's exit code for them; ignored ones stay ignored."""
+    """Inside the block, NUMBERS raise `SystemExit` with a shell's exit code; ignored signals stay ignored."""
 
     def terminate(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from llmserve.frontends.shared.text_settings import TextSettings
 
 text_option = partial(option, panel="OpenAI's API")
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")  # that have defaults
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")  # fields that may have defaults
 
 
 class UnknownFields(StrEnum):
-    """What happens to fields of a request that have no effect on the answer."""
+    """How fields of a request without an effect on the answer are handled."""
 
     WARN = "warn"
     REFUSE = "refuse"
@@ -93,7 +93,7 @@ def text_settings(options: TextOptions) -> TextSettings:
 
 
 def _sampling(text: str, flag: str) -> dict[str, float]:
-    """Checked as requests are."""
+    """Sampling defaults, checked like those of requests."""
     found = _object(text, flag)
     problems = [f"unknown field '{name}'; known: {', '.join(SAMPLING)}" for name in found if name not in SAMPLING]
     if found and not problems:

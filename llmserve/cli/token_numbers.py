@@ -1,4 +1,4 @@
-"""What `llmserve run` shows of an engine without a tokenizer: ids as numbers."""
+"""Replaces the tokenizer in `llmserve run` for an engine without one: ids are shown as numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def tokenizer_or_numbers(files: TextFiles) -> Tokenizer:
 
 
 class TokenNumbers:
-    """In place of a `Tokenizer`."""
+    """Replaces a `Tokenizer`."""
 
     vocab_size, longest_token, memory_per_byte = 0, 1, 0
     bos_id: int | None = None

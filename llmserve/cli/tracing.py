@@ -1,4 +1,4 @@
-"""`--trace-config` of `llmserve serve`: what is traced from the start, and where traces go."""
+"""`--trace-config` of `llmserve serve`: what is traced from the start, and where traces are written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmserve.frontends.shared.trace_settings import (
 from llmserve.frontends.shared.tracer import Tracer
 
 SETTINGS = {"rate": "trace_rate", "level": "trace_level", "count": "trace_count", "log-frequency": "log_frequency"}
-BATCHES = {  # of spans, as Triton and OpenTelemetry call them
+BATCHES = {  # of spans, with the names of Triton and OpenTelemetry
     "bsp_max_queue_size": "max_queue_size",
     "bsp_max_export_batch_size": "max_export_batch_size",
     "bsp_schedule_delay": "schedule_delay_ms",
@@ -34,7 +34,7 @@ KNOWN = (
 
 @dataclass(slots=True)
 class _Given:
-    """What the options say, and what is wrong with them."""
+    """The options, and their problems."""
 
     mode: str = MODE
     file: str = ""
@@ -81,7 +81,7 @@ class _Given:
         return self.mode == OPENTELEMETRY
 
     def check(self) -> None:
-        """What does not go together."""
+        """Find options that do not fit together."""
         of_spans = self.url is not None or self.resource or self.batches
         if of_spans and not self.exports_spans:
             self.problems.append(f"opentelemetry,...: this needs mode={OPENTELEMETRY}")
@@ -92,12 +92,12 @@ class _Given:
 
 
 def make_tracer(options: Sequence[str]) -> Tracer:
-    """From `KEY=VALUE` and `MODE,KEY=VALUE` texts. Raises `InvalidArgument` with everything that is wrong."""
+    """A tracer from `KEY=VALUE` and `MODE,KEY=VALUE` texts. Raises `InvalidArgument` with all problems."""
     given = _Given()
     for option in options:
         given.add(option)
     given.check()
-    if given.exports_spans:  # whoever names a collector wants spans; Triton has them off without a level
+    if given.exports_spans:  # a collector implies spans; in Triton they are off without a level
         given.values.setdefault("trace_level", [LEVELS[0]])
     settings = TraceSettings()
     destination = Destination(given.file, exports_spans=given.exports_spans)

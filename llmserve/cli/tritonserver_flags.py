@@ -1,8 +1,8 @@
-"""tritonserver's command line for `llmserve serve`: a launch script needs only the program's name changed.
+"""tritonserver's command line for `llmserve serve`: in a launch script, only the program's name must be changed.
 
 Most flags have the same name here. The rest is translated before the command is parsed: booleans with a value
-(`--exit-on-error=false`), older names, and flags that have nothing to act on here, which are reported in one line.
-What would be another service if it were left out is refused.
+(`--exit-on-error=false`), older names, and flags without an effect here, which are reported in one line. A flag is
+rejected if the service would differ without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OWN_BOOLEANS = (
 )  # fmt: skip
 WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
-# without effect, by what they would act on
+# without effect, by what they change in tritonserver
 NO_EFFECT = {
     "GPU memory and devices": (
         "pinned-memory-pool-byte-size", "cuda-memory-pool-byte-size", "cuda-virtual-address-size",
@@ -56,7 +56,7 @@ KNOWN = BOOLEANS | REFUSED.keys() | _SUBJECTS.keys() | {"response-cache-byte-siz
 
 
 def translate(arguments: Sequence[str]) -> Translation:
-    """Flags may be written `--flag value` and `--flag=value`; what is not tritonserver's passes unchanged."""
+    """Translate flags, written `--flag value` or `--flag=value`. Other arguments pass unchanged."""
     done = Translation()
     rest = deque(arguments)
     while rest:

@@ -1,7 +1,7 @@
-"""What becomes of the flags of TensorRT-LLM's programs that our commands do not have under the same name.
+"""Translations of flags of TensorRT-LLM's programs that llmserve's commands do not have under the same name.
 
 `BUILD`: examples/baichuan/build.py of 0.5 to 0.8, convert_checkpoint.py, quantize.py and trtllm-build. `RUN`: run.py.
-`SUMMARIZE`: summarize.py. How to read a table: old_flags.py.
+`SUMMARIZE`: summarize.py. old_flags.py describes the tables.
 """
 
 from __future__ import annotations

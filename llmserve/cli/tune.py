@@ -1,4 +1,4 @@
-"""`llmserve tune ENGINE`: measure here what the engine could do in more than one way."""
+"""`llmserve tune ENGINE`: times the engine's tactics on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llmserve verify ANSWER.json`: did this engine say that?"""
+"""`llmserve verify ANSWER.json`: verifies that an engine produced an answer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _engine_of(claims: list[Claim]) -> Path:
             if EngineDirectory.open(path).manifest.engine_digest in digests:
                 return path
         except LlmserveError:
-            continue  # something else, or damaged
+            continue  # not an engine, or damaged
     stamp = claims[0].receipt.engine
     raise InvalidArgument(
         f"no engine in {ENGINES}/ has the digest {stamp['digest'][:12]} ({stamp['name']}); give its directory with "

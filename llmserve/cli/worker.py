@@ -22,7 +22,7 @@ cluster_option = partial(option, panel="Cluster")
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions(OpenedEngineOptions):
-    """Defaults are in variables of Dynamo's, too, which its operator sets for every pod."""
+    """Dynamo's environment variables, which its operator sets for every pod, also set defaults."""
 
     name: str = cluster_option("", "Model name for clients.", show_default="the directory's")
     namespace: str = cluster_option("dynamo", "Of the cluster.", envvar="DYN_NAMESPACE")

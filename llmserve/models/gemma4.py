@@ -40,7 +40,7 @@ class Gemma4Spec(DecoderSpec):
     full_kv_heads: int
     full_rope: Rope
     num_borrowers: int  # number of last layers, which read keys and values of earlier ones
-    keys_are_values: bool  # in layers without a window, before their norms
+    keys_are_values: bool  # in layers without a window, values are the keys before their norm
     per_layer_size: int  # width of the embedding for each layer; 0: none
     wide_borrowers: bool  # the borrowers' MLPs are twice as wide
     num_experts: int  # 0: none

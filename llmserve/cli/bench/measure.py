@@ -1,4 +1,4 @@
-"""What `llmserve bench` does: one load after the other, each reported when it is over."""
+"""Runs `llmserve bench`: one load after the other, each reported when it is over."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from llmserve.cli.output_file import check_writable, write_file
 from llmserve.errors import LlmserveError, Unavailable
 
 HTTP_URL, GRPC_URL = "localhost:8000", "localhost:8001"
-SECRET = ("api_key",)  # options that no report may have
+SECRET = ("api_key",)  # options that are left out of reports
 
 
 class Target(NamedTuple):
     endpoint: Endpoint
     name: str  # for people
-    failure: Callable[[Record], LlmserveError]  # what a request that failed is to who runs the command
+    failure: Callable[[Record], LlmserveError]  # the command's error for a failed request
 
 
 def measure_and_report(options: BenchOptions) -> None:
-    """Raises `LlmserveError` when nothing could be measured."""
+    """Raises `LlmserveError` if nothing could be measured."""
     plan = plan_of(options)
     for path in filter(None, (options.json, options.plot)):
         check_writable(path)
@@ -60,7 +60,7 @@ def measure_and_report(options: BenchOptions) -> None:
 
 
 async def _measure(options: BenchOptions, plan: BenchPlan) -> list[Summary]:
-    """Of every load that was begun; each is reported when it is over."""
+    """Summaries of all loads that were started. Each is printed when it is over."""
     target = await _target(options, plan)
     try:
         generator = np.random.default_rng(options.seed)
@@ -81,7 +81,7 @@ async def _measure(options: BenchOptions, plan: BenchPlan) -> list[Summary]:
 
 
 async def _target(options: BenchOptions, plan: BenchPlan) -> Target:
-    """Raises `LlmserveError` when nobody is there, or not who is meant."""
+    """Raises `LlmserveError` if no server answers, or it is not the expected one."""
     if options.protocol is Protocol.GRPC:
         return await _grpc_target(options, plan)
     server = parse_server(options.url or HTTP_URL, options.root_certificates)
@@ -143,7 +143,7 @@ async def _writer(tokenizer_dir: Path | None, target: Target) -> Writer:
 
 
 async def _warm_up(count: int, target: Target, requests: Iterator[LoadRequest], load: Load) -> None:
-    """As many at a time as will be later, at most."""
+    """Send `count` requests, at most as many at a time as in the measurement."""
     if not count:
         return
     users = min(count, load.concurrency or count)
@@ -154,7 +154,7 @@ async def _warm_up(count: int, target: Target, requests: Iterator[LoadRequest], 
 
 
 def _prepared(requests: Iterator[LoadRequest], load: Load) -> Iterator[LoadRequest]:
-    """Made before the clock runs, where it is known how many there will be."""
+    """Create the requests before the clock starts, if their number is known."""
     if load.num_requests is None:
         return requests
     return iter([next(requests) for _ in range(load.num_requests)])
@@ -177,7 +177,7 @@ def _document(options: BenchOptions, plan: BenchPlan, summaries: list[Summary]) 
 
 
 class _Progress:
-    """A bar on standard error, where that is a terminal."""
+    """A bar on standard error, if that is a terminal."""
 
     def __init__(self, name: str, load: Load) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -1,4 +1,4 @@
-"""`llmserve bench`: load for a running server, and how it stood it: latencies, throughput, goodput."""
+"""`llmserve bench`: load-tests a running server, and measures latencies, throughput and goodput."""
 
 from __future__ import annotations
 

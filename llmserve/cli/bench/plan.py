@@ -1,4 +1,4 @@
-"""What the options of `llmserve bench` ask for."""
+"""Converts the options of `llmserve bench` to a plan."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What is asked for, and found to make sense."""
+    """The requested measurement, already valid."""
 
     loads: Sequence[Load]  # more than one: a sweep
     input_tokens: Lengths
     output_tokens: Lengths
-    prompts: Sequence[tuple[Prompt, int | None]]  # none: they are made
+    prompts: Sequence[tuple[Prompt, int | None]]  # empty: they are generated
     objectives: Sequence[Objective]
     extra: Mapping[str, Any]
 
@@ -41,7 +41,7 @@ class BenchPlan:
 
 
 def plan_of(options: BenchOptions) -> BenchPlan:
-    """Raises `InvalidArgument` with everything that is wrong."""
+    """Raises `InvalidArgument` with all problems."""
     problems: list[str] = []
 
     def parsed(flag: str, parse: Callable[[], Parsed], otherwise: Parsed) -> Parsed:
@@ -93,7 +93,7 @@ def _contradictions(options: BenchOptions) -> list[str]:
 
 
 def _numbers(text: str) -> list[float]:
-    """Of a list with commas. Raises `InvalidArgument`."""
+    """Numbers of a comma-separated list. Raises `InvalidArgument`."""
     try:
         found = [float(part) for part in text.split(",")] if text else []
     except ValueError:

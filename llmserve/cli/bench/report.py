@@ -1,4 +1,4 @@
-"""What `llmserve bench` prints of a load, and of a sweep over loads."""
+"""The output of `llmserve bench` for a load, and for a sweep over loads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = {
 }
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 NAME_WIDTH, WIDTH = 24, 9
-FEW = 100  # answers below which the 99th percentile is the slowest, or nearly
+FEW = 100  # with fewer answers, the 99th percentile is nearly the slowest one
 AXES = {"rate": "requests a second", "concurrency": "users"}
 
 
@@ -65,7 +65,7 @@ def _remarks(summary: Summary) -> list[str]:
 
 
 def sweep_report(plan: BenchPlan, summaries: Sequence[Summary]) -> str:
-    """A row for each point, and bars of what matters most."""
+    """A row for each point, and bars of the main results."""
     names = [plan.swept, "answered", "failed", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"]
     names += ["goodput/s"] if plan.objectives else []
     lines = ["", "".join(name.rjust(max(WIDTH, len(name)) + 2) for name in names)]
@@ -86,7 +86,7 @@ def sweep_report(plan: BenchPlan, summaries: Sequence[Summary]) -> str:
 
 
 def drawn_sweep(plan: BenchPlan, summaries: Sequence[Summary]) -> str:
-    """As SVG: throughput, and both latencies."""
+    """A sweep as SVG: throughput, both latencies, and goodput if there are objectives."""
 
     def latency(title: str, metric: str) -> Panel:
         series = [
@@ -126,5 +126,5 @@ def _optional(value: float | None) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits, or all before the point."""
+    """At least three digits, including all before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

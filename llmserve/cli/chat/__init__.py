@@ -1,14 +1,15 @@
 """`llmserve chat`.
 
-entry.py          the command, its options, and the loop of question and answer
-session.py        whom is talked to, with which parameters, and what is asked
-conversation.py   what has been said, on disk, too
-commands.py       /help and the others
+entry.py          the command and its options
+talk.py           the loop of questions and answers
+session.py        the model, its parameters and the current question
+conversation.py   the conversation, and its file
+commands.py       /help and the other commands
 parameters.py     values by name, typed by the model's own inputs; `guide` and `log_probs`
-prompts.py        what is sent for a conversation
+prompts.py        converts a conversation to what is sent
 keyboard.py       reading questions: several lines, history, completion
 markdown.py       answers on a terminal, line by line
-statistics.py     tokens and speed, how sure the model was
+statistics.py     tokens and speed of an answer, and the model's confidence
 """
 
 from llmserve.cli.chat.entry import command

@@ -1,4 +1,4 @@
-"""The commands of a chat: lines that begin with a slash. A question that begins with one is written with two."""
+"""The commands of a chat: lines that begin with a slash. A question that begins with a slash is written with two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Command(NamedTuple):
 
 
 class Quit(Exception):
-    """The chat is over."""
+    """Ends the chat."""
 
 
 def is_command(text: str) -> bool:
@@ -31,7 +31,7 @@ def is_command(text: str) -> bool:
 
 
 def obey(talk: Talk, text: str) -> None:
-    """Raises `LlmserveError` and `Quit`."""
+    """Run the command `text`. Raises `LlmserveError` and `Quit`."""
     name, _, argument = text.removeprefix(SLASH).partition(" ")
     command = COMMANDS.get(name)
     if command is None:
@@ -154,7 +154,7 @@ COMMANDS = {
 
 
 def candidates(talk: Talk, line: str, word: str) -> Sequence[str]:
-    """What the last word of a line may become: Tab's answer."""
+    """Completions of the last word of a line, for Tab."""
     command, _, _ = line.partition(" ")
     if not line.strip():
         found = [f"/{name} " for name in COMMANDS]
@@ -174,7 +174,7 @@ def candidates(talk: Talk, line: str, word: str) -> Sequence[str]:
 
 
 def quietly(names: Callable[[], Sequence[str]]) -> list[str]:
-    """What a server says, for a list that may be empty."""
+    """Names from a server; empty if it raises an error."""
     try:
         return list(names())
     except LlmserveError:

@@ -1,4 +1,4 @@
-"""What has been said in a chat, and its file: JSON that other programs can read, too."""
+"""The conversation of a chat, and its file: JSON that other programs can also read."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ROLES = ("user", "assistant")
 @dataclass(slots=True)
 class Conversation:
     system: str = ""
-    messages: list[Message] = field(default_factory=list)  # of user and assistant, in turns
+    messages: list[Message] = field(default_factory=list)  # of user and assistant, alternating
 
     def with_question(self, question: str) -> list[Message]:
-        """All that is sent."""
+        """All messages for a new question."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.messages, {"role": "user", "content": question}]
 
@@ -33,7 +33,7 @@ class Conversation:
         return self.messages[-2]["content"] if self.messages else None
 
     def undo(self) -> str | None:
-        """Forget the last question and its answer; returns the question, None when there is none."""
+        """Forget the last question and its answer. Returns the question, or None if there is none."""
         question = self.last_question
         del self.messages[-2:]
         return question
@@ -49,7 +49,7 @@ class Conversation:
 
 
 def load_conversation(path: Path) -> tuple[Conversation, dict[str, Value]]:
-    """With the parameters that it had. Raises `InvalidArgument`."""
+    """A saved conversation and its parameters. Raises `InvalidArgument`."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

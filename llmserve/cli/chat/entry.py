@@ -1,7 +1,7 @@
-"""`llmserve chat`: talk to a model in the terminal, over gRPC, token by token.
+"""`llmserve chat`: a chat with a model in the terminal, over gRPC, token by token.
 
 Answers are read on an asyncio loop, which turns Ctrl-C into the cancellation of one task. A KeyboardInterrupt inside
-gRPC's blocking client can leave its locks taken, and the next question would wait for ever.
+gRPC's blocking client can leave its locks taken, so the next question would wait forever.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _pairs(given: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def _address(model_path: Path | None, url: str, runner: asyncio.Runner) -> Iterator[str]:
-    """Of a gRPC server: the one at `url`, or our own on a free port of this machine, which ends with us."""
+    """The address of a gRPC server: `url`, or that of a new server on this machine, which ends with this process."""
     if model_path is None:
         yield url
         return

@@ -1,7 +1,7 @@
-'''Questions from the keyboard, or from a pipe, which has them a line each.
+'''Reads questions from the keyboard, or from a pipe with one per line.
 
-A line that ends with a backslash goes on in the next one. """ begins a text of several lines, which ends with """. On
-a terminal there are line editing, completion with Tab, and a history that is kept.
+A line that ends with a backslash continues in the next one. """ begins and ends a text of several lines. A terminal has
+line editing, completion with Tab, and a history that is stored.
 '''
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 PROMPT, MORE = "you> ", "...> "
 QUOTES = '"""'
 MAX_HISTORY = 1000  # lines
-Candidates = Callable[[str, str], Sequence[str]]  # of the line so far and its last word: what the word may become
+Candidates = Callable[[str, str], Sequence[str]]  # (line so far, its last word) -> completions of the word
 
 
 def history_file() -> Path:
-    """In the folder that XDG names for such things."""
+    """The history's file, in XDG's folder for state."""
     state = os.environ.get("XDG_STATE_HOME", "")
     return Path(state if Path(state).is_absolute() else Path.home() / ".local/state", "llmserve/chat_history")
 
 
 class Keyboard:
-    """Raises `EOFError` when there is no more, and `KeyboardInterrupt` for Ctrl-C at an empty prompt."""
+    """Raises `EOFError` at the end of input, and `KeyboardInterrupt` for Ctrl-C at an empty prompt."""
 
     def __init__(self, candidates: Candidates, history: Path | None, is_terminal: bool) -> None:
         self._is_terminal = is_terminal
@@ -39,16 +39,16 @@ class Keyboard:
                 if first.startswith(QUOTES):
                     return self._quoted(first.removeprefix(QUOTES)).strip("\n")
                 return self._continued(first)
-            except KeyboardInterrupt:  # forgets what was begun
+            except KeyboardInterrupt:  # drops the unfinished text
                 print()
 
     def close(self) -> None:
-        """Keep the history, for its owner only."""
+        """Store the history, readable by its owner only."""
         if self._history is None:
             return
         import readline
 
-        with suppress(OSError):  # a chat needs no history
+        with suppress(OSError):  # a chat works without its history
             self._history.parent.mkdir(parents=True, exist_ok=True)
             self._history.touch(mode=0o600)
             readline.set_history_length(MAX_HISTORY)
@@ -74,7 +74,7 @@ class Keyboard:
         return "\n".join(lines)
 
     def _prepare(self, candidates: Candidates) -> None:
-        # line editing for input(); where there is no terminal it may write to standard output
+        # enables line editing in input(); without a terminal, it may write to standard output
         import readline
 
         found: list[str] = []

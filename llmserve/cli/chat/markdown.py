@@ -1,7 +1,7 @@
-"""An answer on a terminal: shown as it comes, and each line again with its markdown when it is whole.
+"""Shows an answer on a terminal as it comes, and each complete line again with its markdown rendered.
 
-rich renders whole documents; a line at a time needs a handful of its marks. Characters that would move the cursor, or
-tell the terminal to do something, never reach it.
+rich renders whole documents; single lines only need a few kinds of markup. Control characters, which could move the
+cursor or change the terminal, are removed.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ STYLES = {
 
 class AnswerDisplay(Protocol):
     def show(self, text: str) -> None:
-        """More of the answer."""
+        """Show more of the answer."""
         ...
 
     def end(self, note: str = "") -> None:
-        """With a note behind it; the cursor is on a new line then."""
+        """End the answer with a note and a new line."""
         ...
 
 
 class PlainDisplay:
-    """As it comes, for pipes."""
+    """Shows an answer unchanged, for pipes."""
 
     def show(self, text: str) -> None:
         print(text, end="", flush=True)
@@ -59,7 +59,7 @@ class PlainDisplay:
 class MarkdownDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._line = ""  # that is not whole; on the screen as it is
+        self._line = ""  # the incomplete line, which is on the screen unrendered
         self._is_code = False
 
     def show(self, text: str) -> None:
@@ -78,7 +78,7 @@ class MarkdownDisplay:
         self._console.file.write(text)
 
     def _render(self, note: str = "") -> None:
-        """The line again, in place of what stands there; a line that has left the screen stays as it is."""
+        """Replace the line on the screen by its rendered form, unless it is taller than the screen."""
         line, self._line = self._line, ""
         rows = max(-(-cell_len(line) // self._console.width), 1)
         if rows >= self._console.height:
@@ -95,7 +95,7 @@ class MarkdownDisplay:
 
 
 def styled_line(line: str) -> Text:
-    """Of a line outside code, what its marks say."""
+    """Render the markup of a line outside code."""
     if RULE.match(line):
         return Text("─" * 40, "dim")
     if heading := HEADING.match(line):
@@ -120,7 +120,7 @@ def _inline(text: str, style: str = "") -> Text:
 
 
 def answer_display(*, wants_markdown: bool) -> AnswerDisplay:
-    """What suits standard output."""
+    """The display that suits standard output."""
     console = Console(file=sys.stdout, highlight=False)
     if wants_markdown and console.is_terminal and not console.is_dumb_terminal:
         return MarkdownDisplay(console)

@@ -1,7 +1,7 @@
-"""Parameters of a chat by name: the model's own inputs, and two words of our own.
+"""Parameters of a chat by name: the model's own inputs, and two names of the chat.
 
-guide=json, guide=regex:PATTERN, guide=schema:FILE, guide=grammar:FILE     what an answer has to look like
-log_probs=on                                                               how sure the model was
+guide=json, guide=regex:PATTERN, guide=schema:FILE, guide=grammar:FILE     the format of an answer
+log_probs=on                                                               shows the model's confidence
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ GUIDE, LOG_PROBS = "guide", "log_probs"
 GUIDE_FORMS = "json, regex:PATTERN, schema:FILE (or the schema itself) or grammar:FILE"
 GUIDE_TYPES = {"json": "json", "regex": "regex", "schema": "json_schema", "grammar": "ebnf_grammar"}
 OURS = ("text_input", "messages", "prompt_ids", "stream", "return_tokens", "num_return_sequences", "beam_width")
-OWN_WORDS = {GUIDE: "guided_decoding_guide_type", LOG_PROBS: "return_log_probs"}  # and the inputs that they stand for
+OWN_WORDS = {GUIDE: "guided_decoding_guide_type", LOG_PROBS: "return_log_probs"}  # to the inputs that they set
 TRUE, FALSE = ("on", "true", "yes", "1"), ("off", "false", "no", "0")
 NUMBERS: Mapping[str, type[int] | type[float]] = {"i": int, "u": int, "f": float}  # by the kind of numpy's type
 
 
 def names(config: ModelConfig) -> list[str]:
-    """Those that this model takes and a line can say."""
+    """Parameters that the model has and that text can set."""
     inputs = {entry.name for entry in config.input if datatype_name(entry.data_type) != "BF16"} - {*OURS}
     ours = {name for name, instead in OWN_WORDS.items() if instead in inputs}
     return sorted((inputs - {*OWN_WORDS.values(), "guided_decoding_guide"}) | ours)
 
 
 def parse(config: ModelConfig, name: str, text: str) -> Value:
-    """A value as the model's input of that name wants it. Raises `InvalidArgument`."""
+    """The value in the type of the model's input `name`. Raises `InvalidArgument`."""
     known = names(config)
     if name not in known:
         raise InvalidArgument(f"model '{config.name}' has no parameter {name}; it has: {', '.join(known)}")
     if name == GUIDE:
-        as_inputs({GUIDE: text})  # is it one?
+        as_inputs({GUIDE: text})  # raises if it is invalid
         return text
     datatypes = {entry.name: datatype_name(entry.data_type) for entry in config.input}
     datatype = datatypes[OWN_WORDS.get(name, name)]
@@ -56,7 +56,7 @@ def parse(config: ModelConfig, name: str, text: str) -> Value:
 
 
 def as_inputs(parameters: Mapping[str, Value]) -> dict[str, Value]:
-    """With our own words in the model's. Raises `InvalidArgument` for a guide that is none, or cannot be read."""
+    """Convert the chat's names to the model's inputs. Raises `InvalidArgument` if a guide is invalid or unreadable."""
     inputs = {name: value for name, value in parameters.items() if name not in (GUIDE, LOG_PROBS)}
     if guide := str(parameters.get(GUIDE, "")):
         kind, _, text = guide.partition(":")

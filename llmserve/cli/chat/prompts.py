@@ -1,7 +1,7 @@
-"""What `llmserve chat` sends to the served model for a conversation: messages where it takes them, else text.
+"""Converts a conversation to what `llmserve chat` sends to the model: messages if it accepts them, else text.
 
-Ensembles written for tensorrtllm_backend take text alone. Then the chat format is applied here, with the tokenizer that
-the user names, or that the server's models read if that directory is on this machine too.
+Ensembles for tensorrtllm_backend only accept text. Then the chat format is applied here, with the tokenizer that the
+user names, or the tokenizer of the server's models if its directory is on this machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EMPTY_WORDS = {"bad_words": "", "stop_words": ""}  # required by the oldest ense
 class Prompts(Protocol):
     @property
     def note(self) -> str:
-        """What the user should know about how it is done; may be empty."""
+        """A note for the user about the form; may be empty."""
         ...
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> Prompt: ...
@@ -53,7 +53,7 @@ class AsFormattedText:
 
 @dataclass(frozen=True, slots=True)
 class AsPlainText:
-    """The question, and nothing of what was said before."""
+    """Only the question is sent, without the conversation so far."""
 
     note: str
 
@@ -62,7 +62,7 @@ class AsPlainText:
 
 
 async def prompts_for(client: AsyncClient, tokenizer_dir: Path | None) -> Prompts:
-    """How the model of `client` is asked. Raises `LlmserveError` for a `tokenizer_dir` that cannot be read."""
+    """The form for the client's model. Raises `LlmserveError` if `tokenizer_dir` cannot be read."""
     config = await client.config()
     inputs = {entry.name for entry in config.input}
     if "messages" in inputs or "text_input" not in inputs:

@@ -1,4 +1,4 @@
-"""Whom a chat talks to, with which parameters, and what has been said."""
+"""The state of a chat: its model, parameters and conversation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from llmserve.cli.chat.statistics import AnswerStatistics
 from llmserve.client import Access, AsyncClient
 from llmserve.errors import Unavailable
 
-RETRY_S = 0.5  # between two looks whether a server is back
+RETRY_S = 0.5  # between two checks whether a server is back
 
 
 class Place(NamedTuple):
-    """Who is talked to, and what they want for it."""
+    """The model of a chat, and the access to its server."""
 
     url: str
     model: str
@@ -39,9 +39,9 @@ class Session:
     latest: AnswerStatistics | None = None
 
     async def ask(self, question: str, show: Callable[[str], None]) -> str:
-        """`show` gets the answer as it arrives. It becomes part of the conversation, as far as it came.
+        """`show` gets the answer as it arrives. The received part is added to the conversation.
 
-        Returns what the server has to say about the request; empty as a rule.
+        Returns the server's warning about the request; usually empty.
         """
         pieces: list[str] = []
         warning = ""
@@ -64,13 +64,13 @@ class Session:
         return warning
 
     def taken_back(self) -> str | None:
-        """The last question that was asked, which with its answer is forgotten; None when there is none."""
+        """Forget the last question and its answer. Returns the question, or None if there is none."""
         if self.conversation.last_question == self.asked:
             return self.conversation.undo()
         return self.asked or None
 
     async def set(self, name: str, text: str) -> None:
-        """One parameter; without a text it is the server's default. Raises `InvalidArgument`."""
+        """Set a parameter; an empty text means the server's default. Raises `InvalidArgument`."""
         if not text:
             self.parameters.pop(name, None)
             return
@@ -80,9 +80,9 @@ class Session:
         return parameters.names(await self.client.config())
 
     async def talk_to(self, model: str) -> list[str]:
-        """Another model of the same server; the conversation goes on. Raises `LlmserveError`, and nothing changes.
+        """Switch to another model of the server, and keep the conversation. On `LlmserveError`, nothing changes.
 
-        Returns the parameters that it does not have, which are dropped.
+        Returns the parameters that the model does not have; they are dropped.
         """
         other = await open_session(self.place._replace(model=model))
         await self.client.close()
@@ -94,7 +94,7 @@ class Session:
         return dropped
 
     async def wait_for_server(self) -> None:
-        """Until the model answers again. Another server may be there then, so its inputs are looked at anew."""
+        """Wait until the model answers again. It may be another server, so its inputs are read again."""
         while not await self.client.is_ready():  # noqa: ASYNC110
             await asyncio.sleep(RETRY_S)
         self.prompts = await prompts_for(self.client, self.place.tokenizer_dir)
@@ -103,7 +103,7 @@ class Session:
 async def open_session(
     place: Place, given: Mapping[str, Value] | None = None, conversation: Conversation | None = None
 ) -> Session:
-    """Says at once when nobody is there: raises `LlmserveError`."""
+    """Raises `LlmserveError` at once if no server answers."""
     client = AsyncClient(place.url, model=place.model, access=place.access)
     try:
         prompts = await prompts_for(client, place.tokenizer_dir)

@@ -1,4 +1,4 @@
-"""Of an answer: how many tokens, how fast, how sure."""
+"""Statistics of an answer: tokens, speed, and the model's confidence."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class AnswerStatistics:
         return ", ".join(filter(None, told))
 
     def sureness(self) -> str:
-        """Empty without log probs."""
+        """The model's confidence as text; empty without log probs."""
         if not self.num_log_probs:
             return ""
         mean = self.sum_log_probs / self.num_log_probs

@@ -1,4 +1,4 @@
-"""The loop of question and answer."""
+"""The loop of questions and answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmserve.cli.chat.session import Session
 from llmserve.errors import LlmserveError, Unavailable
 
 HELP = "Ctrl-C stops an answer; Ctrl-D, or Ctrl-C at the prompt, ends the chat; /help lists all commands."
-MAX_ATTEMPTS = 3  # at one question, when the server is lost
+MAX_ATTEMPTS = 3  # for one question, if the server is lost
 Result = TypeVar("Result")
 
 
@@ -32,7 +32,7 @@ class Talk:
     is_terminal: bool = field(default_factory=sys.stdin.isatty)  # where the questions come from
 
     def begin(self, conversation: Path | None, parameters: Mapping[str, str], system: str) -> None:
-        """As the command line asks. `parameters`: as `/params` takes them."""
+        """Apply the command line's options. `parameters`: as in `/params`."""
         self.say(self.session.prompts.note)
         if conversation is not None:
             self.load(conversation)
@@ -41,14 +41,14 @@ class Talk:
         self.session.conversation.system = system or self.session.conversation.system
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Ctrl-C cancels it, and raises `KeyboardInterrupt`."""
+        """Run `work`. Ctrl-C cancels it and raises `KeyboardInterrupt`."""
         try:
             return self.runner.run(work)
         except asyncio.CancelledError:  # a runner that is interrupted before its first step forgets what cancelled it
             raise KeyboardInterrupt from None
 
     def loop(self) -> None:
-        """Until there are no more questions."""
+        """Read and answer questions until there are no more."""
         keyboard = Keyboard(lambda line, word: candidates(self, line, word), self.history, self.is_terminal)
         if self.is_terminal:
             print(HELP)
@@ -63,7 +63,7 @@ class Talk:
             keyboard.close()
 
     def answer(self, question: str) -> None:
-        """On a terminal a server that has gone away is waited for. Raises `Unavailable` where there is none."""
+        """Answer a question. On a terminal, it waits for a server that is gone; otherwise it raises `Unavailable`."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 self.ask(question)
@@ -82,7 +82,7 @@ class Talk:
                 return
 
     def ask(self, question: str) -> None:
-        """Once. Raises `LlmserveError`, and `KeyboardInterrupt` when the answer was stopped."""
+        """Ask once. Raises `LlmserveError`, and `KeyboardInterrupt` if the answer was stopped."""
         display = answer_display(wants_markdown=self.wants_markdown)
         try:
             warning = self.run(self.session.ask(question, display.show))
@@ -102,7 +102,7 @@ class Talk:
             self._tell(f"[{sureness}]")
 
     def load(self, path: Path) -> None:
-        """Raises `InvalidArgument`, and nothing changes."""
+        """Load a conversation. On `InvalidArgument`, nothing changes."""
         conversation, parameters = load_conversation(path)
         known = self.run(self.session.names())
         dropped = [name for name in parameters if name not in known]
@@ -112,11 +112,11 @@ class Talk:
             self.say(f"this model does not support {', '.join(dropped)}, which is dropped")
 
     def names(self) -> list[str]:
-        """Of parameters."""
+        """Names of parameters."""
         return quietly(lambda: self.run(self.session.names()))
 
     def models(self) -> list[str]:
-        """None where only an administrator may know."""
+        """Names of models; empty if only an administrator may list them."""
         return quietly(lambda: self.run(self.session.client.model_names()))
 
     def say(self, note: str) -> None:
@@ -140,9 +140,9 @@ class Talk:
             self.complain(error)
 
     def _is_back(self, error: Unavailable) -> bool:
-        """Wait for the server; False when the user has no patience."""
+        """Wait for the server. Returns False if the user stops waiting."""
         self.say(f"{error}")
-        try:  # from the words on that say so
+        try:  # Ctrl-C may already come during the message
             self.say("waiting for it; the conversation is kept, and the question is asked again. Ctrl-C stops waiting")
             self.run(self.session.wait_for_server())
         except KeyboardInterrupt:
