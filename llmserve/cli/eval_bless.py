@@ -14,13 +14,13 @@ BLESS = "bless"
 
 def command(
     suite: Annotated[Path, typer.Argument(help="Suite file whose margins, prompt and data to approve.")],
-    by: Annotated[str, typer.Option(help="Who says so.")],
-    why: Annotated[str, typer.Option(help="For what reason.")],
+    by: Annotated[str, typer.Option(help="Name of the approver.")],
+    why: Annotated[str, typer.Option(help="Reason for the change.")],
     sign_key: Annotated[
         Path | None, typer.Option(help="Private key (PEM, Ed25519) that signs the line.", show_default=False)
     ] = None,
 ) -> None:
-    """Write down beside SUITE that its margins, prompt and data count from now on: who says so, why, what changes."""
+    """Approve the margins, prompt and data of SUITE. Logs next to it who approved them, why, and what changed."""
     from llmserve.evaluation.judging.blessing import bless, trace_of
     from llmserve.evaluation.suite import load_suite
     from llmserve.sealed_log import Signer

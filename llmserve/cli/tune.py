@@ -18,9 +18,9 @@ from llmserve.errors import InvalidArgument
 def command(
     engine: Annotated[Path, typer.Argument(help="Engine directory.", show_default=False)],
 ) -> None:
-    """Time an engine's tactics on this machine, and store the times beside it.
+    """Measure an engine's tactics on this machine, and save the times next to the engine.
 
-    No answer changes. A server uses them when it next loads the engine."""
+    Answers do not change. Servers use the times when they next load the engine."""
     directory = EngineDirectory.open(engine)
     try:
         with terminated_as_exception(), shown_progress() as progress:
