@@ -6,7 +6,7 @@
 namespace llmserve {
 namespace {
 
-constexpr uint32_t kMostRows = 64;  // of a piece: their inner numbers stay in a near cache
+constexpr uint32_t kMostRows = 64;  // rows of a piece, whose inner numbers stay in a near cache
 
 bool is_linear(const OpRecord& op) {
   const auto kind = static_cast<OpKind>(op.kind);
@@ -15,7 +15,7 @@ bool is_linear(const OpRecord& op) {
 
 bool reads_integers(const OpRecord& op) { return static_cast<OpKind>(op.kind) != OpKind::kLinear; }
 
-// `first`: of the parts of the same operation.
+// `first`: the first part of the same operation.
 Error check_part(const EngineFile& file, const AdapterPartRecord& part, const AdapterPartRecord& first) {
   const std::string name = "a matrix of the adapter, for operation " + std::to_string(part.op) + ", ";
   if (part.op >= file.ops().size() || !is_linear(file.ops()[part.op])) return invalid(name + "which is no linear layer");
@@ -60,7 +60,7 @@ Error Adapters::load(const EngineFile& file, uint32_t slot, std::span<const Adap
   return {};
 }
 
-// Room for what a step with this adapter computes on the way.
+// Enlarges the buffers to what a step with this adapter needs.
 Error Adapters::grow(const EngineFile& file, const Adapter& adapter) {
   size_t inner = inner_width_, inputs = inputs_width_;
   for (const AdapterPartRecord& part : adapter.parts) {

@@ -1,12 +1,12 @@
-// LoRA adapters of an opened engine: thin matrices that a step adds to the outputs of linear layers, for the rows of the
-// chunks that name them.
+// LoRA adapters of an open engine: low-rank matrices that a step adds to the outputs of linear layers, for the rows of
+// the chunks that name them.
 //
-// Order of one output: the layer's own result, bias and residual included; then for each of its adapter's parts one chain
-// over the ranks. The inner numbers are chains over the inputs, as in every float linear layer: no bit depends on the other
-// rows of the step.
+// Order of one output: the layer's own result, with bias and residual; then, for each part of its adapter, one
+// sequential sum over the ranks. Inner numbers are sequential sums over the inputs, as in every float linear layer. So
+// no bit depends on the other rows of the step.
 //
-// An adapter has no loop of its own. The loop of a layer begins with the inner numbers of its adapters, and whoever has
-// computed some of its panels adds to them what adapters make of the inner numbers: by then they are there.
+// An adapter has no loop of its own. The loop of a layer begins with the inner numbers of its adapters. A thread that
+// has computed some of the layer's panels waits for them, then adds what the adapters contribute to these panels.
 #pragma once
 
 #include <cstdint>
@@ -24,16 +24,17 @@ namespace llmserve {
 
 inline constexpr uint32_t kMaxAdapterSlots = 4096;
 inline constexpr uint32_t kMaxAdapterRank = 256;
-inline constexpr uint32_t kMaxAdapterRanks = 16 * kMaxAdapterRank;  // of an operation's parts
+inline constexpr uint32_t kMaxAdapterRanks = 16 * kMaxAdapterRank;  // ranks of all parts of an operation
 
-// y[first_column ... + columns) += inner[first_rank ... + rank) @ up.T, of the output of one operation, whose inner numbers
-// are x @ down.T: the parts of an operation share one `down`. Who loads an adapter keeps the matrices until it is unloaded.
+// A part of an adapter: y[first_column ... + columns) += inner[first_rank ... + rank) @ up.T, where y is the output of
+// one operation and inner = x @ down.T. The parts of an operation share `down`. The caller of `load` keeps the matrices
+// until the adapter is unloaded.
 struct AdapterPartRecord {
   const void* down;  // [num_ranks, depth] in panels
   const void* up;    // [columns, rank] in panels
-  uint32_t op;       // its number in the file
-  uint32_t dtype;    // of both: kF32, kF16, kBF16
-  uint32_t first_column;  // where a panel of the operation begins
+  uint32_t op;       // number of the operation in the file
+  uint32_t dtype;    // of both matrices: kF32, kF16, kBF16
+  uint32_t first_column;  // the first column of a panel of the operation
   uint32_t columns;
   uint32_t depth;
   uint32_t rank;
@@ -43,15 +44,15 @@ struct AdapterPartRecord {
 static_assert(sizeof(AdapterPartRecord) == 48);
 
 struct Adapter {
-  std::vector<AdapterPartRecord> parts;  // by operation
-  std::vector<uint32_t> begins;          // of each operation's parts; one more at the end
+  std::vector<AdapterPartRecord> parts;  // sorted by operation
+  std::vector<uint32_t> begins;          // index of each operation's first part, and one more at the end
 
   std::span<const AdapterPartRecord> of(size_t op) const {
     return std::span(parts).subspan(begins[op], begins[op + 1] - begins[op]);
   }
 };
 
-// Rows of a step, one after the other, with one adapter.
+// Consecutive rows of a step with the same adapter.
 struct AdapterRows {
   const Adapter* adapter;
   uint32_t begin;
@@ -60,7 +61,7 @@ struct AdapterRows {
 
 class Adapters {
  public:
-  // Puts an adapter into a free slot, counted from 1. Not during a step.
+  // Puts an adapter into a free slot, counted from 1. Returns an error if it does not fit the file. Not during a step.
   Error load(const EngineFile& file, uint32_t slot, std::span<const AdapterPartRecord> parts);
   Error unload(uint32_t slot);
 
@@ -79,9 +80,9 @@ class Adapters {
   Error grow(const EngineFile& file, const Adapter& adapter);
 
   std::vector<std::unique_ptr<Adapter>> slots_;
-  std::vector<AdapterRows> rows_;  // of the step
+  std::vector<AdapterRows> rows_;  // of the current step
   Mapping inner_;   // [tokens of a step, ranks of all parts of an operation]
-  Mapping inputs_;  // [tokens of a step, depth]: what layers of integers read, as floats
+  Mapping inputs_;  // [tokens of a step, depth]: dequantized inputs of integer layers
   size_t inner_width_ = 0;
   size_t inputs_width_ = 0;
 };

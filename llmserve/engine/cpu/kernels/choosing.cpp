@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::chrono::microseconds kMaskPoll{20};
 
-// Those of the records, which are in order, that want logits of the piece.
+// The records that request logits of the piece. Records are sorted by selected row.
 template <class Record, class Fn>
 std::span<const Record> of_piece(std::span<const Record> records, const LogitsPiece& piece, Fn selected) {
   const auto begin = std::ranges::lower_bound(records, piece.begin, {}, selected);

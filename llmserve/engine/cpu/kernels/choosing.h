@@ -1,4 +1,4 @@
-// What a step wants of its logits, wherever they were computed: tokens, log-probs, and the logits themselves.
+// Answers a step's requests for logits, computed here or elsewhere: tokens, log-probs, and the logits themselves.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct LogitsPiece {
   const float* row(uint32_t selected) const { return logits + (selected - begin) * vocab_size; }
 };
 
-// The requests that a piece can answer.
+// The requests that can be answered from a piece of the logits.
 struct Wanted {
   std::span<const SampleRecord> samples;
   std::span<const ScoreRecord> scores;
@@ -36,10 +36,11 @@ struct Wanted {
 
 Wanted wanted_of(const StepRecord& step, const LogitsPiece& piece);
 
-// Masks are made beside the step, by threads that need a core too: so nobody waits for them awake.
+// Waits until the masks of the step are ready. Other threads, which need a core too, compute them during the step, so
+// the wait is a sleep, not a spin.
 void wait_for_masks(const StepRecord& step);
 
-// For one thread.
+// Answers requests on one thread.
 class Chooser {
  public:
   Chooser(const KernelTable& kernels, size_t vocab_size) : sampler_(kernels, vocab_size), scorer_(kernels, vocab_size) {}
@@ -54,10 +55,10 @@ class Chooser {
   Scorer scorer_;
 };
 
-// For engines that compute logits elsewhere: choosers with threads of their own.
+// Answers requests for logits that were computed elsewhere, with its own threads.
 class ChooserPool {
  public:
-  // Throws what threads and memory throw.
+  // Throws std::system_error and std::bad_alloc.
   ChooserPool(const KernelTable& kernels, size_t vocab_size, unsigned num_threads);
 
   // One caller at a time.

@@ -36,7 +36,7 @@ int32_t Draw::choose(const Logits& logits, float peak, int32_t best, const Sampl
   const bool has_top_k = request.top_k > 0 && request.top_k < logits.count;
   const bool has_top_p = request.top_p < 1.0f, has_min_p = request.min_p > 0.0f;
   if (!has_top_k && !has_top_p && !has_min_p) return from_blocks(draw, best);
-  // in double, so that no C library rounds it differently; the best token stays
+  // computed in double, so that no C library rounds it differently; at most 0, so that the best token stays
   const float least = has_min_p ? static_cast<float>(std::min(0.0, std::log(double{request.min_p}))) : kNever;
   if (has_top_k) {
     keep_top(request.top_k);
@@ -50,7 +50,7 @@ int32_t Draw::choose(const Logits& logits, float peak, int32_t best, const Sampl
   return from_candidates(draw);
 }
 
-// The tokens with at least this value, in order of ids.
+// Collects the tokens with at least this value, in ascending order of ids.
 void Draw::collect(float least) {
   candidates_.clear();
   for (size_t block = 0; block < logits_.num_blocks; ++block) {
@@ -63,7 +63,7 @@ void Draw::collect(float least) {
   }
 }
 
-// The value of the block peak with this rank, 1 for the largest. At least `rank` tokens have it or more.
+// Returns the value of the block peak with this rank, 1 for the largest. At least `rank` tokens reach this value.
 float Draw::peak_value(size_t rank) {
   if (rank > logits_.num_blocks) return kNever;
   ranked_.assign(logits_.peaks, logits_.peaks + logits_.num_blocks);
@@ -72,7 +72,7 @@ float Draw::peak_value(size_t rank) {
   return value(*place);
 }
 
-// The `count` largest, ties with the last one included; in order of ids.
+// Keeps the `count` largest, including ties with the last one, in ascending order of ids.
 void Draw::keep_top(size_t count) {
   collect(peak_value(count));
   if (count >= candidates_.size()) return;
@@ -83,7 +83,7 @@ void Draw::keep_top(size_t count) {
   std::erase_if(candidates_, [least = *place](const Candidate& c) { return c.value < least; });
 }
 
-// The most probable of all tokens that together reach `top_p`, sorted. Looks at few blocks first: mostly they do.
+// Finds the most probable tokens that together reach `top_p`, sorted. Searches few blocks first, which mostly suffice.
 void Draw::find_nucleus(float top_p) {
   const double wanted = static_cast<double>(top_p) * sum_blocks();
   for (size_t num_blocks = 32;; num_blocks *= 16) {
@@ -93,7 +93,8 @@ void Draw::find_nucleus(float top_p) {
   }
 }
 
-// Sorts the candidates and keeps the first ones that together weigh `wanted`; at least one. False: all are too light.
+// Sorts the candidates and keeps the first ones that together weigh `wanted`, at least one. Returns false if the sum of
+// all is less than that.
 bool Draw::cut_nucleus(double wanted) {
   sort();
   weigh();
@@ -104,8 +105,8 @@ bool Draw::cut_nucleus(double wanted) {
   return sum >= wanted;
 }
 
-// From the largest to the smallest, equal ones by id. They come in order of ids, so that a stable sort by value will do:
-// a radix sort, for there may be as many as the vocabulary is wide.
+// Sorts by descending value, ties by id. Candidates come in order of ids, so a stable sort by value suffices. Many are
+// sorted by radix, since there may be as many as the vocabulary has tokens.
 void Draw::sort() {
   constexpr unsigned kBits = 11, kBins = 1u << kBits;
   if (candidates_.size() < kBins) {
@@ -116,7 +117,7 @@ void Draw::sort() {
   }
   sorted_.resize(candidates_.size());
   for (unsigned shift = 0; shift < 32; shift += kBits) {
-    // no value is positive: without its sign, the larger number is the smaller value
+    // no value is positive, so with the sign removed a larger number is a smaller value
     const auto bin = [=](const Candidate& c) {
       return ((std::bit_cast<uint32_t>(c.value) & 0x7fffffffu) >> shift) & (kBins - 1);
     };
@@ -128,7 +129,7 @@ void Draw::sort() {
   }
 }
 
-// Fills `weights_`; returns their sum.
+// Fills `weights_` and returns their sum.
 double Draw::weigh() {
   weights_.resize(candidates_.size());
   std::transform(candidates_.begin(), candidates_.end(), weights_.begin(), [](const Candidate& c) { return c.value; });
@@ -155,10 +156,10 @@ int32_t Draw::from_candidates(double draw) {
   return candidates_.back().id;  // rounding used up the draw
 }
 
-// All tokens, in order of ids: first to the block, then to the token in it.
+// Draws from all tokens, in order of ids: finds the block first, then the token in it.
 int32_t Draw::from_blocks(double draw, int32_t best) {
   double left = draw * sum_blocks();
-  int32_t last = best;  // seen that can be drawn at all
+  int32_t last = best;  // the last token seen that can be drawn
   for (size_t block = 0; block < logits_.num_blocks; ++block) {
     if (left >= block_weights_[block] && block + 1 < logits_.num_blocks) {
       left -= block_weights_[block];

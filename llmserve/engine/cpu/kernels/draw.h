@@ -1,4 +1,4 @@
-// The choice of one token by chance: temperature, top-k, top-p, min-p, one draw.
+// Draws one token at random: temperature, top-k, top-p, min-p, one draw.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 
 namespace llmserve {
 
-constexpr float kNever = -std::numeric_limits<float>::infinity();  // a logit of what is not chosen
+constexpr float kNever = -std::numeric_limits<float>::infinity();  // the logit of a token that is never chosen
 
-// NaN as minus infinity, plus infinity as the largest float.
+// Returns the logit; NaN becomes minus infinity, plus infinity the largest float.
 float cleaned(float logit);
 
-// A row of logits and the largest of each of its blocks.
+// A row of logits, and the largest logit of each of its blocks.
 struct Logits {
   const float* x;
   size_t count;
@@ -23,18 +23,18 @@ struct Logits {
   size_t num_blocks;
 };
 
-// Filters in order, each on what the one before has left. Never sorts more tokens than the filters can leave: the peaks
-// of the blocks say which blocks can hold the largest ones.
+// Applies the filters in order, each to the tokens that the previous one kept. Never sorts more tokens than the filters
+// can keep: the peaks of blocks show which blocks can contain the largest logits.
 class Draw {
  public:
   explicit Draw(const KernelTable& kernels) : kernels_(kernels) {}
 
-  // `peak` is the largest logit, that of token `best`, and finite; the request's temperature is positive.
+  // `peak`: the largest logit, which is finite; `best`: its token. The request's temperature is positive.
   int32_t choose(const Logits& logits, float peak, int32_t best, const SampleRecord& request);
 
  private:
   struct Candidate {
-    float value;  // logit / temperature, the largest at 0
+    float value;  // logit / temperature, shifted so that the largest is 0
     int32_t id;
   };
 
@@ -55,7 +55,7 @@ class Draw {
   Softmax softmax_ = {};
   std::vector<Candidate> candidates_;
   std::vector<Candidate> sorted_;     // scratch of `sort`
-  std::vector<float> weights_;        // of the candidates
+  std::vector<float> weights_;        // of each candidate
   std::vector<float> ranked_;         // scratch of selections
   std::vector<double> block_weights_;
 };

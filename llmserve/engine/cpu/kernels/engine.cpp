@@ -11,8 +11,8 @@
 namespace llmserve {
 namespace {
 
-constexpr uint32_t kAttentionRows = 16;  // of one task
-constexpr uint32_t kLogitsRows = 64;     // at least, so that prompts with log-probs do not read the head for each few rows
+constexpr uint32_t kAttentionRows = 16;  // rows of a task
+constexpr uint32_t kLogitsRows = 64;     // at least; with fewer, a prompt with log-probs would read the head too often
 
 bool multiply(size_t a, size_t b, size_t* out) { return !__builtin_mul_overflow(a, b, out); }
 
@@ -49,7 +49,7 @@ Error Engine::allocate() {
     total += buffer.bytes_per_row * h.max_num_tokens;
   }
   activations_ = Mapping::anonymous(total);
-  logits_rows_ = std::max(h.max_batch_size, std::min(h.max_num_tokens, kLogitsRows));  // memory only when used
+  logits_rows_ = std::max(h.max_batch_size, std::min(h.max_num_tokens, kLogitsRows));  // uses memory only when touched
   output_width_ = file_.ops().back().out.width;
   logits_ = Mapping::anonymous(sizeof(float) * logits_rows_ * output_width_);
   const auto writes_logits = [](const OpRecord& op) { return op.out.buffer == kLogitsBuffer; };
@@ -132,7 +132,7 @@ Error Engine::allocate_states() {
                        std::to_string(sizeof(float) * state_floats_) + " bytes; lower their number");
 }
 
-// Empty for an operation that has no tactics.
+// Empty for an operation without tactics.
 std::span<const LinearTactic> Engine::tactics_of(size_t index, uint32_t bucket) const {
   const OpRecord& op = file_.ops()[index];
   const auto kind = static_cast<OpKind>(op.kind);
@@ -217,7 +217,8 @@ Error Engine::load_adapter(uint32_t slot, std::span<const AdapterPartRecord> par
   return adapters_.load(file_, slot, parts);
 }
 
-// A program that reads hidden rows gets some; one that hands them out has an RMS norm between selection and head.
+// Checks that the step has hidden rows if and only if the program reads them. To hand out rows, a program must have an
+// RMS norm between row selection and head.
 Error Engine::check_hidden(const StepRecord& step) const {
   const auto ops = file_.ops();
   const auto reader = std::ranges::find(ops, static_cast<uint32_t>(OpKind::kWithHidden), &OpRecord::kind);

@@ -13,7 +13,7 @@
 namespace llmserve {
 namespace {
 
-// CRC-32 as in zlib, so that Python's standard library writes it.
+// CRC-32 as in zlib, so that Python's standard library can write it.
 uint32_t crc32(const std::byte* data, size_t count) {
   static constexpr auto kTable = [] {
     std::array<uint32_t, 256> table{};

@@ -1,4 +1,4 @@
-// An engine file, mapped and checked. After `open` succeeds, every offset, shape and operand in it can be trusted.
+// A mapped and checked engine file. After `open` succeeds, every offset, shape and operand in it is valid.
 #pragma once
 
 #include <span>
@@ -16,7 +16,7 @@ class EngineFile {
  public:
   Error open(const std::string& path);
 
-  // An error when the file's bytes have gone since it was opened: what was read from it is worth nothing.
+  // Returns an error if bytes of the file were lost since it was opened; results computed from it are then invalid.
   Error check_whole() const;
 
   const FileHeader& header() const { return *reinterpret_cast<const FileHeader*>(metadata_); }
@@ -30,10 +30,10 @@ class EngineFile {
 
   const TensorRecord& record(int32_t index) const { return tensors()[static_cast<size_t>(index)]; }
 
-  // Of the largest layer; of the layer that `write` writes, whose blocks are as far apart.
+  // The shape of the largest layer, and that of the layer that `write` writes, with the same distance between blocks.
   CacheShape cache_shape() const;
   CacheShape cache_shape(const OpRecord& write) const;
-  const OpRecord* cache_write(uint32_t layer) const;  // null: there is none
+  const OpRecord* cache_write(uint32_t layer) const;  // null: the layer has none
 
   // The data of tensor `index`; null for kNoTensor.
   template <class T>
@@ -53,14 +53,14 @@ class EngineFile {
 
   Mapping mapping_;
   FileGuard guard_;
-  Mapping tables_;                       // a copy: what was checked stays so, whatever is written into the file
-  const std::byte* metadata_ = nullptr;  // of the mapping, until there is the copy
+  Mapping tables_;                       // a copy, so that writes to the file cannot change what was checked
+  const std::byte* metadata_ = nullptr;  // in the mapping, until the copy exists
 };
 
-// Float32 numbers that an operation keeps of a sequence.
+// Number of f32 elements in an operation's state of one sequence.
 uint64_t state_floats(const OpRecord& op);
 
-// Of a tensor in the file, with what fills up its panels.
+// Bytes of a tensor in the file, including the padding of its panels.
 uint64_t tensor_bytes(const TensorRecord& tensor);
 
 }  // namespace llmserve

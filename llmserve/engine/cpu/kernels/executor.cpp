@@ -28,7 +28,7 @@ void Executor::execute(const OpRecord& op, TaskCounter& tasks) {
     tasks.for_pieces(count, grain, [&](size_t begin, size_t end) { (this->*member)(op, begin, end, own...); });
   };
   const KernelTable& kernels = *engine_.kernels_;
-  switch (static_cast<OpKind>(op.kind)) {  // without a default: the compiler names what is missing
+  switch (static_cast<OpKind>(op.kind)) {  // no default, so that the compiler reports a missing op
     case OpKind::kEmbed:
       return over_rows(&Executor::embed, step_.token_ids);
     case OpKind::kEmbedPosition:
@@ -138,7 +138,7 @@ void Executor::pairwise(const OpRecord& op, size_t begin, size_t end, decltype(K
   kernel(a, b, op.out.width, end - begin, view<float>(op.out, begin));
 }
 
-// One row at a time, so that what happens before stays in the nearest cache.
+// Processes one row at a time, so that the row stays in the nearest cache until it is quantized.
 void Executor::quantize(const OpRecord& op, size_t begin, size_t end, float* scratch) {
   for (size_t row = begin; row < end; ++row) {
     const View<const float> x = before_quantization(op, view<const float>(op.in[0], row), scratch);
@@ -146,7 +146,7 @@ void Executor::quantize(const OpRecord& op, size_t begin, size_t end, float* scr
   }
 }
 
-// The row x itself, or what is made of it, in scratch.
+// Returns the row x itself or, in `scratch`, the result of the function that precedes quantization.
 View<const float> Executor::before_quantization(const OpRecord& op, View<const float> x, float* scratch) const {
   const KernelTable& kernels = *engine_.kernels_;
   const size_t width = op.out.width;
@@ -185,7 +185,7 @@ View<const float> Executor::before_quantization(const OpRecord& op, View<const f
   return {scratch, width};
 }
 
-// Rows of logits are long and few, so they are cut too.
+// Rows of logits are long and few, so they are cut into pieces, too.
 void Executor::in_place(const OpRecord& op, TaskCounter& tasks, decltype(KernelTable::scale) kernel) {
   constexpr size_t kColumns = 8192;
   const size_t pieces = (op.out.width + kColumns - 1) / kColumns;
@@ -207,10 +207,10 @@ size_t Executor::tactic(const OpRecord& op, size_t num_rows) const {
   return engine_.tactics_[index * kRowBuckets + row_bucket(num_rows)];
 }
 
-// Enough pieces of a linear layer to share out evenly, and long ones, since what a piece begins with is not prefetched.
+// A linear layer has enough pieces to share evenly, but long ones, since the beginning of a piece is not prefetched.
 constexpr size_t kPanelsPerPiece = 6, kPiecesPerThread = 4;
 
-// fn(begin, end) over the panels of a linear layer, and what adapters add to them.
+// Calls fn(begin, end) for the panels of a linear layer, and adds what adapters contribute to them.
 template <class Fn>
 void Executor::over_panels(const OpRecord& op, TaskCounter& tasks, Fn fn) {
   const auto index = static_cast<size_t>(&op - engine_.file_.ops().data());
@@ -225,8 +225,8 @@ void Executor::over_panels(const OpRecord& op, TaskCounter& tasks, Fn fn) {
   });
 }
 
-// fn(rows of an expert, begin, end) over the panels of all experts that have rows, in one loop. How many pieces it has
-// follows from the number of rows alone: a thread that comes late may find the rows of a later layer.
+// Calls fn(rows of an expert, begin, end) for the panels of all experts that have rows, in one loop. The number of
+// pieces depends only on the number of rows, because a late thread may already see the rows of a later layer.
 template <class Fn>
 void Executor::over_experts(const OpRecord& op, TaskCounter& tasks, Fn fn) {
   const size_t threads = engine_.threads_->size(), panels = op.out.width / kPanelColumns;
@@ -267,14 +267,14 @@ void Executor::linear(const OpRecord& op, TaskCounter& tasks) {
   over_panels(op, tasks, [&](size_t begin, size_t end) { engine_.kernels_->linear(args, chosen, begin, end); });
 }
 
-// The part of an expert in a tensor of all of them.
+// One expert's part of a tensor that stacks all experts.
 template <class T>
 const T* Executor::of_stack(int32_t tensor, size_t expert) const {
   const size_t bytes = tensor_bytes(engine_.file_.record(tensor)) / engine_.dispatch_.ends.size();
   return reinterpret_cast<const T*>(engine_.file_.tensor<std::byte>(tensor) + expert * bytes);
 }
 
-// Values, and a row's facts: the scales of its groups and, behind them, what removes zero points and minima.
+// Values, and the facts of a row: the scales of its groups, followed by the offsets for zero points and minima.
 QuantizedRows Executor::quantized_rows(const Operand& values, const Operand& facts, size_t first_row) const {
   const auto scales = view<float>(facts, first_row);
   const size_t groups = num_quantized_groups(values.width);
@@ -342,7 +342,7 @@ void Executor::attention(const OpRecord& op, TaskCounter& tasks) {
     const size_t queries = op.num_heads / shape.num_kv_heads, parts = engine_.attention_parts_;
     const size_t begin = queries * task.part / parts, of_part = queries * (task.part + 1) / parts - begin;
     if (of_part == 0) return;
-    // as if there were no other heads, from where the kernel finds those of the part
+    // The kernel is called as if only this part's heads existed: it looks for them at kv_head * of_part.
     const size_t first = task.kv_head * (queries - of_part) + begin;
     const auto of_heads = [&](int32_t t) {
       const float* numbers = engine_.file_.tensor<float>(t);

@@ -1,7 +1,7 @@
-// Runs the op table of an engine over one step. Every thread executes all ops; the work inside each is shared out.
+// Runs the op table of an engine for one step. Every thread executes all ops; the threads share the work of each op.
 //
-// Logits are wide, and a prompt's log-probs need those of every token: the ops that write them, and what reads them, work
-// off the selected rows in pieces that the engine has room for.
+// Logits are wide, and log-probs of a prompt need those of every token. So the ops that write logits, and the requests
+// that read them, process the selected rows in pieces for which the engine has room.
 #pragma once
 
 #include <span>
@@ -69,12 +69,12 @@ class Executor {
     if (rows_of(op) == RowsOf::kChosen) return size_t{step_.num_tokens} * header_.experts_per_token;
     return rows_of(op) == RowsOf::kSelected ? step_.num_selected : step_.num_tokens;
   }
-  // Whether the head's rows of all tokens are wanted, and come from here.
+  // Whether this op also hands out the head's inputs for all tokens, which the step requested.
   bool hands_out(const OpRecord& op) const {
     return step_.hidden_out && op.kind == static_cast<uint32_t>(OpKind::kSelectRows) && rows_of(op) == RowsOf::kSelected;
   }
   static RowsOf rows_of(const OpRecord& op) { return static_cast<RowsOf>(op.rows); }
-  // Where in its inputs an op's rows begin.
+  // The first row of an op's inputs.
   size_t first_row(const OpRecord& op) const { return is_head(op) ? piece_begin_ : 0; }
   template <class Fn>
   void over_panels(const OpRecord& op, TaskCounter& tasks, Fn fn);
@@ -94,7 +94,7 @@ class Executor {
   const FileHeader& header_;
   const StepRecord& step_;
   const unsigned thread_;
-  uint32_t piece_begin_ = 0;  // of the selected rows, those whose logits are at hand
+  uint32_t piece_begin_ = 0;  // first selected row of the current piece
   uint32_t piece_rows_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Adapters within a step: what the rows that have one add to the output of a linear layer.
+// Adapters in a step: what they add to the output of a linear layer, for the rows that have one.
 #include <algorithm>
 
 #include "executor.h"
@@ -10,7 +10,7 @@ size_t num_panels(size_t columns) { return (columns + kPanelColumns - 1) / kPane
 
 }  // namespace
 
-// How many pieces of the step's rows have an adapter that changes an operation.
+// Number of pieces of the step's rows whose adapter changes this operation.
 size_t Executor::num_adapted(size_t op) const {
   return static_cast<size_t>(std::ranges::count_if(
       engine_.adapters_.rows(), [&](const AdapterRows& rows) { return !rows.adapter->of(op).empty(); }));
@@ -21,7 +21,7 @@ void Executor::multiply(const LinearArgs& args, size_t begin, size_t end) const 
   kernels.linear(args, default_tactic(kernels.float_tactics, row_bucket(args.num_rows)), begin, end);
 }
 
-// Begins with the inner numbers of an operation, for each of the pieces. `add_adapters` waits for them.
+// Begins to compute the inner numbers of an operation, for each of the pieces. `add_adapters` waits for them.
 void Executor::begin_adapters(const OpRecord& op, size_t index, size_t num_pieces) {
   if (num_pieces == 0) return;
   const bool integers = static_cast<OpKind>(op.kind) != OpKind::kLinear;
@@ -41,7 +41,7 @@ void Executor::begin_adapters(const OpRecord& op, size_t index, size_t num_piece
   });
 }
 
-// To panels [begin, end) of an operation, which have its own result.
+// Adds the contributions of adapters to panels [begin, end) of an operation, which already have its own result.
 void Executor::add_adapters(const OpRecord& op, size_t index, size_t num_pieces, size_t begin, size_t end) {
   if (num_pieces == 0) return;
   engine_.adapter_counters_[index].wait(num_pieces);
@@ -61,7 +61,7 @@ void Executor::add_adapters(const OpRecord& op, size_t index, size_t num_pieces,
   }
 }
 
-// What a layer of integers reads, as the floats that they stand for.
+// Dequantizes the input of an integer layer.
 void Executor::read_integers(const OpRecord& op, const AdapterRows& rows, View<float> y) const {
   for (size_t row = rows.begin; row < rows.begin + rows.count; ++row) {
     const QuantizedRows x = quantized_rows(op.in[0], op.in[2], row);
@@ -71,7 +71,7 @@ void Executor::read_integers(const OpRecord& op, const AdapterRows& rows, View<f
       const float scale = x.scales.data[begin / kQuantizedGroup];
       for (size_t i = begin; i < begin + count; ++i) out[i] = static_cast<float>(values[i]) * scale;
     };
-    // Whole groups have a constant length, so that the compiler uses vectors.
+    // Whole groups have a constant length, so that the compiler vectorizes them.
     size_t begin = 0;
     for (; begin + kQuantizedGroup <= op.in[0].width; begin += kQuantizedGroup) expand(begin, kQuantizedGroup);
     if (begin < op.in[0].width) expand(begin, op.in[0].width - begin);

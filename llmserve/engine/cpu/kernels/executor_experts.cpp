@@ -1,4 +1,4 @@
-// Mixtures of experts within a step: rows are put in the order of their experts, and come back as sums.
+// Mixtures of experts in a step: rows are sorted by expert, and their results are summed for each token.
 #include <algorithm>
 #include <utility>
 
@@ -24,12 +24,12 @@ void Executor::route(const OpRecord& op, size_t begin, size_t end) {
   engine_.kernels_->route(args, end - begin, view<float>(op.out, begin));
 }
 
-// A counting sort by expert; the rows of an expert are in the order of their tokens.
+// A counting sort by expert; the rows of each expert are in the order of their tokens.
 void Executor::dispatch(const OpRecord& op) {
   Dispatch& d = engine_.dispatch_;
   const size_t chosen = header_.experts_per_token, num_experts = op.groups;
   const auto routes = view<const float>(op.in[0]);
-  const auto expert = [&](size_t token, size_t i) {  // whatever the buffer holds
+  const auto expert = [&](size_t token, size_t i) {  // in range, whatever the buffer contains
     const float number = routes.row(token)[i];
     return number >= 0.0f && number < static_cast<float>(num_experts) ? static_cast<size_t>(number) : size_t{0};
   };
@@ -39,7 +39,7 @@ void Executor::dispatch(const OpRecord& op) {
   }
   d.active.clear();
   uint32_t begin = 0;
-  for (size_t e = 0; e < num_experts; ++e) {  // from numbers of rows to where they begin
+  for (size_t e = 0; e < num_experts; ++e) {  // from counts of rows to their first row
     if (d.ends[e] > 0) d.active.push_back({static_cast<uint32_t>(e), begin, d.ends[e]});
     begin += std::exchange(d.ends[e], begin);
   }
@@ -52,7 +52,7 @@ void Executor::dispatch(const OpRecord& op) {
   }
 }
 
-// Of a row of kChosen, among the routes of its token.
+// The weight of a row of kChosen, from the routes of its token.
 float Executor::weight_of(const Operand& routes, size_t row) const {
   const Dispatch& d = engine_.dispatch_;
   const size_t chosen = header_.experts_per_token, token = d.tokens[row];

@@ -1,11 +1,11 @@
-// Ops that depend on a token's position within a step.
+// Ops that depend on the positions of tokens.
 #include <cmath>
 
 #include "executor.h"
 
 namespace llmserve {
 
-// Angles in f32 as transformers computes them, their cosines and sines in f64.
+// Computes angles in f32, as transformers does, and their cosines and sines in f64.
 void Executor::rope_table(const OpRecord& op, size_t begin, size_t end) {
   const float* inv_freq = engine_.file_.tensor<float>(op.tensors[0]);
   const size_t half = op.head_dim / 2;
@@ -21,7 +21,7 @@ void Executor::rope_table(const OpRecord& op, size_t begin, size_t end) {
   }
 }
 
-// The factor in f64, from a whole number of intervals: every machine rounds it alike.
+// Computes the factor in f64, from a whole number of intervals, so that every machine rounds it in the same way.
 void Executor::scale_by_position(const OpRecord& op, size_t begin, size_t end) {
   const auto x = view<const float>(op.in[0]);
   const auto y = view<float>(op.out);

@@ -1,4 +1,4 @@
-// Rows that come from elsewhere: out of tables, out of other rows.
+// Ops that read rows from tables or from other rows.
 #include <algorithm>
 #include <cmath>
 #include <span>
@@ -8,7 +8,7 @@
 namespace llmserve {
 namespace {
 
-// Adds rows [begin, end) to y, or takes what is larger: in order, each number by itself.
+// Adds rows [begin, end) to y, or takes the maximum: row by row in order, each column by itself.
 void gather(View<const float> x, size_t begin, size_t end, Pool kind, std::span<float> y) {
   for (size_t row = begin; row < end; ++row) {
     const float* other = x.row(row);
@@ -20,7 +20,7 @@ void divide(std::span<float> y, float divisor) {
   for (float& value : y) value /= divisor;
 }
 
-// To a length of one; the squares in f64, and nothing becomes no number.
+// Scales y to a length of one. Squares are summed in f64; a row of zeros stays zero.
 void normalize(std::span<float> y) {
   double sum = 0.0;
   for (float value : y) sum += double{value} * double{value};
@@ -82,7 +82,7 @@ void Executor::select_rows(const OpRecord& op, size_t begin, size_t end) {
   }
 }
 
-// Of every token what the head reads of selected ones, and these themselves. The norm is that of the operation behind.
+// Hands out the head's inputs of every token, and selects rows as usual. The norm is the one of the next operation.
 void Executor::hand_out(const OpRecord& op, size_t begin, size_t end) {
   const OpRecord& norm = (&op)[1];
   const size_t width = op.out.width;

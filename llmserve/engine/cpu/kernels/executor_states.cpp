@@ -1,11 +1,11 @@
-// Ops with a state within a step: the rows of each sequence by themselves, all sequences in one parallel region.
+// Ops with a state: processes the rows of each sequence in order, and all sequences in one parallel loop.
 #include <algorithm>
 
 #include "executor.h"
 
 namespace llmserve {
 
-// fn(first, count, state before, state after) for the rows of a chunk: two runs of them, where a state is kept between.
+// Calls fn(first, count, state before, state after) for the rows of a chunk, in two runs if a state is kept in between.
 template <class Fn>
 void Executor::over_runs(const OpRecord& op, const ChunkRecord& chunk, Fn fn) const {
   auto* states = reinterpret_cast<float*>(engine_.states_.data());
@@ -43,7 +43,7 @@ void Executor::convolution(const OpRecord& op, TaskCounter& tasks) {
   });
 }
 
-// fn(what `args` makes of a run, head, begin, end) for each panel of each head.
+// Calls fn(args(...) of a run, head, begin, end) for each panel of each head.
 template <class Args, class Fn>
 void Executor::over_head_panels(const OpRecord& op, TaskCounter& tasks, Args args, Fn fn) const {
   const size_t width = op.out.width / op.num_heads, pieces = (width + kStateColumns - 1) / kStateColumns;

@@ -1,5 +1,5 @@
-// Round to nearest, subnormals kept, whatever the calling process has set: otherwise a result would depend on which
-// thread computed it.
+// Sets round to nearest and keeps subnormals, whatever mode the calling process has set. Otherwise a result would
+// depend on the thread that computed it.
 #pragma once
 
 #include <cfenv>
@@ -9,7 +9,7 @@ namespace llmserve {
 
 class DefaultFloatMode {
  public:
-#if defined(__aarch64__)  // here the C library's default environment leaves some bits of the mode as they are
+#if defined(__aarch64__)  // the C library's default environment leaves some bits of the mode unchanged here
   DefaultFloatMode() {
     asm volatile("mrs %0, fpcr" : "=r"(saved_));
     asm volatile("msr fpcr, %0" : : "r"(uint64_t{0}));

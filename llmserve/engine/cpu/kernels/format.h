@@ -1,26 +1,25 @@
-// The engine file, as bytes. Little endian, fixed-size records; `layout.py` writes what these structs read.
+// The binary format of an engine file. Little endian, fixed-size records; `layout.py` writes what these structs read.
 //
 //   FileHeader | OpRecord[num_ops] | TensorRecord[num_tensors] | BufferRecord[num_buffers] | JSON | page-aligned tensors
 //
-// Tensors are row-major [rows, cols]. The weights of linear layers are packed in panels of kPanelColumns outputs, the last
-// one filled up with zeros, in an order that every ISA variant reads with plain vector loads:
+// Tensors are row-major [rows, cols]. The weights of linear layers are packed in panels of kPanelColumns outputs, in an
+// order that every ISA variant reads with plain vector loads. The last panel is padded with zeros:
 //
 //   f32, f16  [panel][input][output]
-//   bf16      [panel][input][16][2]: outputs i and 16 + i side by side, so that a shift or a mask makes sixteen floats
-//   u8        [panel][input / 4][output][4], each plus 128, the inputs filled up with zeros too
-//   i4        [panel][input / 4][16][4] bytes: output i in the low half, output 16 + i in the high one, 0 to 15
+//   bf16      [panel][input][16][2]: outputs i and 16 + i are adjacent, so that a shift or a mask yields sixteen floats
+//   u8        [panel][input / 4][output][4], each plus 128; inputs are padded with zeros, too
+//   i4        [panel][input / 4][16][4] bytes from 0 to 15: output i in the low half, output 16 + i in the high half
 //
-// Quantized weights have a scale for every thirty-two inputs of an output, and one for the output. Of eight bits: binary16
-// [panel][group][32]. Of four bits: codes, u8 [panel][group][64], thirty-two square roots of scales, and then thirty-two
-// zero points in sixteenths.
+// Quantized weights have a scale for every 32 inputs of an output, and one for the output. Group scales of 8-bit
+// weights: binary16 [panel][group][32]. Of 4-bit weights: u8 codes [panel][group][64], the square roots of 32 scales,
+// then 32 zero points in sixteenths.
 //
-// Codes of five or six bits have what is above four behind a step's four bits, half of the panel after half: bit i of 64,
-// or bits 2q and 2q + 1 of byte j of 16, belong to byte i = 16q + j of those that `load_codes` gives. Codes of two or three
-// bits have such pairs of bits first, and then, of three, what is above them.
+// Codes of 5 or 6 bits: a step has the low four bits, then the upper bits, one half of the panel after the other. Bit i
+// of 64, or bits 2q and 2q + 1 of byte j of 16, belong to byte i = 16q + j that `load_codes` returns. Codes of 2 or 3
+// bits begin with such pairs of bits; the upper bits of 3 follow.
 //
-// An activation has a scale for every thirty-two inputs of a row. The facts of such a row are, one after the other, its
-// scales, f32, and for each group -128 times the sum of its values, i32; then, where weights have groups of sixteen, the
-// same of the first half of each group.
+// A row of activations has a scale for every 32 inputs. The facts of a row are its f32 scales, then for each group -128
+// times the sum of its values, i32. For weights with groups of sixteen, the same of each group's first half follows.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +41,7 @@ enum class Layout : uint32_t { kRows, kPanels };
 
 enum class DType : uint32_t { kF32, kF16, kBF16, kI8, kI4, kI5, kI6, kI2, kI3 };
 
-constexpr size_t dtype_bytes(DType type) {  // of a cache, or of a whole number of elements
+constexpr size_t dtype_bytes(DType type) {  // bytes of an element; 1 for integers of any width
   if (type == DType::kF32) return 4;
   return type == DType::kF16 || type == DType::kBF16 ? 2 : 1;
 }
@@ -52,34 +51,33 @@ constexpr size_t code_bits(DType type) {
   return kBits[static_cast<size_t>(type)];
 }
 
-// operand roles (in[0..2] -> out); tensors; fields used
+// After each kind: operands (in[0..2] -> out; ? marks optional ones); tensors; fields used.
 enum class OpKind : uint32_t {
-  kEmbed,         // -> f32; table; in panels of integers with group scales and row scales, groups = Blocks, as below;
-                  // window = rows, if they are not as many as tokens of the vocabulary: those behind them have the first
+  kEmbed,         // -> f32; table; for panels of integers: group scales and row scales, groups = Blocks;
+                  // window = rows of the table, if fewer than the vocabulary: later tokens have row 0
   kRmsNorm,       // x -> f32; weight of a group, or of all columns with window = 1; groups, scalar = eps
-  kQuantize,      // x, row facts (written) -> i8, for kLinearInt8 and kLinearInt4; norm weight?, its bias?; before
+  kQuantize,      // x, row facts (written) -> i8, for linear layers of integers; norm weight?, its bias?; before
   kLinear,        // x, residual? -> f32; weight, bias?
   kLinearInt8,    // x i8, residual?, row facts -> f32; weight u8, bias?, group scales f16, output scales
-  kRopeTable,     // -> f32, cos then sin; inv_freq; head_dim = turned elements of a head, scalar = scale of both
-  kCacheWrite,    // k, v, rope table of k?; layer, head_dim of its heads, 0: as the file says. One for each layer
+  kRopeTable,     // -> f32, cos then sin; inv_freq; head_dim = rotated elements of a head, scalar = scale of both
+  kCacheWrite,    // k, v, rope table of k?; layer, head_dim of its heads (0: the header's); at most one for each layer
   kAttention,     // q, rope table of q? -> f32; ALiBi slopes?, sinks?; layer, num_heads, window, scalar = scale, soft_cap,
-                  // groups = 1: windows are stretches that begin at their multiples, 2: every token sees its whole chunk
+                  // groups: kInStretches: windows begin at their multiples; kBidirectional: tokens see their chunk
   kGatedSilu,     // gate and up side by side -> f32
   kAdd,           // a, b -> f32
-  kSelectRows,    // x, routes? -> f32; rows of kChosen are multiplied with the weights of routes
-  kLinearInt4,    // as kLinearInt8; weight i4, and codes u8 instead of group scales
+  kSelectRows,    // x, routes? -> f32; with routes, rows of kChosen are multiplied by their weights
+  kLinearInt4,    // as kLinearInt8; weight i4, and u8 codes instead of group scales
   kGatedGeluTanh,  // as kGatedSilu
   kGatedGelu,
   kScale,    // -> f32, in place; scalar = factor, or a tensor of one number
   kSoftCap,  // -> f32, in place; scalar = cap
-  // router logits -> f32, numbers of experts in ascending order, then their weights; correction bias?,
-  // factor of each expert?;
-  // groups = kRouteToOne, kRouteSigmoid and kRouteByBest, scalar = factor of the weights, 0: none; soft_cap = tolerance of
-  // SparseMixer; num_heads = groups of experts, 0: none, head_dim = groups to choose from
+  // router logits -> f32: numbers of the chosen experts, ascending, then their weights; correction bias?, factor of
+  // each expert?; groups = flags (kRouteToOne, kRouteSigmoid, kRouteByBest), scalar = factor of the weights, 0: none;
+  // soft_cap = tolerance of SparseMixer; num_heads = groups of experts, 0: none, head_dim = groups to choose
   kRoute,
-  kDispatch,     // routes; groups = experts: which rows of kChosen are whose, for the operations up to the next one
-  kCombine,      // rows of kChosen, routes -> f32; groups = 1: without weights
-  kSigmoidGate,  // x, gate of one column or as many -> f32; groups = 1: times the gate, too
+  kDispatch,     // routes; groups = experts: sorts the rows of kChosen by expert, for the operations up to the next one
+  kCombine,      // rows of kChosen, routes -> f32: each token's weighted sum; groups = 1: without weights
+  kSigmoidGate,  // x, gate of one column or as many as x -> f32: x * sigmoid(gate); groups = 1: times the gate, too
   kGatedClamped,  // as kGatedSilu
   kRope,          // x, rope table -> f32; heads of head_dim
   kLinearBlocks,  // as kLinearInt8; weight i2 to i6, and u8 instead of group scales; groups = Blocks
@@ -89,49 +87,49 @@ enum class OpKind : uint32_t {
   kReluSquared,
   // x -> f32, times 1 + scalar * log(1 + floor((position + window) / groups))
   kScaleByPosition,
-  kConvolution,  // x -> f32; weight of all columns, window numbers each, bias?; groups = 1: and then SiLU. Has a state
-  kDeltaRule,    // q, k and v side by side, gates -> f32; decay, its bias; num_heads, groups = key heads, head_dim of keys.
-                 // Has a state
-  kMultiply,     // as kAdd; instead of b a tensor as long as a row
+  kConvolution,  // x -> f32; weights, `window` for each column, bias?; groups = 1: followed by SiLU. Has a state
+  kDeltaRule,    // q, k and v side by side, gates -> f32; decay, its bias; num_heads, groups = key heads,
+                 // head_dim of keys. Has a state
+  kMultiply,     // as kAdd; instead of b, a tensor as long as a row
   kEmbedPosition,  // -> f32; table of floats, a row for each position
   kEmbedSegment,   // -> f32; table of floats, a row for each segment
   kPool,           // x of all tokens -> f32, a row for each chunk whose last token is selected;
-                   // groups = Pool, plus kNormalized: divided by its length
-  kSelectiveScan,  // x, b and c side by side, steps -> f32; decay, bias of steps, skip; num_heads, groups that share b and c,
-                   // head_dim = rows of a head's state. Has a state
-  kMix,            // x of `groups` groups of columns, z of groups as wide, coefficients? -> f32: each group of x from the
-                   // one of number `window` on, plus the groups of z, each times its coefficient + scalar
-  kSpread,         // x, z -> f32, side by side; the groups of z, which are as wide as x, have its mean square, each divided
-                   // by its own, which is at least scalar
-  kOverThreshold,  // x -> f32: what is over mean + scalar * standard deviation of the row, or 0
-  kWithHidden,     // x -> f32, and beside it the token's row of the step's `hidden`
+                   // groups = Pool, plus kNormalized: divided by its L2 norm
+  kSelectiveScan,  // x, b and c side by side, steps -> f32; decay, bias of steps, skip; num_heads,
+                   // groups that share b and c, head_dim = rows of a head's state. Has a state
+  kMix,            // x of `groups` groups of columns, z of groups as wide, coefficients? -> f32: x; to each group from
+                   // number `window` on, all groups of z are added, each times its coefficient + scalar
+  kSpread,         // x, z -> f32: x, then the groups of z, each as wide as x and scaled to the root mean square of x;
+                   // the mean square of a group of z counts as at least scalar
+  kOverThreshold,  // x -> f32: max(0, x - mean - scalar * standard deviation of the row)
+  kWithHidden,     // x -> f32: x, then the token's row of the step's `hidden`
 };
 
 inline constexpr uint32_t kRouteToOne = 1;    // the weights of a row have a sum of one
 inline constexpr uint32_t kRouteSigmoid = 2;  // scores are sigmoids of the logits, not their softmax
-inline constexpr uint32_t kRouteByBest = 4;   // a group is as good as its best expert, not as its two best
+inline constexpr uint32_t kRouteByBest = 4;   // a group's score is that of its best expert, not the sum of its two best
 
-inline constexpr uint32_t kInStretches = 1;     // of attention: what `groups` says
+inline constexpr uint32_t kInStretches = 1;     // values of `groups` in kAttention
 inline constexpr uint32_t kBidirectional = 2;
 
-// What becomes of a chunk's rows.
+// How the rows of a chunk become one.
 enum class Pool : uint32_t { kFirst, kLast, kMean, kMax };
 inline constexpr uint32_t kNormalized = 4;
 
-// What thirty-two outputs have for blocks of inputs of a GGUF file, one after the other, after the codes: a weight is
-// scale * code - minimum, or scale * a number of a table. Halves are binary16, scales and minima of groups bytes.
+// Data of a panel's 32 outputs for one block of inputs of a GGUF file, without codes: one field after the other. A
+// weight is scale * code - minimum, or scale * a number from a table. Halves are binary16.
 enum class Blocks : uint32_t {
-  kScale,            // of 32 inputs: a half; the code in the middle is zero
-  kScaleAndMinimum,  // of 32: the scale and minus the minimum, halves
-  kScales,           // of 256: factors of scales and of minima, halves; for each 32 a scale and a minimum, u8
-  kHalfScales,       // of 256: a factor, half; for each 16 a scale, i8; the code in the middle is zero
-  kHalfScalesAndMinima,  // of 256: factors of scales and of minima, halves; for each 16 both in one u8, the scale low
-  kUneven,           // of 32: a half; codes of kUnevenNumbers
-  kUnevenScales,     // of 256: a factor, half; for each 32 a scale, i8; codes of kUnevenNumbers
-  kExponent,         // of 32: a u8, of which 128 is one and less than 2 counts as 2; codes of kE2M1Numbers
+  kScale,            // 32 inputs: scale, half; the middle code is zero
+  kScaleAndMinimum,  // 32 inputs: scale and minus the minimum, halves
+  kScales,           // 256 inputs: factors of scales and of minima, halves; per 32 inputs a scale and a minimum, u8
+  kHalfScales,       // 256 inputs: factor, half; per 16 inputs a scale, i8; the middle code is zero
+  kHalfScalesAndMinima,  // 256 inputs: factors of scales and minima, halves; per 16 inputs both in a u8, the scale low
+  kUneven,           // 32 inputs: scale, half; codes index kUnevenNumbers
+  kUnevenScales,     // 256 inputs: factor, half; per 32 inputs a scale, i8; codes index kUnevenNumbers
+  kExponent,         // 32 inputs: exponent of two plus 128, u8; less than 2 counts as 2; codes index kE2M1Numbers
 };
 inline constexpr uint32_t kNumBlocks = 8;
-// Of IQ4_NL and IQ4_XS; and twice what four bits are as a float, of MXFP4.
+// Tables of IQ4_NL and IQ4_XS, and of MXFP4: twice the value of the four bits as a float (E2M1).
 inline constexpr int8_t kUnevenNumbers[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 inline constexpr int8_t kE2M1Numbers[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
@@ -163,14 +161,14 @@ constexpr bool are_codes_of(Blocks blocks, DType type) {
 }
 constexpr size_t block_panel_bytes(Blocks blocks, size_t depth) { return depth / block_inputs(blocks) * block_bytes(blocks); }
 
-// What an operation has rows for.
+// The rows that an operation works on.
 enum class RowsOf : uint32_t {
   kTokens,
-  kSelected,  // tokens whose logits are wanted
-  kChosen,    // each expert of each token, expert by expert; weights of linear layers are those of all experts, stacked
+  kSelected,  // tokens whose logits are computed
+  kChosen,    // one per token and expert, sorted by expert; linear layers stack the weights of all experts
 };
 
-// What a quantization does to its rows first.
+// The function that kQuantize applies to its rows first.
 enum class Before : uint32_t {
   kNothing,
   kRmsNorm,    // one group; scalar = eps
@@ -184,7 +182,7 @@ enum class Before : uint32_t {
   kReluSquared,
 };
 
-// Numbers that share a scale: inputs of activations and of weights, dimensions of keys.
+// Size of a group that shares a scale: inputs of activations and of weights, dimensions of keys.
 inline constexpr size_t kQuantizedGroup = 32;
 inline constexpr size_t kHalfGroup = 16;
 inline constexpr size_t num_quantized_groups(size_t width) { return (width + kQuantizedGroup - 1) / kQuantizedGroup; }

@@ -1,5 +1,5 @@
-// binary16 and bfloat16 conversions in plain C++, round to nearest even. Included by ISA variants: everything in here
-// lives in the variant's own namespace, so that the linker never mixes code made for different instruction sets.
+// Conversions of binary16 and bfloat16 in plain C++, rounded to nearest even. Included by ISA variants: everything here
+// is in the variant's own namespace, so that the linker never mixes code compiled for different instruction sets.
 #pragma once
 
 #include <cstring>
@@ -26,7 +26,7 @@ inline float to_float(Half value) {
   const uint32_t sign = uint32_t{value.bits & 0x8000u} << 16;
   const uint32_t magnitude = value.bits & 0x7fffu;
   if (magnitude >= 0x7c00u) return bit_cast_to<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
-  // The exponent is 112 too small after the shift; a multiplication repairs it, subnormals included.
+  // The exponent is 112 too small after the shift; a multiplication corrects it, also for subnormals.
   const float scaled = bit_cast_to<float>(magnitude << 13) * 0x1p112f;
   return bit_cast_to<float>(bit_cast_to<uint32_t>(scaled) | sign);
 }

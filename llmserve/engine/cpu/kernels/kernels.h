@@ -1,7 +1,7 @@
-// The table of kernels: the only thing that differs between ISA variants.
+// The table of kernels: the only interface that differs between ISA variants.
 //
-// Law: every output element is reduced in one fixed order that depends on its own inputs only. How rows, columns and
-// heads are cut into calls may never change a bit.
+// Rule: every output element is reduced in one fixed order that depends on its own inputs only. The division of rows,
+// columns and heads into calls must never change a bit.
 #pragma once
 
 #include <span>
@@ -18,12 +18,12 @@ struct EmbedArgs {
   DType type;
   Layout layout;
   size_t width;
-  const void* groups;         // of integers, as those of a linear layer; null: floats
+  const void* groups;         // integers: as in a linear layer; null: the table has floats
   const float* row_scale;     // [vocabulary]
   Blocks blocks;
 };
 
-// y = (x - mean) / deviation * weight + bias, mean and deviation of each of `groups` parts of a row.
+// y = (x - mean) / deviation * weight + bias; mean and deviation are those of each of the `groups` parts of a row.
 struct LayerNormArgs {
   const float* weight;  // [width]
   const float* bias;    // [width] or null
@@ -44,15 +44,15 @@ struct LinearArgs {  // y = x @ weight.T (+ bias) (+ residual)
   View<float> y;
 };
 
-inline constexpr int32_t kZeroPoint = 128;  // of weights of eight bits
-inline constexpr int32_t kZeroPointSteps = 16;  // zero points of weights of four bits are multiples of 1 / 16
+inline constexpr int32_t kZeroPoint = 128;  // zero point of 8-bit weights
+inline constexpr int32_t kZeroPointSteps = 16;  // zero points of 4-bit weights are multiples of 1 / 16
 
-// Rows of integers: x = value * the scale of its group.
+// Rows of quantized activations: x = value * scale of its group.
 struct QuantizedRows {
-  View<int8_t> values;    // with zeros to a multiple of four
+  View<int8_t> values;    // padded with zeros to a multiple of four
   View<float> scales;     // per group
   View<int32_t> offsets;  // per group: -kZeroPoint times the sum of its values
-  View<int32_t> halves;   // the same of the first half of each group; data null: not wanted
+  View<int32_t> halves;   // the same for the first half of each group; data null: not needed
 };
 
 // y = column scale * sum over groups of (x @ (weight - zero point).T within the group) * group scale (+ bias) (+ residual)
@@ -61,42 +61,42 @@ struct LinearGroupedArgs {
   size_t num_rows;
   size_t depth;
   size_t columns;
-  const uint8_t* weight;      // of eight or four bits, in panels
-  const void* groups;         // what each group of inputs has for the panel's outputs (format.h)
+  const uint8_t* weight;      // 8-bit or 4-bit, in panels
+  const void* groups;         // data of each group of inputs for the panel's outputs (format.h)
   const float* column_scale;  // [columns]
   const float* bias;
   View<const float> residual;
   View<float> y;
-  size_t code_bits = 0;  // of linear_blocks
+  size_t code_bits = 0;  // for linear_blocks
   Blocks blocks = {};
 };
 
-// How a linear layer is cut into tiles. Chooses speed, never a result.
+// How a linear layer is cut into tiles. Affects speed only, never a result.
 struct LinearTactic {
-  size_t max_rows;  // of a tile
-  size_t vectors;   // of sixteen columns
-  bool blocked;     // many tiles in turn take a stretch of the depth that fits the nearest cache; with two vectors
-  bool amx = false;  // tiles of sixteen rows; where these do not fit (amx_product.h), as the second tactic
+  size_t max_rows;  // rows of a tile
+  size_t vectors;   // vectors of sixteen columns
+  bool blocked;     // many tiles in turn work on a stretch of the depth that fits the nearest cache; with two vectors
+  bool amx = false;  // tiles of sixteen rows; if these do not fit (amx_product.h), the second tactic is used
 };
 
-// What a step adds to one layer's cache. Row r goes to slots[r] = block * block_size + position within the block.
+// The rows that a step adds to one layer's cache. Row r goes to slots[r] = block * block_size + position in the block.
 struct CacheWriteArgs {
   CacheShape shape;
   View<const float> keys;  // [num_rows, num_kv_heads * head_dim]
   View<const float> values;
-  View<const float> rope;  // of the keys: rotary_dim / 2 cosines, then as many sines per row; data null: none
-  size_t rotary_dim;       // elements of a head that are turned, the first ones
+  View<const float> rope;  // for the keys: rotary_dim / 2 cosines, then as many sines per row; data null: none
+  size_t rotary_dim;       // elements of a head that are rotated, the first ones
   const int32_t* slots;
   size_t num_rows;
   std::byte* key_plane;
   std::byte* value_plane;
 };
 
-// One sequence's run of tokens, and where its cache lies.
+// A run of consecutive tokens of one sequence, and the location of its cache.
 struct AttentionArgs {
   CacheShape shape;
   View<const float> q;     // [rows, num_heads * head_dim], row 0 at position `start`
-  View<const float> rope;  // of the queries, as above
+  View<const float> rope;  // for the queries, as in CacheWriteArgs
   size_t rotary_dim;
   View<float> y;
   const std::byte* key_plane;
@@ -104,37 +104,37 @@ struct AttentionArgs {
   const int32_t* block_ids;
   size_t num_heads;
   size_t start;
-  size_t window;        // 0: everything before
+  size_t window;        // positions that a query sees; 0: all before it
   float scale;
   float soft_cap;       // of scores, before ALiBi; 0: none
   const float* slopes;  // ALiBi, [num_heads] or null
   const float* sinks;   // scores of a position without a value, [num_heads] or null
-  bool in_chunks = false;  // a query sees what is before it in its own stretch of `window` positions
-  size_t end = 0;          // of what every query sees; 0: each sees up to its own position
+  bool in_chunks = false;  // a query sees the earlier positions of its own stretch of `window` positions
+  size_t end = 0;          // end of the positions that every query sees; 0: each sees positions up to its own
 };
 
-// Of each row: the numbers of the `chosen` experts with the largest score + bias, of equal ones the first, in ascending
-// order; then their scores. A score is the softmax of a logit among all, or its sigmoid.
+// Output per row: the numbers of the `chosen` experts with the largest score + bias, in ascending order, then their
+// scores. Ties go to the lower number. A score is the softmax of a logit over all experts, or its sigmoid.
 struct RouteArgs {
   View<const float> logits;  // [num_rows, num_experts]
   size_t num_experts;
   size_t chosen;
   bool is_sigmoid;
-  bool to_one;        // scores are divided by their sum
+  bool to_one;        // whether scores are divided by their sum
   const float* bias;  // [num_experts] or null
-  float factor;       // of what comes out
-  // Not 0: the score of the i-th expert is its softmax among those that are not chosen before it, and whose logits are
-  // less than this part of their size below its own.
+  float factor;       // factor of the resulting scores
+  // If not 0: the score of the i-th expert is its softmax among the experts not chosen before it whose logits are below
+  // its own by at most this fraction of their size.
   float tolerance = 0.0f;
-  // Only experts of the groups whose two largest scores + bias have the largest sums, or whose largest one is larger
-  // than those of others; 0 groups: any.
+  // Only experts of the `chosen_groups` best groups are chosen; 0 groups: any expert. A group is ranked by the sum of
+  // its two largest scores + bias or, with `by_best`, by the largest.
   size_t num_groups = 0;
   size_t chosen_groups = 0;
   bool by_best = false;
-  const float* scales = nullptr;  // of what comes out, [num_experts]
+  const float* scales = nullptr;  // factors of the resulting scores, [num_experts]
 };
 
-// Rows of one sequence, and the state that it has before them and after. States that are one are changed in place.
+// Rows of one sequence, and its state before and after them. `before` and `after` may be the same: changed in place.
 struct ConvolutionArgs {
   View<const float> x;  // [num_rows, width]
   size_t num_rows;
@@ -145,7 +145,7 @@ struct ConvolutionArgs {
   bool silu;
   const float* before;  // [taps - 1, width], the rows before x; null: zeros
   float* after;
-  View<float> y;  // not x
+  View<float> y;  // must not overlap x
 };
 
 struct DeltaRuleArgs {
@@ -158,13 +158,13 @@ struct DeltaRuleArgs {
   size_t value_dim;
   const float* decay;   // [num_heads]
   const float* bias;    // [num_heads]
-  // Of each head its matrix [key_dim, value_dim], in panels of kStateColumns columns one after the other; null: zeros.
+  // The matrix [key_dim, value_dim] of each head, in consecutive panels of kStateColumns columns; null: zeros.
   const float* before;
   float* after;
   View<float> y;  // [num_rows, num_heads * value_dim]
 };
 
-// y_k = x_k + the sum over j of (coefficients[k, j] + offset) * z_j, in order, of groups of `width` columns.
+// y_k = x_k + the sum over j, in order, of (coefficients[k, j] + offset) * z_j, for groups of `width` columns.
 struct MixArgs {
   View<const float> x;             // [num_rows, groups * width]
   View<const float> z;             // [num_rows, num_others * width]
@@ -172,9 +172,9 @@ struct MixArgs {
   size_t groups;
   size_t num_others;
   size_t width;
-  size_t first;  // groups of x before it stay as they are
+  size_t first;  // groups of x before this one are copied
   float offset;
-  View<float> y;  // overlaps none of them
+  View<float> y;  // overlaps none of the inputs
 };
 
 struct SelectiveScanArgs {
@@ -188,13 +188,13 @@ struct SelectiveScanArgs {
   const float* decay;  // [num_heads]
   const float* bias;   // [num_heads]
   const float* skip;   // [num_heads]
-  // Of each head its matrix [state_size, head_dim], in panels as above; null: zeros.
+  // The matrix [state_size, head_dim] of each head, in panels as above; null: zeros.
   const float* before;
   float* after;
   View<float> y;  // [num_rows, num_heads * head_dim]
 };
 
-inline constexpr size_t kStateColumns = 64;  // of a state, for one task: a panel of 128 rows fits the nearest cache
+inline constexpr size_t kStateColumns = 64;  // columns of a state per task: a panel of 128 rows fits the nearest cache
 
 inline constexpr size_t kVocabularyBlock = 64;
 
@@ -207,23 +207,23 @@ struct KernelTable {
   const char* name;
 
   void (*embed)(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y);
-  // Groups share their weights, or have `own_weights`.
+  // Groups share their weights, unless `own_weights`.
   void (*rms_norm)(View<const float> x, const float* weight, bool own_weights, float eps, size_t groups, size_t width,
                    size_t num_rows, View<float> y);
-  // y = round(x / scale), scale = max |x| / 127 of each group, with what removes the weights' zero points
+  // y = round(x / scale), scale = max |x| / 127 of each group; also computes the offsets for the weights' zero points.
   void (*quantize)(View<const float> x, size_t width, size_t num_rows, QuantizedRows y);
-  // Panels [panel_begin, panel_end) of every row, with one of the tactics below.
+  // Panels [panel_begin, panel_end) of every row. `tactic`: an index into the lists below.
   void (*linear)(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
   void (*linear_int8)(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
   void (*linear_int4)(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
   void (*linear_blocks)(const LinearGroupedArgs& args, size_t tactic, size_t panel_begin, size_t panel_end);
   std::span<const LinearTactic> float_tactics;
   std::span<const LinearTactic> int8_tactics;
-  std::span<const LinearTactic> int4_tactics;  // of blocks, too
+  std::span<const LinearTactic> int4_tactics;  // also of linear_blocks
   void (*cache_write)(const CacheWriteArgs& args);
-  // Rows [row_begin, row_end) of the heads that share a KV head; scratch as `attention_scratch` says.
+  // Rows [row_begin, row_end) of the heads that share a KV head; `scratch` has `attention_scratch` floats.
   void (*attention)(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
-  // The same over a cache of integers; scratch as `attention_int8_scratch` says.
+  // The same for a cache of integers; `scratch` has `attention_int8_scratch` floats.
   void (*attention_int8)(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, float* scratch);
   void (*layer_norm)(View<const float> x, const LayerNormArgs& args, size_t num_rows, View<float> y);  // y may be x
   // y = activation(x)
@@ -234,37 +234,37 @@ struct KernelTable {
   void (*gated_silu)(View<const float> x, size_t width, size_t num_rows, View<float> y);
   void (*gated_gelu_tanh)(View<const float> x, size_t width, size_t num_rows, View<float> y);
   void (*gated_gelu)(View<const float> x, size_t width, size_t num_rows, View<float> y);
-  // y = g * sigmoid(1.702 g) * (u + 1), of g = min(gate, 7) and u = up within +-7
+  // y = g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up clamped to [-7, 7]
   void (*gated_clamped)(View<const float> x, size_t width, size_t num_rows, View<float> y);
-  // Heads of head_dim, the first rotary_dim elements of each turned; y may not be x.
+  // Rotates the first rotary_dim elements of each head of head_dim; y may not be x.
   void (*rope)(View<const float> x, View<const float> table, size_t rotary_dim, size_t head_dim, size_t width,
                size_t num_rows, View<float> y);
   void (*scale)(View<float> y, float factor, size_t width, size_t num_rows);  // in place
   void (*soft_cap)(View<float> y, float cap, size_t width, size_t num_rows);  // y = cap * tanh(y / cap), in place
   void (*route)(const RouteArgs& args, size_t num_rows, View<float> y);
-  // y = sum of weights[i] * row places[i] of x, in this order; without weights, of these rows
+  // y = sum of weights[i] * row places[i] of x, in this order; weights null: the plain sum of these rows
   void (*combine)(View<const float> x, const uint32_t* places, const float* weights, size_t count, size_t width, float* y);
-  // y = sigmoid(gate) * x, and times the gate with `silu`; the gate has one column or as many as x; y may be x
+  // y = sigmoid(gate) * x; with `silu`, also times the gate. The gate has one column or as many as x; y may be x.
   void (*sigmoid_gate)(View<const float> x, View<const float> gate, bool is_wide, bool silu, size_t width, size_t num_rows,
                        View<float> y);
   // Columns [begin, end); `begin` is a multiple of sixteen.
   void (*convolution)(const ConvolutionArgs& args, size_t begin, size_t end);
-  // Columns [begin, end) of the values of a head: a panel.
+  // Columns [begin, end) of a head's values, which are one panel.
   void (*delta_rule)(const DeltaRuleArgs& args, size_t head, size_t begin, size_t end);
-  // Columns [begin, end) of a head: a panel.
+  // Columns [begin, end) of a head, which are one panel.
   void (*selective_scan)(const SelectiveScanArgs& args, size_t head, size_t begin, size_t end);
   void (*add)(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
   void (*multiply)(View<const float> a, View<const float> b, size_t width, size_t num_rows, View<float> y);
   void (*mix)(const MixArgs& args, size_t num_rows);
-  // y = x, and beside it the `others` groups of z, each times the root mean square of x over its own, whose square is at
-  // least `least`; y overlaps neither
+  // y = x, followed by the `others` groups of z, each scaled to the root mean square of x. The mean square of a group
+  // counts as at least `least`; y overlaps neither x nor z.
   void (*spread)(View<const float> x, size_t width, View<const float> z, size_t others, float least, size_t num_rows,
                  View<float> y);
   // y = max(0, x - mean - deviations * standard deviation) of each row; y may be x
   void (*over_threshold)(View<const float> x, float deviations, size_t width, size_t num_rows, View<float> y);
 
-  // Over logits; NaN counts as minus infinity, plus infinity as the largest float. A weight is
-  // exp((x - peak) / temperature), and not quite 0 for minus infinity.
+  // Kernels over logits. NaN counts as minus infinity, plus infinity as the largest float. A weight is
+  // exp((x - peak) / temperature), which is slightly above 0 for minus infinity.
   void (*block_peaks)(const float* x, size_t count, float* peaks);  // the largest of each kVocabularyBlock
   void (*block_weights)(const float* x, size_t count, Softmax softmax, double* sums);
   void (*weights)(const float* x, size_t count, Softmax softmax, float* y);  // y may be x
@@ -272,29 +272,29 @@ struct KernelTable {
   const LimitLoops* limits;
 };
 
-// Floats that one thread needs in `attention` for sequences of up to `max_seq_len` tokens: for each query of a tile itself,
-// its sums, and its scores, with room for a vector before the first one and three behind the last.
+// Floats of scratch per thread in `attention`, for sequences of up to `max_seq_len` tokens. Each query of a tile needs
+// itself, its sums, and its scores, with room for one vector before the first score and three after the last.
 inline constexpr size_t kMaxQueryTile = 8;
 inline size_t attention_row_floats(size_t width) { return (width + 15) / 16 * 16; }
 inline size_t attention_scratch(size_t max_seq_len, size_t head_dim) {
   return kMaxQueryTile * (2 * attention_row_floats(head_dim) + attention_row_floats(max_seq_len) + 64);
 }
 
-// Floats that one thread needs in `attention_int8`, whatever the length: `attention_int8.cpp` says for what.
+// Floats of scratch per thread in `attention_int8`, for any length: the members of ByteTile.
 inline constexpr size_t kMaxByteQueryTile = 12;
-inline constexpr size_t kChunkPositions = 256;  // whose scores are kept at a time
-inline constexpr size_t kPanelPositions = 32;   // whose weights share a scale
+inline constexpr size_t kChunkPositions = 256;  // positions whose scores are kept at a time
+inline constexpr size_t kPanelPositions = 32;   // positions of a panel of keys or values
 inline size_t attention_int8_scratch(size_t head_dim) {
   const size_t width = attention_row_floats(head_dim), groups = attention_row_floats(num_quantized_groups(head_dim));
   const size_t query = 2 * width + 2 * groups + kChunkPositions + kChunkPositions / 2 + 128;
   return kMaxByteQueryTile * query + kChunkPositions * (width / 4 + groups + 1) + width + 128;
 }
 
-// Which of them this build has depends on its architecture (CMakeLists.txt); which this machine runs: isa.h.
+// The build's architecture determines which of these exist (CMakeLists.txt); isa.h tells which this machine supports.
 const KernelTable& portable_kernels();
 const KernelTable& avx2_kernels();
 const KernelTable& avx2_vnni_kernels();
-const KernelTable& avx2_vnni_twin_kernels();  // of the tests: the same source in AVX-512's encoding
+const KernelTable& avx2_vnni_twin_kernels();  // for tests: the same source in AVX-512's encoding
 const KernelTable& avx512_kernels();
 const KernelTable& neon_kernels();
 

@@ -1,9 +1,9 @@
-// Queries and keys are mixed before they are rounded: the Walsh-Hadamard transform of a head's dimensions.
+// Mixes queries and keys before they are rounded: the Walsh-Hadamard transform of a head's dimensions.
 //
-// It spreads what is large in one dimension over all of them, so that no dimension decides the scale of its group alone.
-// The product of two transformed heads is that of the heads themselves, times the number of dimensions; the queries are
-// divided by it. A head size that is no power of two is cut into blocks that are: the largest that fits, then the rest
-// likewise. Only sums and differences, in one order for every instruction set.
+// The transform spreads a large dimension over all of them, so that no single dimension determines the scale of its
+// group. The product of two transformed heads is that of the heads themselves, times the number of dimensions; queries
+// are divided by this number. A head size that is no power of two is cut into blocks that are: the largest that fits,
+// and so on for the rest. The transform consists of sums and differences only, in one order for every instruction set.
 #pragma once
 
 #include <bit>
@@ -21,7 +21,7 @@ inline Four load_four(const float* p) {
 }
 inline void store_four(float* p, Four v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
-// Pairs of elements that are one or two apart, then four or eight.
+// Combines elements that are one or two apart, then four or eight.
 inline void mix_sixteen(float* x) {
   Four v[4];
   for (size_t i = 0; i < 4; ++i) {
@@ -36,7 +36,7 @@ inline void mix_sixteen(float* x) {
   store_four(x + 12, b - d);
 }
 
-// `count`: a power of two.
+// Transforms `count` elements, a power of two.
 inline void mix_block(float* x, size_t count) {
   size_t half = 1;
   if (count >= kLanes) {

@@ -1,4 +1,4 @@
-// What a step asks of attention: heads of rows, a few at a time.
+// The queries of an attention task: heads of rows, cut into tiles.
 #pragma once
 
 #include "kernels.h"
@@ -8,7 +8,7 @@ namespace llmserve::LLMSERVE_VARIANT {
 constexpr size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 constexpr size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-// One head of one row, and the positions [first, end) that it sees.
+// One head of one row, and the positions [first, end) that it attends to.
 struct Query {
   size_t row;
   size_t head;
@@ -16,7 +16,7 @@ struct Query {
   size_t end;
 };
 
-// run(queries, count) for tiles of at most kMost queries: rows [row_begin, row_end) of the heads that share a KV head.
+// Calls run(queries, count) for tiles of at most kMost queries: rows [row_begin, row_end) of a KV head's heads.
 template <size_t kMost, class Run>
 void for_tiles(const AttentionArgs& args, size_t kv_head, size_t row_begin, size_t row_end, Run run) {
   const size_t group = args.num_heads / args.shape.num_kv_heads, total = row_end * group;

@@ -1,11 +1,11 @@
-// Steps over one row that several kernels take.
+// Operations on one row that several kernels share.
 #pragma once
 
 #include "simd.h"
 
 namespace llmserve::LLMSERVE_VARIANT {
 
-// fn(index, count) for every full vector, then for the rest.
+// Calls full(index) for every full vector, then rest(index, count) for the remaining elements.
 template <class Full, class Rest>
 [[gnu::always_inline]] inline void for_lanes(size_t width, Full full, Rest rest) {
   size_t i = 0;
@@ -13,10 +13,10 @@ template <class Full, class Rest>
   if (i < width) rest(i, width - i);
 }
 
-// Bent towards +-cap, which it never passes.
+// Squashes x smoothly into [-cap, cap].
 inline F32x16 soft_capped(F32x16 x, float cap) { return broadcast(cap) * tanh(x / broadcast(cap)); }
 
-// Pairs (i, i + half) turned by the angle of i. `table`: half cosines, then half sines. y may be x.
+// Rotates the pairs (i, i + half) by the angle of i. `table`: half cosines, then half sines. y may be x.
 inline void rotate(const float* x, const float* table, size_t half, float* y) {
   const float* sines = table + half;
   for_lanes(
@@ -34,7 +34,7 @@ inline void rotate(const float* x, const float* table, size_t half, float* y) {
       });
 }
 
-// One head: its first `rotary_dim` elements turned, the others as they are. y may not be x.
+// Rotates the first `rotary_dim` elements of one head and copies the others. y may not be x.
 inline void rotate_head(const float* x, const float* table, size_t rotary_dim, size_t head_dim, float* y) {
   rotate(x, table, rotary_dim / 2, y);
   __builtin_memcpy(y + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof(float));
@@ -65,9 +65,9 @@ inline int32_t sum_of(const int8_t* values, size_t count = kCount) {
   return sum;
 }
 
-// A row with a scale for each group, filled up with zeros to a multiple of four: what fills up a quad must multiply to
-// nothing. Offsets: minus the zero point of what it is multiplied with, times the sum of a group's values.
-// Halves: the same of the first half of each, if they are wanted.
+// Quantizes a row with one scale for each group. Pads y with zeros to a multiple of four, so that padding adds nothing
+// to products. `offsets`: -zero_point (of the other factor) times the sum of a group's values. `halves`: the same for
+// the first half of each group; may be null.
 inline void quantize_groups(const float* x, size_t width, int32_t zero_point, int8_t* y, float* scales, int32_t* offsets,
                             int32_t* halves = nullptr) {
   for (size_t begin = 0, group = 0; begin < width; begin += kQuantizedGroup, ++group) {

@@ -1,13 +1,13 @@
-// F32x16, sixteen floats, on whatever the variant has: one 512-bit register, two of 256 bits, or four of 128.
+// F32x16, sixteen floats, in the registers of the variant: one of 512 bits, two of 256, or four of 128.
 //
-// Sixteen lanes everywhere, and one reduction tree, fix the order of every sum. Lanes fold in halves: 16 -> 8 -> 4, then
-// (0 + 2) + (1 + 3).
+// Every variant has sixteen lanes and the same reduction tree, which fixes the order of every sum. Lanes fold in
+// halves: 16 -> 8 -> 4, then (0 + 2) + (1 + 3).
 //
-// Products of integers are exact: four at a time for each of sixteen columns, of signed inputs (ByteInput, NibbleInput) and
-// unsigned weights of eight or four bits (ByteWeights, NibbleWeights). Sums of bytes begin with start_bytes(offset), where
-// offset is minus their zero point, 128, times the sum of the inputs; those of nibbles begin with start_nibbles(), nothing.
-// Attention also multiplies shares, unsigned inputs of seven bits (ShareInput), with signed values (SignedBytes) into
-// ByteSums.
+// Products of integers are exact. Four signed inputs (ByteInput, NibbleInput) are multiplied by four unsigned weights
+// of eight or four bits (ByteWeights, NibbleWeights) for each of sixteen columns. Sums of bytes begin with
+// start_bytes(offset): minus their zero point, 128, times the sum of the inputs. Sums of nibbles begin at zero, with
+// start_nibbles(). Attention also multiplies shares, unsigned inputs of seven bits (ShareInput), by signed values
+// (SignedBytes) into ByteSums.
 #pragma once
 
 #include <cmath>
@@ -30,7 +30,7 @@ namespace llmserve::LLMSERVE_VARIANT {
 
 inline constexpr size_t kLanes = 16;
 
-// The first `count` lanes from memory, the others zero. Reads nothing beyond them.
+// Loads the first `count` lanes and sets the others to zero. Reads nothing beyond them.
 template <class T>
 inline F32x16 load_partial(const T* source, size_t count) {
   float lanes[kLanes] = {};
@@ -45,7 +45,7 @@ inline void store_partial(T* target, F32x16 value, size_t count) {
   for (size_t i = 0; i < count; ++i) from_float(lanes[i], target + i);
 }
 
-// All sixteen lanes, or fewer at an edge.
+// All sixteen lanes, or the first `count` at an edge.
 inline F32x16 load_lanes(const float* source, size_t count) {
   return count == kLanes ? load(source) : load_partial(source, count);
 }
@@ -53,7 +53,7 @@ inline void store_lanes(float* target, F32x16 value, size_t count) {
   return count == kLanes ? store(target, value) : store_partial(target, value, count);
 }
 
-// exp(x) = (rest + 1) * power, where rest is small and power of two. Saturates below -87.3 and above 88; NaN stays NaN.
+// exp(x) = (rest + 1) * power: a small rest and a power of two. Saturates below -87.3 and above 88; NaN stays NaN.
 // `multiply_add(a, b, c)` is a * b + c.
 struct ExpParts {
   F32x16 rest, power;
@@ -88,14 +88,14 @@ struct Fused {
 
 inline F32x16 exp(F32x16 x) { return exp_by(x, Fused()); }
 
-// By e = exp(2x) - 1, which is exact to the last bits near zero too: tanh = e / (e + 2).
+// Computed from e = exp(2x) - 1, which is precise near zero, too: tanh = e / (e + 2).
 inline F32x16 tanh(F32x16 x) {
   const ExpParts parts = exp_parts(x + x, Fused());
   const F32x16 e = fma(parts.rest, parts.power, parts.power - broadcast(1.0f));
   return e / (e + broadcast(2.0f));
 }
 
-// Rounded in the same places by every variant, whether it has fused multiply-adds or not.
+// exp with the same roundings in every variant, with or without fused multiply-adds.
 inline F32x16 exp_same(F32x16 x) {
   return exp_by(x, [](F32x16 a, F32x16 b, F32x16 c) { return a * b + c; });
 }
