@@ -1,7 +1,7 @@
-// Products of bytes by AMX: sixteen rows and sixteen outputs at once, a group of inputs at a time.
+// Products of bytes with AMX: sixteen rows and sixteen outputs at once, one group of inputs at a time.
 //
-// A product of tiles gives a group's exact sums, as the other tactics do, and the format makes of them what it always does,
-// in the same order: the bits are the same. The weights of a stretch of a panel become signed bytes first, for all rows.
+// A product of tiles gives a group's exact sums, as in other tactics. The format then processes them in the same order,
+// so results are bitwise identical. First, weights of a stretch of a panel become signed bytes, once for all rows.
 #pragma once
 
 #include "isa.h"
@@ -9,7 +9,7 @@
 
 namespace llmserve::LLMSERVE_VARIANT {
 
-// The tile registers of a thread, while it is alive: 0 has rows, 1 weights, 2 sums.
+// Owns the thread's tile registers while it exists: 0 holds rows, 1 weights, 2 sums.
 class TileRegisters {
  public:
   static constexpr size_t kRows = 16, kSteps = 8;
@@ -26,7 +26,7 @@ class TileRegisters {
   TileRegisters(const TileRegisters&) = delete;
   TileRegisters& operator=(const TileRegisters&) = delete;
 
-  // sums[kRows][kLanes] = rows of 4 * kSteps bytes, by kSteps quads of each of sixteen outputs
+  // sums[kRows][kLanes] = the product of rows of 4 * kSteps bytes with kSteps quads of weights per output
   void multiply(const std::byte* rows, size_t row_bytes, const std::byte* weights, size_t step_bytes, int32_t* sums) const {
     asm volatile(
         "tilezero %%tmm2\n\ttileloadd (%0,%1,1), %%tmm0\n\ttileloadd (%2,%3,1), %%tmm1\n\t"
@@ -42,7 +42,7 @@ class AmxProduct {
  public:
   AmxProduct(const LinearGroupedArgs& args, const BytesFormat& format) : args_(args), format_(format) {}
 
-  // Whether this machine and the shape allow it, and few rows are computed twice: 17 rows would take as long as 32.
+  // Whether machine and shape allow it, and few rows are computed twice: 17 rows would take as long as 32.
   static bool fits(const LinearGroupedArgs& args) {
     const size_t rows = args.num_rows, twice = (kRows - rows % kRows) % kRows;
     return args.depth % kQuantizedGroup == 0 && rows >= kRows && 4 * twice <= rows && has_amx();
@@ -61,12 +61,12 @@ class AmxProduct {
 
  private:
   static constexpr size_t kRows = TileRegisters::kRows, kMostRows = 256, kMostTiles = kMostRows / kRows, kMostPanels = 8;
-  static constexpr size_t kStepBytes = kPanelColumns * 4, kGroupSteps = kQuantizedGroup / 4;  // of what is expanded
+  static constexpr size_t kStepBytes = kPanelColumns * 4, kGroupSteps = kQuantizedGroup / 4;  // of expanded weights
   static constexpr size_t kMostGroups = 40;  // of a stretch
   using Sums = F32x16[2][kRows];  // of a tile of rows, for both halves of a panel
   using OfRows = float[kMostGroups][kRows];
 
-  // What a tile's rows have in each group of a stretch: side by side, because both halves of each panel read them.
+  // Scales and offsets of a tile's rows per group of a stretch, adjacent, because both halves of a panel read them.
   struct RowFacts {
     alignas(64) OfRows scales, offsets;
   };
@@ -75,10 +75,10 @@ class AmxProduct {
     bool last;
   };
   struct RowTile {
-    size_t row, first;  // rows from `row` on are new: the last tile of a block begins earlier
+    size_t row, first;  // rows from `row` on are new: the last tile of a block starts earlier and repeats some
   };
 
-  // Stretch by stretch of the depth, with sums in memory between them.
+  // Processes one stretch of the depth after another, with sums in memory in between.
   void block(const TileRegisters& registers, size_t panel_begin, size_t panel_end, size_t begin, size_t end) const {
     alignas(64) Sums sums[kMostPanels][kMostTiles];
     RowFacts facts[kMostTiles];
@@ -116,7 +116,7 @@ class AmxProduct {
     return reinterpret_cast<const std::byte*>(args_.x.values.row(row)) + at.first_group * kQuantizedGroup;
   }
 
-  // Of a tile's rows, for a stretch.
+  // Collects the facts of a tile's rows for a stretch.
   void collect(const Stretch& at, size_t row, RowFacts& facts) const {
     const auto strided = [](size_t stride) {
       const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -135,7 +135,7 @@ class AmxProduct {
     }
   }
 
-  // Weights as signed bytes.
+  // Converts weights to signed bytes.
   void expand(size_t panel, const Stretch& at, std::byte* to) const {
     const size_t first_step = panel * (args_.depth / 4) + at.first_group * kGroupSteps;
     const auto* from = reinterpret_cast<const std::byte*>(args_.weight) + first_step * BytesFormat::kStepBytes;
@@ -148,16 +148,16 @@ class AmxProduct {
   }
 
   struct Operands {
-    const std::byte *rows, *weights, *groups;  // where the stretch begins; `groups`: where the panel does
+    const std::byte *rows, *weights, *groups;  // at the beginning of the stretch; `groups`: of the panel
     size_t first_group;
     const RowFacts* facts;
   };
 
-  // Groups of a stretch, to one half of a panel.
+  // Adds the groups of a stretch to one half of a panel.
   template <size_t kHalf>
   [[gnu::noinline]] void add(const TileRegisters& registers, const Operands& in, size_t num_groups,
                              F32x16 (&sums)[kRows]) const {
-    alignas(64) int32_t exact[2][kRows * kLanes];  // of this group, and of the next one
+    alignas(64) int32_t exact[2][kRows * kLanes];  // of this group and the next one
     const size_t row_bytes = args_.x.values.stride;
     const std::byte *rows = in.rows, *weights = in.weights + kHalf * 64;
     const RowFacts& facts = *in.facts;

@@ -1,9 +1,9 @@
-// Attention over a paged cache of floats, prefill and decode alike.
+// Attention over a paged cache of floats, for prefill and decode.
 //
-// A tile of queries meets the positions in order, in two passes: all scores, then softmax and the weighted sum of values.
-// Both are products of a few rows with a matrix of the cache, and every score and every output is one chain, over the
-// dimensions or over the positions that its query sees. What a query computes depends on what it sees only; the tile
-// shares the loads of keys and values.
+// A tile of queries processes the positions in order, in two passes: all scores, then softmax and the weighted sum of
+// values. Both are products of a few rows with a matrix of the cache. Every score and every output is one sequential
+// sum, over the dimensions or over the positions that its query sees. A query's result depends only on what the query
+// sees; the queries of a tile share the loads of keys and values.
 #include "queries.h"
 #include "rows.h"
 #include "tile.h"
@@ -12,7 +12,7 @@
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
 
-// One head of a plane of the cache.
+// One KV head of a plane of the cache.
 template <class T>
 class Plane {
  public:
@@ -54,7 +54,7 @@ template <size_t N, size_t V, class Matrix>
 template <class T>
 class Tile {
  public:
-  // `length`: more positions than any query of the task sees.
+  // `length`: an upper bound of the positions that any query of the task sees.
   Tile(const AttentionArgs& args, size_t kv_head, size_t length, float* scratch)
       : args_(args), keys_(args.key_plane, args, kv_head), values_(args.value_plane, args, kv_head),
         row_floats_(attention_row_floats(args.shape.head_dim)), score_stride_(attention_row_floats(length) + 64),
@@ -73,7 +73,7 @@ class Tile {
       all_first = larger(all_first, queries[n].first);
     }
     all_first = smaller(all_first, all_end);
-    const size_t base = first - first % block_size % kLanes;  // vectors of positions begin with the block's own ones
+    const size_t base = first - first % block_size % kLanes;  // vectors of positions are aligned to those of the block
     score<N>(base, end);
     float totals[N];
     for (size_t n = 0; n < N; ++n) {
@@ -111,7 +111,7 @@ class Tile {
         [&](size_t i, size_t count) { store_partial(y + i, load(sums + i) / divisor, count); });
   }
 
-  // Scores of positions [base, end); whole vectors, as far as the block goes, so that some that nobody reads follow.
+  // Computes scores of positions [base, end) in whole vectors, up to the end of the block. Excess scores are not read.
   template <size_t N>
   void score(size_t base, size_t end) const {
     const size_t block_size = args_.shape.block_size;
@@ -131,7 +131,7 @@ class Tile {
     }
   }
 
-  // Of V vectors of `count` positions each; returns how many positions they are.
+  // Computes scores of V vectors of `count` positions each; returns the number of positions.
   template <size_t N, size_t V, class Matrix>
   size_t score_vectors(size_t p, size_t base, size_t count, Matrix matrix) const {
     F32x16 sums[N * V];
@@ -144,8 +144,8 @@ class Tile {
     return V * count;
   }
 
-  // A query's scores to weights, in place; returns their sum. Lanes count from the query's own first position; those
-  // behind the last one hold next to nothing.
+  // Converts a query's scores to weights, in place; returns their sum. Lanes count from the query's own first position.
+  // Those after its last position contain next to nothing.
   template <bool kSoftCap>
   float softmax(const Query& query, float* scores) const {
     alignas(64) static constexpr float kIota[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -173,7 +173,7 @@ class Tile {
     return args_.sinks ? total + reduce_max(exp(broadcast(sink) - shift)) : total;
   }
 
-  // Adds weight * value to the sums of N queries from the n-th on, over positions [begin, end).
+  // Adds weight * value to the sums of N queries from the n-th on, for positions [begin, end).
   template <size_t N>
   void weigh(size_t n, size_t base, size_t begin, size_t end) const {
     const size_t head_dim = args_.shape.head_dim, block_size = args_.shape.block_size;
@@ -215,7 +215,7 @@ class Tile {
   const size_t row_floats_, score_stride_;
   float* const queries_;  // [kMaxQueryTile][row_floats_]
   float* const sums_;     // the same
-  float* const scores_;   // [kMaxQueryTile][score_stride_], of position p at p - base
+  float* const scores_;   // [kMaxQueryTile][score_stride_]; position p is at p - base
 };
 
 template <class T>
@@ -239,7 +239,7 @@ void attention(const AttentionArgs& args, size_t kv_head, size_t row_begin, size
       return attention_of<Half>(args, kv_head, row_begin, row_end, scratch);
     case DType::kBF16:
       return attention_of<BFloat16>(args, kv_head, row_begin, row_end, scratch);
-    case DType::kI8:  // attention_int8
+    case DType::kI8:  // see attention_int8
     case DType::kI4:
     case DType::kI5:
     case DType::kI6:

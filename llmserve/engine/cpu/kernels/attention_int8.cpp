@@ -1,13 +1,13 @@
-// Attention over a paged cache of integers, prefill and decode alike: products of bytes, as in the linear layers.
+// Attention over a paged cache of integers, for prefill and decode, with products of bytes as in the linear layers.
 //
-// Queries are mixed and rounded to eight bits as keys are, with a scale for every thirty-two dimensions. The weight of a
-// position times the scale of its value becomes a share of fourteen bits, two digits of seven; the shares of a chunk
-// have one scale. Within a group of dimensions, or the digits of a chunk, sums are exact integers; groups and chunks are
-// added in order.
+// Queries are mixed and rounded to eight bits like keys, with a scale for every thirty-two dimensions. A position's
+// weight times the scale of its value becomes a share: an integer of fourteen bits, in two digits of seven bits. The
+// shares of a chunk have one scale. Sums within a group of dimensions, or of one digit of a chunk, are exact integers;
+// groups and chunks are added in order.
 //
-// A tile of queries meets the positions in chunks, which begin at multiples of kChunkPositions: scores, weights relative
-// to the largest score so far, shares, sums. What a query computes depends on its own position only: of panels and
-// chunks that it does not see it has shares of nothing, which change no sum.
+// A tile of queries processes the positions in chunks, which begin at multiples of kChunkPositions: scores, weights
+// relative to the largest score so far, shares, sums. A query's result depends only on its own position: its shares are
+// zero in panels and chunks that it does not see, and change no sum.
 #include "mixing.h"
 #include "panels.h"
 #include "queries.h"
@@ -21,16 +21,16 @@ namespace {
 constexpr size_t kPanelVectors = kPanelPositions / kLanes;
 constexpr size_t kStepsPerGroup = kQuantizedGroup / 4;
 constexpr size_t kStepsPerPanel = kPanelPositions / 4;
-constexpr size_t kScoreStride = kChunkPositions + 16;      // floats; no multiple of a page, nor of half of one
+constexpr size_t kScoreStride = kChunkPositions + 16;      // floats; not a multiple of a page or half a page
 constexpr size_t kShareStride = kChunkPositions + 64;      // bytes
-constexpr size_t kDigits = 2;                              // of a share
+constexpr size_t kDigits = 2;                              // digits of a share
 constexpr float kDigitBase = 128.0f;
 constexpr float kMostShares = kDigitBase * kDigitBase - 1.0f;
 constexpr float kLog2E = 1.44269504f;
-constexpr float kTiny = 0x1p-100f;  // chunks whose largest share is below count as nothing
+constexpr float kTiny = 0x1p-100f;  // chunks whose largest share is smaller count as zero
 static_assert(kByteQueryTile <= kMaxByteQueryTile && kPanelVectors % kByteVectors == 0);
 
-// 2^x for x <= 0 to three parts in a million: what is made of it has eight bits. Saturates at 2^-126; NaN stays NaN.
+// 2^x for x <= 0, to three parts in a million; the results are rounded to 14 bits. Saturates at 2^-126; NaN stays NaN.
 inline F32x16 exp2_of(F32x16 x) {
   x = max(broadcast(-126.0f), x);
   const F32x16 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer kept in the low bits
@@ -51,7 +51,7 @@ struct Stretch {
 
 class ByteTile {
  public:
-  // `length`: more positions than any query of the task sees.
+  // `length`: an upper bound of the positions that any query of the task sees.
   ByteTile(const AttentionArgs& args, size_t kv_head, size_t length, Scratch scratch)
       : args_(args), width_(attention_row_floats(args.shape.head_dim)),
         num_groups_(num_quantized_groups(args.shape.head_dim)), panels_(args, kv_head, length, scratch),
@@ -83,14 +83,14 @@ class ByteTile {
   }
 
  private:
-  // What positions [first, end) have of the chunk that begins with panel `origin`.
+  // Returns the panels with positions [first, end) of the chunk that begins with panel `origin`.
   static Stretch seen(size_t origin, size_t first, size_t end) {
     const size_t begin = larger(origin, first / kPanelPositions);
     const size_t stop = smaller(origin + kPanelsPerChunk, (end + kPanelPositions - 1) / kPanelPositions);
     return {origin, begin, larger(begin, stop)};
   }
 
-  // Scales take what every score is multiplied with: scores are exponents of two, unless they are bent before.
+  // Prepares a query. Its scales include the factor of all scores, which are exponents of two if there is no soft cap.
   void take(const Query& query, size_t n) const {
     const size_t head_dim = args_.shape.head_dim;
     const float* q = args_.q.row(query.row) + query.head * head_dim;
@@ -106,7 +106,7 @@ class ByteTile {
     __builtin_memset(sums_ + n * width_, 0, width_ * sizeof(float));
     __builtin_memset(totals_ + n * kLanes, 0, kLanes * sizeof(float));
     peaks_[n] = -__builtin_inff();
-    if (args_.sinks) {  // as if it had been met first
+    if (args_.sinks) {  // counts as a position before all others
       peaks_[n] = args_.sinks[query.head] * kLog2E;
       totals_[n * kLanes] = 1.0f;
     }
@@ -116,7 +116,7 @@ class ByteTile {
     const float* sums = sums_ + n * width_;
     float* y = args_.y.row(query.row) + query.head * args_.shape.head_dim;
     const F32x16 divisor = broadcast(reduce_add(load(totals_ + n * kLanes)));
-    const auto value = [&](size_t i) { return load(sums + i) / divisor + zero(); };  // no -0: chunks of nothing remove it
+    const auto value = [&](size_t i) { return load(sums + i) / divisor + zero(); };  // -0 to 0, as chunks of zeros do
     for_lanes(
         args_.shape.head_dim, [&](size_t i) { store(y + i, value(i)); },
         [&](size_t i, size_t count) { store_partial(y + i, value(i), count); });
@@ -143,7 +143,7 @@ class ByteTile {
     }
   }
 
-  // What one group of dimensions adds to the scores of vectors [first, first + kByteVectors) of a panel.
+  // Adds the contribution of one group of dimensions to the scores of vectors [first, first + kByteVectors) of a panel.
   template <size_t N, bool kFirst>
   [[gnu::always_inline]] void score_group(const Panel<uint8_t>& keys, size_t g, size_t first, float* scores) const {
     constexpr size_t V = kByteVectors;
@@ -175,7 +175,7 @@ class ByteTile {
     });
   }
 
-  // A query's scores to shares; what it has gathered so far is made relative to the new peak.
+  // Converts a query's scores to shares; scales its previous sums relative to the new peak.
   void share_out(const Query& query, size_t n, const Stretch& stretch) const {
     const Stretch own = seen(stretch.origin, query.first, query.end);
     for (size_t panel = stretch.begin; panel < stretch.end; ++panel) {
@@ -203,7 +203,7 @@ class ByteTile {
     round_shares(n, own, reduce_max(most));
   }
 
-  // Scores of a panel to weights, which are added to `total`, and these times the scales of the values, in place.
+  // Converts a panel's scores to weights, adds these to `total`, and multiplies them by the values' scales, in place.
   void weigh_panel(const Query& query, size_t n, size_t panel, const Stretch& own, F32x16 peak, F32x16& total,
                    F32x16& most) const {
     const size_t begin = panel * kPanelPositions, place = begin - own.origin * kPanelPositions;
@@ -233,7 +233,7 @@ class ByteTile {
     share_scales_[n] = most * (1.0f / kMostShares);
   }
 
-  // fn(index in the chunk) for each vector of a query's own panels.
+  // Calls fn(index in the chunk) for each vector of a query's own panels.
   template <class Fn>
   static void for_vectors(const Stretch& own, Fn fn) {
     const size_t begin = (own.begin - own.origin) * kPanelPositions, end = (own.end - own.origin) * kPanelPositions;
@@ -247,7 +247,7 @@ class ByteTile {
     });
   }
 
-  // ALiBi: by the distance from the query's own position.
+  // ALiBi: adds the slope times the distance from the query's own position.
   void slope(const Query& query, size_t n, const Stretch& own) const {
     alignas(64) static constexpr float kIota[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const F32x16 slope = broadcast(args_.slopes[query.head] * kLog2E), lanes = load(kIota);
@@ -258,7 +258,7 @@ class ByteTile {
     });
   }
 
-  // Of the query's first and last panel, positions that it does not see.
+  // Hides the positions of the query's first and last panel that it does not see.
   void hide(const Query& query, size_t n, const Stretch& own) const {
     float* scores = scores_ + n * kScoreStride;
     const size_t origin = own.origin * kPanelPositions;
@@ -280,7 +280,7 @@ class ByteTile {
     for (size_t digit = 0; d < width_ && digit < kDigits; ++digit) weigh_digit<N, 1>(values, stretch, digit, d);
   }
 
-  // One panel's part of the sums below; moves `rows` on.
+  // Adds one panel's part of the sums in weigh_digit; advances `rows`.
   template <size_t N, size_t V>
   [[gnu::always_inline]] static void add_panel(Cursor<N>& rows, const int8_t* columns, size_t step_bytes,
                                                ByteSums (&exact)[N * V]) {
@@ -299,7 +299,7 @@ class ByteTile {
     }
   }
 
-  // Of dimensions [d, d + V * kLanes). Sums of one digit of all shares of a chunk fit into 23 bits.
+  // Adds one digit for dimensions [d, d + V * kLanes). Sums of one digit of all shares of a chunk fit in 23 bits.
   template <size_t N, size_t V>
   void weigh_digit(const Panel<int8_t>* values, const Stretch& stretch, size_t digit, size_t d) const {
     ByteSums exact[N * V];
@@ -320,7 +320,7 @@ class ByteTile {
   }
 
   const AttentionArgs& args_;
-  const size_t width_, num_groups_;  // of a head, filled up to whole vectors
+  const size_t width_, num_groups_;  // of a head, padded to whole vectors
   const Panels panels_;
   float* const turned_;
   int8_t* const queries_;        // [kMaxByteQueryTile][width_]

@@ -1,4 +1,4 @@
-// Puts the keys and values of a step into the paged cache, keys turned by their position.
+// Writes the keys and values of a step to the paged cache, after the keys' rotary embedding.
 #include <type_traits>
 
 #include "mixing.h"
@@ -8,7 +8,7 @@
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
 
-// One row of one head, in the number format of the cache.
+// Converts one row of one head to the number format of the cache.
 template <class T>
 void convert(const float* x, size_t head_dim, T* y) {
   for_lanes(
@@ -100,7 +100,7 @@ void cache_write(const CacheWriteArgs& args) {
       return Writer<BFloat16>(args).run();
     case DType::kI8:
       return Writer<int8_t>(args).run();
-    case DType::kI4:  // of no cache
+    case DType::kI4:  // not types of a cache
     case DType::kI5:
     case DType::kI6:
     case DType::kI2:

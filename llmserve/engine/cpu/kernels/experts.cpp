@@ -1,14 +1,14 @@
-// Mixtures of experts, beside their products: which experts a row goes to, and the sum of what they make of it.
+// Mixtures of experts, except for the linear layers: the experts of a row, and the sum of their results.
 #include "rows.h"
 #include "variant.h"
 
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
 
-constexpr float kLeastTotal = 1e-20f;  // of scores that are divided by their sum
+constexpr float kLeastTotal = 1e-20f;  // lower bound of the sum by which scores are divided
 
-// Places of the `count` largest of `width` numbers and these numbers, largest first; of equal ones the first. NaN is never
-// larger, so that there are always `count` places. numbers(i, n) gives n of them, from the i-th on.
+// Finds the `count` largest of `width` numbers and their places, largest first, ties by place. NaN is never larger, so
+// there are always `count` places. numbers(i, n) returns n numbers from the i-th on.
 template <class Numbers>
 void find_largest(size_t width, size_t count, float* places, float* largest, Numbers numbers) {
   size_t found = 0;
@@ -42,7 +42,7 @@ void sort_by_place(size_t count, float* places, float* values) {
   }
 }
 
-// y = exp(x - peak), which may be x; returns the sum.
+// Calls keep(i, exp(x - peak), n) for a row in pieces of n numbers; returns the sum. `keep` may overwrite x.
 template <class Keep>
 float sum_of_exps(const float* x, size_t width, F32x16 peak, Keep keep) {
   F32x16 sums = zero();
@@ -62,7 +62,7 @@ float sum_of_exps(const float* x, size_t width, F32x16 peak, Keep keep) {
   return reduce_add(sums);
 }
 
-// The largest logits are those of the largest softmax.
+// Routes by logits: the largest logits are those of the largest softmax.
 void route_by_logit(const RouteArgs& args, const float* x, float* places, float* weights) {
   find_largest(args.num_experts, args.chosen, places, weights, [&](size_t i, size_t n) { return load_lanes(x + i, n); });
   const F32x16 peak = broadcast(weights[0]);
@@ -74,7 +74,7 @@ void route_by_logit(const RouteArgs& args, const float* x, float* places, float*
   for (size_t i = 0; i < args.chosen; ++i) weights[i] /= total;
 }
 
-// Which groups of experts may be chosen from. choice(i, n) gives n scores from the i-th on.
+// Determines the groups of experts to choose from. choice(i, n) returns n scores from the i-th on.
 template <class Choice>
 void choose_groups(const RouteArgs& args, bool* chosen, Choice choice) {
   float sums[kMaxExpertGroups], places[kMaxExpertGroups], largest[kMaxExpertGroups];
@@ -102,7 +102,7 @@ void route_by_score(const RouteArgs& args, const float* x, float* places, float*
   const auto choice = [&](size_t i, size_t n) {
     const F32x16 logits = load_lanes(x + i, n);
     if (args.bias) return score(logits) + load_lanes(args.bias + i, n);
-    return args.num_groups ? score(logits) : logits;  // more logits are different than scores
+    return args.num_groups ? score(logits) : logits;  // distinct logits can have equal scores
   };
   if (args.num_groups == 0) {
     find_largest(args.num_experts, args.chosen, places, weights, choice);
@@ -129,7 +129,7 @@ void route_by_score(const RouteArgs& args, const float* x, float* places, float*
   for (size_t i = 0; args.to_one && i < args.chosen; ++i) weights[i] /= total > kLeastTotal ? total : kLeastTotal;
 }
 
-// SparseMixer's rule (Liu et al., 2024), as it is without training.
+// SparseMixer's rule (Liu et al., 2024), as used at inference.
 void route_by_mixer(const RouteArgs& args, const float* x, float* places, float* weights) {
   find_largest(args.num_experts, args.chosen, places, weights, [&](size_t i, size_t n) { return load_lanes(x + i, n); });
   for (size_t i = 0; i < args.chosen; ++i) {

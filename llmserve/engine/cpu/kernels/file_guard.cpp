@@ -10,7 +10,7 @@
 namespace llmserve {
 namespace {
 
-// Ranges are reused and never freed: a handler may be reading any of them.
+// Ranges are reused and never freed, because a handler may be reading any of them.
 std::atomic<FileGuard::Range*> all_ranges = nullptr;
 std::mutex changes;
 struct sigaction previous = {};
@@ -34,7 +34,7 @@ bool fill_with_zeros(uintptr_t address) {
   return mmap(reinterpret_cast<void*>(page), bytes, PROT_READ, kFlags, -1, 0) != MAP_FAILED;
 }
 
-// Only calls that are one system call, for it may run at any instruction.
+// Makes only calls that are a single system call, because it may run at any instruction.
 void on_bus_error(int number, siginfo_t* info, void* context) {
   const int saved = errno;
   const bool is_fault = info->si_code > 0;  // not sent by a process
@@ -45,7 +45,7 @@ void on_bus_error(int number, siginfo_t* info, void* context) {
   if (previous.sa_flags & SA_SIGINFO) return previous.sa_sigaction(number, info, context);
   if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) return previous.sa_handler(number);
   sigaction(number, &previous, nullptr);
-  if (!is_fault) raise(number);  // a fault comes again by itself
+  if (!is_fault) raise(number);  // a fault occurs again by itself
 }
 
 void install_handler() {

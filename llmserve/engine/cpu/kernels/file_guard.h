@@ -1,6 +1,6 @@
-// What happens when bytes of a mapped file are gone (it was truncated, its disk failed): the system answers a read of
-// them with SIGBUS, which would end the process. In a mapping that is guarded, zeros take their place instead, from the
-// page that was read to the mapping's end, and `lost` says so. Whoever computes with them finishes and throws it away.
+// Handles lost bytes of a mapped file (it was truncated, or its disk failed). The system answers a read of such bytes
+// with SIGBUS, which would end the process. In a guarded mapping, zeros replace them, from the page that was read to
+// the end of the mapping, and `lost` returns true. Computations on them finish and are discarded.
 #pragma once
 
 #include <atomic>
@@ -18,13 +18,13 @@ class FileGuard {
   FileGuard(const FileGuard&) = delete;
   FileGuard& operator=(const FileGuard&) = delete;
 
-  // Once; `mapping` has to outlive the guard.
+  // Starts to guard `mapping`, which must outlive the guard. Call once.
   void watch(const Mapping& mapping);
 
   bool lost() const { return range_ && range_->lost.load(); }
 
   struct Range {
-    std::atomic<uintptr_t> begin = 0;  // 0: nobody's
+    std::atomic<uintptr_t> begin = 0;  // 0: free for reuse
     std::atomic<size_t> bytes = 0;
     std::atomic<bool> lost = false;
     Range* next = nullptr;

@@ -1,7 +1,7 @@
-// y = x @ weight.T for weights of eight bits or fewer, and int8 activations: thirty-two inputs share a scale in both.
+// y = x @ weight.T for weights of eight bits or fewer and int8 activations; thirty-two inputs share a scale in both.
 //
-// Within a group sums are exact; groups are added in order: the sum times the input's scale, and one fused multiply-add of
-// that with the weight's.
+// Sums within a group are exact. Groups are added in order: the exact sum times the input's scale, then one fused
+// multiply-add of that with the weight's scale.
 #pragma once
 
 #include "tiles.h"
@@ -11,7 +11,7 @@
 
 namespace llmserve::LLMSERVE_VARIANT {
 
-// What formats whose weights are bytes with a zero point of kZeroPoint have in common: sums begin with what it takes off.
+// Shared by formats of byte weights with a zero point of kZeroPoint: sums begin with its correction.
 struct ByteProducts {
   static constexpr bool kHasOffsets = false;
   using Input = ByteInput;
@@ -19,7 +19,7 @@ struct ByteProducts {
   static Sums start(int32_t offset) { return start_bytes(offset); }
   static Input broadcast(const std::byte* p) { return broadcast_for_bytes(reinterpret_cast<const int8_t*>(p)); }
 
-  struct Nothing {};  // is left of the offset
+  struct Nothing {};  // no offset is left
   static Nothing offset(F32x16, F32x16) { return {}; }
   struct Group {
     F32x16 scale;
@@ -29,27 +29,27 @@ struct ByteProducts {
   };
 };
 
-// And those of few bits, all positive.
+// Shared by formats with non-negative weights of few bits.
 struct NibbleProducts {
-  static constexpr bool kHasOffsets = true;  // of sums, for the codes' zero points
+  static constexpr bool kHasOffsets = true;  // of sums, for the zero points of codes
   using Input = NibbleInput;
   using Sums = NibbleSums;
   static Sums start(int32_t) { return start_nibbles(); }
   static Input broadcast(const std::byte* p) { return broadcast_for_nibbles(reinterpret_cast<const int8_t*>(p)); }
 };
 
-// Format: how a step of weights is loaded, multiplied and summed up (Weights, Input, Sums, kStepBytes, and the functions
-// used here), and what a group of kGroup inputs has for each output, of which `group` takes a vector's part out of a
-// panel's. It adds exact sums to what was before.
+// BytesFormat: how a step of weights is loaded, multiplied and summed (Weights, Input, Sums, kStepBytes, and the
+// functions used here), and the data that a group of kGroup inputs has for each output. `group` returns this data for
+// one vector of a panel, as an object that adds exact sums to the previous sums.
 template <class BytesFormat>
 class GroupedProduct {
  public:
-  struct Format {  // of the tiles: sums are floats
+  struct Format {  // for the tiles: sums are floats
     using Sums = F32x16;
     static constexpr size_t kStepBytes = BytesFormat::kStepBytes;
   };
   static constexpr size_t kStreamVectors = 2 * kVectorsPerPanel;
-  using BlockFormat = void;  // sums that begin anew with every group have no use for blocks
+  using BlockFormat = void;  // sums that restart with every group do not profit from blocks
 
   explicit GroupedProduct(const LinearGroupedArgs& args, BytesFormat format = {}) : args_(args), format_(format) {}
 
@@ -73,7 +73,7 @@ class GroupedProduct {
       const size_t left = in.num_steps - g * kGroupSteps;
       group.num_steps = left < kGroupSteps ? left : kGroupSteps;
       group.prefetch = prefetch_at<kFetch>(in, g * kGroupSteps);
-      // Vectors whose exact sums find registers together: of a tile that fetches its own panels, one by one
+      // Vectors whose exact sums are in registers together; a tile that fetches its own panels may take them in turn.
       constexpr bool kCut = kFetch.own && R * V > kMostSums && V > kVectorsPerPanel;
       constexpr size_t kCount = kCut ? kVectorsPerPanel : V;
       unroll<V / kCount>([&](auto part) __attribute__((always_inline)) {
@@ -100,7 +100,7 @@ class GroupedProduct {
   using Exact = typename BytesFormat::Sums;
   static constexpr size_t kGroupSteps = BytesFormat::kGroup / 4;
 
-  // A group of inputs, for a tile's vectors [kBegin, kBegin + kCount).
+  // Adds a group of inputs to a tile's vectors [kBegin, kBegin + kCount).
   template <size_t R, size_t V, size_t kBegin, size_t kCount, size_t kFirst, Fetch kFetch>
   [[gnu::always_inline]] void add_part(TileInput group, const std::byte* groups, size_t row, size_t g,
                                        F32x16 (&local)[R * V]) const {
@@ -136,7 +136,7 @@ class GroupedProduct {
     return group % 2 == 0 ? first : args_.x.offsets.row(row)[group / 2] - first;
   }
 
-  // What a group that begins with this step prefetches.
+  // Address that a group prefetches from, if it begins with this step.
   template <Fetch kFetch>
   [[gnu::always_inline]] static const std::byte* prefetch_at(const TileInput& in, size_t step) {
     const size_t first_steps = in.num_steps - (kFetch.own ? in.last_steps : 0);
@@ -149,7 +149,7 @@ class GroupedProduct {
     Cursor<R> rows(in.rows, in.row_bytes);
     Cursor<kPanelsOf<V, kFirst>> panels(in.weights, in.panel_bytes);
     Prefetcher<kFetch> prefetcher(in.prefetch, in);
-    const BytesFormat format = format_;  // which the compiler sees to be no rows and no weights
+    const BytesFormat format = format_;  // a copy, so that the compiler knows that it does not alias rows or weights
     for (size_t step = in.num_steps; step > 0; --step) {
       prefetcher.step();
       typename BytesFormat::Weights weights[V];
@@ -169,7 +169,7 @@ class GroupedProduct {
   const BytesFormat format_;
 };
 
-// Whether AMX did it: the tactic is that, and it can be.
+// Runs the tactic with AMX if it is the chosen one and fits. Returns whether it did.
 template <class BytesFormat>
 bool run_amx([[maybe_unused]] const LinearTactic& tactic, [[maybe_unused]] const LinearGroupedArgs& args,
              [[maybe_unused]] size_t begin, [[maybe_unused]] size_t end, [[maybe_unused]] const BytesFormat& format) {
@@ -183,7 +183,7 @@ bool run_amx([[maybe_unused]] const LinearTactic& tactic, [[maybe_unused]] const
   return false;
 }
 
-// The tactic by number, out of a variant's list.
+// Runs the tactic with this index in a variant's list.
 template <const auto& kTactics, class BytesFormat>
 void run_grouped(const LinearGroupedArgs& args, size_t tactic, size_t begin, size_t end) {
   if (run_amx(kTactics[tactic], args, begin, end, BytesFormat())) return;

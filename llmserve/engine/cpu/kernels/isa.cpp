@@ -24,7 +24,7 @@ struct Registers {
   unsigned eax, ebx, ecx, edx;
 };
 
-// What the processor says about itself; nothing where it does not know the question.
+// Reads a leaf of CPUID; zeros if the processor does not have it.
 Registers ask_processor(unsigned leaf, unsigned subleaf) {
   Registers r = {};
   if (!__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx)) return {};
@@ -33,7 +33,7 @@ Registers ask_processor(unsigned leaf, unsigned subleaf) {
 
 constexpr bool has_all(unsigned found, unsigned wanted) { return (found & wanted) == wanted; }
 
-// Whether the operating system saves these registers (bits of XCR0) when threads take turns.
+// Whether the operating system saves these registers (bits of XCR0) at context switches.
 bool are_saved(unsigned registers) {
   constexpr unsigned kOsxsave = 1u << 27;
   if (!has_all(ask_processor(1, 0).ecx, kOsxsave)) return false;
@@ -42,7 +42,7 @@ bool are_saved(unsigned registers) {
   return has_all(low, registers);
 }
 
-// Asked of the processor itself: __builtin_cpu_supports wants a run-time library that not every compiler brings.
+// Uses CPUID: __builtin_cpu_supports requires a run-time library that not every compiler provides.
 bool has_avx2() {
   constexpr unsigned kFma = 1u << 12, kAvx = 1u << 28, kF16c = 1u << 29, kAvx2 = 1u << 5;
   constexpr unsigned kUpTo256Bits = 0x06;
@@ -73,7 +73,7 @@ bool has_dot_products() {
   size_t bytes = sizeof(has);
   return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &bytes, nullptr, 0) == 0 && has != 0;
 #else
-  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP, which some systems' headers do not have
+  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP, which the headers of some systems lack
   return (getauxval(AT_HWCAP) & kDotProducts) != 0;
 #endif
 }
@@ -106,7 +106,7 @@ bool has_amx() {
 #if defined(LLMSERVE_X86) && defined(__linux__)
   static const bool has = [] {
     constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kTileRegisters = 0x60000;
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl: registers are large, so a process asks
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl: a process must request them
     return has_all(ask_processor(7, 0).edx, kTile | kInt8) && are_saved(kTileRegisters) &&
            syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();
@@ -117,7 +117,7 @@ bool has_amx() {
 }
 
 std::span<const KernelTable* const> available_kernels() {
-  // Asked once: on a virtual machine each question to the processor takes tens of microseconds.
+  // Determined once: on a virtual machine, each CPUID takes tens of microseconds.
   static const std::vector<const KernelTable*> known = [] {
     std::vector<const KernelTable*> tables;
     for (const Variant& variant : kVariants) {

@@ -1,4 +1,4 @@
-// Which kernel variants this processor can run.
+// The kernel variants that this processor supports.
 #pragma once
 
 #include <span>
@@ -8,13 +8,13 @@
 
 namespace llmserve {
 
-// Slowest first. Never empty: the portable kernels run everywhere.
+// The supported variants, slowest first. Never empty: the portable kernels run everywhere.
 std::span<const KernelTable* const> available_kernels();
 
-// Whether `avx512` may use AMX's tiles of bytes: the processor has them, and the system lets this process.
+// Whether the `avx512` variant may use AMX's byte tiles: the processor has them, and the system permits this process.
 bool has_amx();
 
-// The named variant, or the fastest when `name` is empty; null when this machine does not have it.
+// Returns the named variant, or the fastest if `name` is empty; null if this machine does not support it.
 const KernelTable* find_kernels(std::string_view name);
 
 }  // namespace llmserve

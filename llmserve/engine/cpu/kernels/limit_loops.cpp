@@ -1,12 +1,12 @@
-// Loops that do nothing but reach a limit of the machine, with this variant's instructions. Several ways to write the same
-// loop, because which one is fastest depends on the processor.
+// Loops that do nothing but reach a limit of the machine with this variant's instructions. Each loop is written in
+// several ways, because the fastest one depends on the processor.
 #include "simd.h"
 #include "variant.h"
 
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
 
-// `kStreams` places at once, as a matrix product with several panels in flight reads; kAhead bytes are fetched early.
+// Reads `kStreams` places at once, like a matrix product with several panels in flight; prefetches kAhead bytes ahead.
 template <size_t kStreams, size_t kAhead>
 float read_streams(const float* data, size_t count) {
   constexpr size_t kVectors = 4;
@@ -26,7 +26,7 @@ float read_streams(const float* data, size_t count) {
   return reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// Chains of sums that wait for nobody but themselves: as many as hide the latency and still fit the registers.
+// Independent chains of sums: enough to hide the latency, and few enough to fit the registers.
 template <size_t kChains>
 float multiply_chains(float seed, size_t rounds) {
   const F32x16 factor = broadcast(seed), term = broadcast(1.0f - seed);

@@ -20,10 +20,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Loop = uint64_t (*)(const LimitInput& input, size_t way);
 
-constexpr size_t kReadStep = 256;  // floats; a multiple of what every read loop takes at once
+constexpr size_t kReadStep = 256;  // floats; a multiple of the floats that any read loop takes at once
 constexpr size_t kLeastBytes = kReadStep * sizeof(float);
 
-// Pages of one thread, large ones where the system has them. Null when there is no room.
+// Memory for one thread, in large pages if the system has them. Null if there is not enough memory.
 class Pages {
  public:
   explicit Pages(size_t bytes) : bytes_(bytes) {
@@ -38,7 +38,7 @@ class Pages {
   }
 
   explicit operator bool() const { return address_ != nullptr; }
-  // By the thread that will read them, so that they lie close to it, and so that they are not all the one page of zeros.
+  // Called by the thread that will read the pages, so that they are close to it, and not all the shared page of zeros.
   void touch() { std::memset(address_, 0, bytes_); }
   const float* data() const { return static_cast<const float*>(address_); }
 
@@ -47,7 +47,7 @@ class Pages {
   size_t bytes_;
 };
 
-// Bytes that each thread reads in a pass.
+// Bytes that each thread reads per pass.
 size_t share(const LimitRequest& request) {
   return std::max<size_t>(request.amount / request.num_threads / kLeastBytes, 1) * kLeastBytes;
 }
@@ -91,7 +91,7 @@ class Measurement {
     end(kStarted);
   }
 
-  // Of all threads together, from the first that began to the last that ended.
+  // The rate of all threads together, from the first start to the last end.
   double rate(uint32_t pass) const {
     Pass all = at(pass, 0);
     for (uint32_t thread = 1; thread < request_.num_threads; ++thread) {

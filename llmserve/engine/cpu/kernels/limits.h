@@ -1,4 +1,4 @@
-// What this machine does at most per second: the yardstick for `make bench` and for estimates.
+// Measures the peak rates of this machine, the reference for `make bench` and for estimates.
 #pragma once
 
 #include <cstddef>
@@ -12,18 +12,18 @@ struct KernelTable;
 
 enum class Limit : uint32_t { kRead = 0, kMultiply = 1, kMultiplyInt8 = 2 };
 
-// What one thread's loop works on.
+// Input of one thread's loop.
 struct LimitInput {
   const float* data;      // kRead: `count` floats
   size_t count;           // kRead: floats, a multiple of 256; otherwise rounds of the loop
   float factor;           // kMultiply: in (0, 1)
   const int8_t* quad;      // kMultiplyInt8: four inputs, and four weights for each of sixteen columns, whose products
   const uint8_t* weights;  // cancel out, so that no sum ever overflows
-  float* sink;            // takes a result, so that no loop can be left out
+  float* sink;            // receives a result, so that the compiler keeps the loop
 };
 
-// Each runs one loop once and returns the bytes it read, or the products it added up. `way`: any number; there are a few
-// ways to write each loop.
+// Each function runs one loop once and returns the bytes that it read, or the products that it summed. `way`: any
+// number; it selects one of a few ways to write the loop.
 struct LimitLoops {
   uint64_t (*read)(const LimitInput& input, size_t way);
   uint64_t (*multiply)(const LimitInput& input, size_t way);
@@ -33,11 +33,11 @@ struct LimitLoops {
 struct LimitRequest {
   Limit limit;
   uint32_t num_threads;
-  uint64_t amount;  // of one pass, all threads together. kRead: bytes; otherwise rounds of the loop in each thread
+  uint64_t amount;  // per pass: kRead: bytes, of all threads together; otherwise rounds of the loop in each thread
   uint32_t num_passes;
 };
 
-// Writes what each pass reached, per second: bytes, or products. Passes take turns among the ways.
+// Writes the rate of each pass: bytes or products per second. Passes use the ways in turn.
 Error measure_limit(const KernelTable& kernels, const LimitRequest& request, double* rates);
 
 }  // namespace llmserve

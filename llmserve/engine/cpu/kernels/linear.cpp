@@ -1,4 +1,4 @@
-// y = x @ weight.T for float weights of three widths, converted to f32 in registers.
+// y = x @ weight.T for float weights of three formats, converted to f32 in registers.
 //
 // Order of one output: one chain of multiply-adds over the depth, from the first input to the last.
 #include "tiles.h"
@@ -31,7 +31,7 @@ class FloatProduct {
  public:
   using Format = FloatFormat<W>;
   static constexpr size_t kStreamVectors = kVectorsPerPanel;
-  using BlockFormat = FloatFormat<float>;  // narrower weights are converted once for all rows of a block
+  using BlockFormat = FloatFormat<float>;  // converts narrower weights once for all rows of a block
   static constexpr size_t kExpandedStepBytes = std::is_same_v<W, float> ? 0 : BlockFormat::kStepBytes;
 
   explicit FloatProduct(const LinearArgs& args) : args_(args) {}
@@ -49,7 +49,7 @@ class FloatProduct {
     multiply<Format, R, V, kFirst, kFetch>(in, sums);
   }
 
-  // Steps of a panel as `BlockFormat` wants them: where they are, or in `expanded`.
+  // Returns steps of a panel in `BlockFormat`: in place, or in `expanded`.
   static const std::byte* block(const std::byte* panel, size_t num_steps, std::byte* expanded) {
     if constexpr (kExpandedStepBytes == 0) return panel;
     auto* out = reinterpret_cast<float*>(expanded);
@@ -84,9 +84,9 @@ void linear(const LinearArgs& args, size_t tactic, size_t panel_begin, size_t pa
       return run_tactic<kFloatTactics>(FloatProduct<Half>(args), tactic, panel_begin, panel_end);
     case DType::kBF16:
       return run_tactic<kFloatTactics>(FloatProduct<BFloat16>(args), tactic, panel_begin, panel_end);
-    case DType::kI8:  // linear_int8
-    case DType::kI4:  // linear_int4
-    case DType::kI5:  // linear_blocks
+    case DType::kI8:  // see linear_int8
+    case DType::kI4:  // see linear_int4
+    case DType::kI5:  // see linear_blocks
     case DType::kI6:
     case DType::kI2:
     case DType::kI3:

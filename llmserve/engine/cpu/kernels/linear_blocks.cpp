@@ -1,5 +1,5 @@
-// Linear layers whose weights are blocks of a GGUF file: codes of two to six bits, with scales and minima as the file has
-// them, or codes of numbers in a table.
+// Linear layers whose weights are blocks of a GGUF file: codes of two to six bits with the file's scales and minima, or
+// codes that index a table of numbers.
 #include "grouped_product.h"
 #include "variant.h"
 
@@ -7,10 +7,10 @@ namespace llmserve::LLMSERVE_VARIANT {
 namespace {
 
 size_t all_blocks_bytes(const LinearGroupedArgs& args) { return block_panel_bytes(args.blocks, args.depth); }
-// Of what offsets are multiplied with: they are -kZeroPoint times a sum.
+// Factor for offsets, which are -kZeroPoint times a sum.
 F32x16 times(F32x16 a, float factor) { return a * broadcast(factor / kZeroPoint); }
 
-// Sixteen of thirty-two outputs.
+// Load the data of sixteen of the 32 outputs.
 template <size_t kHalf>
 F32x16 halves(const std::byte* p) {
   return load(reinterpret_cast<const Half*>(p) + kHalf * kLanes);
@@ -35,7 +35,7 @@ struct Codes : NibbleProducts {
     return load_codes<kBits, kHalf>(reinterpret_cast<const uint8_t*>(p));
   }
 
-  // A group stands for scale * code - minimum.
+  // A weight of the group is scale * code - minimum.
   struct Group {
     F32x16 scale, minimum;
     F32x16 add(I32x16 exact, F32x16 offset, F32x16 input_scale, F32x16 local) const {
@@ -73,7 +73,7 @@ struct Codes : NibbleProducts {
   }
 };
 
-// Codes of numbers in a table: multiplied as weights of eight bits are.
+// Codes that index a table of numbers, multiplied like 8-bit weights.
 class Numbers : public ByteProducts {
  public:
   using Weights = TableWeights;
@@ -98,7 +98,7 @@ class Numbers : public ByteProducts {
     }
     if (args.blocks == Blocks::kUneven) return {halves<kHalf>(panel + g * block_bytes(Blocks::kUneven))};
     const F32x16 exponent = bytes<kHalf>(panel + g * block_bytes(Blocks::kExponent));
-    // Two to the exponent minus 128
+    // 2^(exponent - 128)
     return {pow2_of_magic(max(exponent, LLMSERVE_VARIANT::broadcast(2.0f)) + LLMSERVE_VARIANT::broadcast(12582912.0f - 128.0f))};
   }
 
@@ -106,7 +106,7 @@ class Numbers : public ByteProducts {
   uint8_t table_[16];  // each number plus its zero point
 };
 
-// What fewer files have gets one tactic.
+// Formats that few files use have only one tactic.
 constexpr LinearTactic kOnlyTactic[] = {kInt4Tactics[1]};
 template <class Operation>
 void run_only(const Operation& operation, size_t panel_begin, size_t panel_end) {

@@ -1,4 +1,4 @@
-// Linear layers whose weights have four bits.
+// Linear layers with 4-bit weights.
 #include "grouped_product.h"
 #include "variant.h"
 
@@ -17,9 +17,9 @@ struct FourBits : NibbleProducts {
 
   static F32x16 offset(F32x16 value, F32x16) { return value; }
   struct Group {
-    F32x16 scale, zero;  // the zero point for offsets, which are -kZeroPoint times a sum
+    F32x16 scale, zero;  // the zero point is for offsets, which are -kZeroPoint times a sum
     F32x16 add(I32x16 exact, F32x16 offset, F32x16 input_scale, F32x16 local) const {
-      return fma(fma(offset, zero, to_f32(exact)) * input_scale, scale, local);  // the inner one is exact: below 2^24
+      return fma(fma(offset, zero, to_f32(exact)) * input_scale, scale, local);  // the inner fma is exact: below 2^24
     }
   };
   static size_t panel_group_bytes(const LinearGroupedArgs& args) {

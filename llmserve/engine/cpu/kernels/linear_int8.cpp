@@ -1,4 +1,4 @@
-// Linear layers whose weights have eight bits.
+// Linear layers with 8-bit weights.
 #include "grouped_product.h"
 #include "variant.h"
 

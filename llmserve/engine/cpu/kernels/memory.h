@@ -1,4 +1,4 @@
-// Memory straight from the kernel, zeroed or of a file: page-aligned, paid for when it is first touched.
+// Memory mapped from the system, anonymous (zeroed) or of a file: page-aligned, allocated when first touched.
 #pragma once
 
 #include <sys/mman.h>
@@ -8,7 +8,7 @@
 
 namespace llmserve {
 
-// Asks for large pages where the system has them.
+// Requests large pages where the system supports them.
 inline void want_large_pages([[maybe_unused]] void* address, [[maybe_unused]] size_t bytes) {
 #ifdef MADV_HUGEPAGE
   madvise(address, bytes, MADV_HUGEPAGE);
@@ -27,7 +27,7 @@ class Mapping {
     return *this;
   }
 
-  // Anonymous memory; `data()` is null when there is none to be had. Zero bytes give an empty mapping.
+  // Anonymous memory; `data()` is null if there is not enough. Zero bytes give an empty mapping.
   static Mapping anonymous(size_t bytes) {
     Mapping mapping;
     if (bytes == 0) return mapping;
@@ -36,7 +36,7 @@ class Mapping {
     return mapping;
   }
 
-  // Large pages here too: what the file cache does not hold yet is read into them, where the file system can do that.
+  // A read-only mapping, also with large pages: where the file system supports it, uncached parts are read into them.
   static Mapping of_file(int descriptor, size_t bytes) {
     Mapping mapping;
     mapping.adopt(mmap(nullptr, bytes, PROT_READ, MAP_SHARED, descriptor, 0), bytes);

@@ -1,4 +1,4 @@
-// Keys and values of attention over a cache of integers, thirty-two positions at a time.
+// Keys and values for attention over a cache of integers, in panels of thirty-two positions.
 #pragma once
 
 #include <utility>
@@ -10,7 +10,7 @@ namespace llmserve::LLMSERVE_VARIANT {
 
 inline constexpr size_t kPanelsPerChunk = kChunkPositions / kPanelPositions;
 
-// Floats, a piece at a time.
+// Hands out consecutive pieces of a buffer of floats.
 class Scratch {
  public:
   explicit Scratch(float* begin) : next_(begin) {}
@@ -24,19 +24,19 @@ class Scratch {
   float* next_;
 };
 
-// Thirty-two positions of keys, or of values: where they lie in their block, or a copy where blocks cut panels apart. Of
-// keys there is one copy, of values those of a chunk.
+// Thirty-two positions of keys or of values: in place in their block, or a copy if a panel spans blocks. There is one
+// copy of keys, and one of values for each panel of a chunk.
 template <class Element>
 struct Panel {
   const Element* elements;
-  size_t step_bytes;    // from one quad of dimensions, or of positions, to the next
-  const float* scales;  // of each position; of keys so many floats for each group of dimensions:
+  size_t step_bytes;    // from four dimensions of keys, or four positions of values, to the next four
+  const float* scales;  // for each position; keys: and for each group of dimensions, scale_stride floats apart
   size_t scale_stride;
 };
 
 class Panels {
  public:
-  // `length`: positions that are there.
+  // `length`: positions that exist.
   Panels(const AttentionArgs& args, size_t kv_head, size_t length, Scratch& scratch)
       : args_(args), shape_(args.shape), head_offset_(kv_head * shape_.head_bytes()), length_(length),
         whole_(shape_.block_size % kPanelPositions == 0),

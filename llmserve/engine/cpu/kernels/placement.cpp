@@ -8,7 +8,7 @@
 
 namespace llmserve {
 
-#if !defined(__linux__)  // no say in where a thread runs
+#if !defined(__linux__)  // a thread's core cannot be chosen
 
 unsigned Placement::num_cores() {
   const unsigned cores = std::thread::hardware_concurrency();

@@ -1,7 +1,7 @@
-// Which core each thread of a pool runs on.
+// The core on which each thread of a pool runs.
 //
-// Some systems wake a thread on the core of the one that woke it although another core is idle, and leave it there for
-// the few milliseconds that a step takes. A worker that finds itself on another's core moves, once; it is not pinned.
+// Some systems wake a thread on the core of the thread that woke it, although another core is idle, and leave it there
+// for the few milliseconds of a step. A worker on a taken core moves to a free one, once; it is not pinned.
 #pragma once
 
 #include <atomic>
@@ -13,13 +13,13 @@ class Placement {
  public:
   explicit Placement(unsigned num_threads) : cores_(num_threads) {}
 
-  // Cores in this thread's affinity mask.
+  // Number of cores in this thread's affinity mask.
   static unsigned num_cores();
 
-  // `thread`, which calls this, is here.
+  // Records the core of `thread`, which is the caller.
   void enter(unsigned thread);
 
-  // The same, and it moves to a core that no other thread has taken if this one is taken and the mask has such a core.
+  // Like `enter`; if another thread has this core, moves to a core of the mask that no thread has, if there is one.
   void move(unsigned thread);
 
   void leave(unsigned thread) { cores_[thread].core.store(kNone, std::memory_order_relaxed); }

@@ -1,5 +1,5 @@
-// Products of bytes with plain AVX2. Of eight bits both sides are widened to 16 first, because the 8-bit multiply-add would
-// saturate; a part then holds two sums for each of four columns. Pairs of products of four bits fit into 16.
+// Products of bytes with plain AVX2. For 8-bit weights, both sides are first widened to 16 bits, because the 8-bit
+// multiply-add would saturate; a part then holds two sums for each of four columns. Pairs of 4-bit products fit in 16.
 #pragma once
 
 #include "simd_avx2.h"
@@ -8,7 +8,7 @@ namespace llmserve::LLMSERVE_VARIANT {
 
 inline constexpr LinearTactic kInt8Tactics[] = {{1, 2, false}, {2, 1, false}};
 inline constexpr LinearTactic kInt4Tactics[] = {{1, 2, false}, {2, 1, false}};
-inline constexpr size_t kByteQueryTile = 2, kByteVectors = 1;  // attention over integers
+inline constexpr size_t kByteQueryTile = 2, kByteVectors = 1;  // for attention over integers
 
 struct ByteWeights {
   __m256i part[4];
@@ -29,7 +29,7 @@ inline ByteInput broadcast_for_bytes(const int8_t* p) {
   return {_mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm256_castsi256_si128(broadcast_quad(p))))};
 }
 inline ByteSums start_bytes(int32_t offset) {
-  const __m256i first = _mm256_set1_epi64x(static_cast<uint32_t>(offset));  // of the two sums of a column
+  const __m256i first = _mm256_set1_epi64x(static_cast<uint32_t>(offset));  // the first of the two sums of a column
   return {{first, first, first, first}};
 }
 inline void add_products(ByteSums& sums, ByteInput x, const ByteWeights& w) {

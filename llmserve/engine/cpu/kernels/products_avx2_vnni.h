@@ -1,5 +1,5 @@
-// Products of bytes with the 256-bit dot product, which adds four of them to a 32-bit sum. The same source for both
-// encodings: AVX-VNNI, and AVX-512 VNNI with VL, which only the tests use.
+// Products of bytes with the 256-bit dot product, which adds four products to a 32-bit sum. The same source serves both
+// encodings: AVX-VNNI, and AVX-512 VNNI with VL, which only tests use.
 #pragma once
 
 #include "simd_avx2.h"
@@ -8,14 +8,14 @@ namespace llmserve::LLMSERVE_VARIANT {
 
 inline constexpr LinearTactic kInt8Tactics[] = {{2, 2, false}, {6, 1, false}};
 inline constexpr LinearTactic kInt4Tactics[] = {{2, 2, false}, {6, 1, false}};
-inline constexpr size_t kByteQueryTile = 6, kByteVectors = 1;  // attention over integers
+inline constexpr size_t kByteQueryTile = 6, kByteVectors = 1;  // for attention over integers
 
 using ByteWeights = NibbleWeights;
 struct ByteInput {
   __m256i v;
 };
 using ByteSums = I32x16;
-// sums += products of unsigned bytes with signed ones. In assembly: GCC 12 copies the accumulator around the intrinsic.
+// sums += products of unsigned and signed bytes. Assembly, because GCC 12 copies the accumulator around the intrinsic.
 inline void add_dots(__m256i& sums, __m256i u8, __m256i s8) {
 #if defined(__AVXVNNI__)
   asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(u8), "x"(s8));

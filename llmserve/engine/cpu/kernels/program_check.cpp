@@ -11,7 +11,7 @@
 namespace llmserve {
 namespace {
 
-// What must hold for one op, by its kind.
+// Checks one op, by its kind.
 class OpCheck : private RecordCheck {
  public:
   using RecordCheck::RecordCheck;
@@ -25,7 +25,7 @@ class OpCheck : private RecordCheck {
   }
 
  private:
-  // Operands, tensors and fields of the op's kind; false for a number that is none.
+  // Checks operands, tensors and fields of the op's kind; false if the kind is unknown.
   bool check_kind() {
     switch (static_cast<OpKind>(op_.kind)) {
       case OpKind::kEmbed:
@@ -205,7 +205,7 @@ class OpCheck : private RecordCheck {
     optional_vector(op_.tensors[1], DType::kF32, stacked(op_.out.width));
   }
 
-  // Two keys or the like of each group beside the values of all heads, and what gates them.
+  // Inputs: two vectors of head_dim for each group (such as query and key), then all heads' values; and gates.
   void heads_with_states() {
     for (const Operand& input : {std::ref(op_.in[0]), std::ref(op_.in[1])}) {
       operand(input, 4);
@@ -230,7 +230,7 @@ class OpCheck : private RecordCheck {
     for (const int32_t of_heads : {op_.tensors[0], op_.tensors[1]}) vector(of_heads, DType::kF32, op_.num_heads);
   }
 
-  // How many times as wide as what is quantized the input is; 0 for a number that names nothing to do before.
+  // Width of the input in multiples of the quantized row's width; 0 for an unknown function.
   static uint64_t num_parts(Before before) {
     switch (before) {
       case Before::kNothing:
@@ -249,7 +249,7 @@ class OpCheck : private RecordCheck {
     return 0;
   }
 
-  // Groups of two experts or more, and enough of them to choose from.
+  // Checks that groups have two experts or more, and that the chosen groups have enough experts.
   void expert_groups() {
     const uint32_t groups = op_.num_heads, width = op_.in[0].width;
     require(groups <= kMaxExpertGroups && width % groups == 0 && width >= 2 * groups && op_.soft_cap == 0.0f);
@@ -270,7 +270,7 @@ class OpCheck : private RecordCheck {
     for_experts_ = true;
   }
 
-  // Weights of this layer's shape, and an input that can be read four bytes at a time.
+  // Checks the weights' shape, and that the input can be read four bytes at a time.
   void quantized_input() {
     linear(1);
     operand(op_.in[2], 4);
@@ -278,7 +278,7 @@ class OpCheck : private RecordCheck {
     require(op_.in[0].offset % 4 == 0 && op_.in[0].stride % 4 == 0);
   }
 
-  // Of a quantized row, with or without those of half groups.
+  // Facts of a quantized row, with or without those of half groups.
   void facts(const Operand& o, uint64_t width) {
     const uint64_t groups = num_quantized_groups(width);
     require(o.width == 2 * groups || o.width == 3 * groups);
@@ -292,7 +292,7 @@ class OpCheck : private RecordCheck {
     require(!in_halves || op_.in[2].width == 3 * num_quantized_groups(op_.in[0].width));
   }
 
-  // As `integers`, of a GGUF file: whole blocks, and codes that go with what they have.
+  // Like `integers`, for a GGUF file: whole blocks, and codes of a type that fits the blocks.
   void blocks(std::array<int32_t, 3> indices, uint64_t rows, uint64_t cols) {
     const TensorRecord* t = tensor(indices[0]);
     const TensorRecord* of_blocks = tensor(indices[1]);
@@ -313,7 +313,7 @@ class OpCheck : private RecordCheck {
     integers(type, {op_.tensors[0], op_.tensors[2], op_.tensors[3]}, stacked(op_.out.width), op_.in[0].width);
   }
 
-  // Weights [rows, cols] in panels, what their groups have, and scales of rows.
+  // Checks weights [rows, cols] in panels, the data of their groups, and the scales of rows.
   void integers(DType type, std::array<int32_t, 3> indices, uint64_t rows, uint64_t cols) {
     const TensorRecord* t = tensor(indices[0]);
     require(t && t->dtype == static_cast<uint32_t>(type) && t->rows == rows && t->cols == cols && in_panels(*t));
@@ -326,7 +326,7 @@ class OpCheck : private RecordCheck {
     vector(indices[2], DType::kF32, rows);
   }
 
-  // Floats in rows or in the panels of a tied head, or integers in panels.
+  // Floats in rows, or in the panels of a tied head; or integers in panels.
   void table(uint64_t rows) {
     if (op_.tensors[1] == kNoTensor && op_.tensors[2] == kNoTensor) return matrix(op_.tensors[0], rows, op_.out.width);
     const std::array<int32_t, 3> indices = {op_.tensors[0], op_.tensors[1], op_.tensors[2]};
@@ -335,21 +335,21 @@ class OpCheck : private RecordCheck {
     integers(DType::kI8, indices, rows, op_.out.width);
   }
 
-  // Of at least so many rows, which are looked up by number.
+  // A table of at least `least` rows, which are looked up by number.
   void float_table(uint64_t least) {
     const TensorRecord* t = tensor(op_.tensors[0]);
     require(t && t->dtype <= static_cast<uint32_t>(DType::kBF16) && t->rows >= least && t->cols == op_.out.width &&
             !in_panels(*t) && op_.tensors[1] == kNoTensor && op_.tensors[2] == kNoTensor && has(RowsOf::kTokens));
   }
 
-  // Of heads, or of the first part of each; or none.
+  // The rope table for heads or the first part of each; may be absent.
   void rope_table(const Operand& table, uint64_t head_dim) {
     if (table.buffer == kNoBuffer) return;
     operand(table, 4);
     require(table.width <= head_dim && table.width % 2 == 0);
   }
 
-  // The only one of its layer, whose blocks are not larger than those of the file.
+  // Checks that it is the only one of its layer and that its blocks are not larger than the file's.
   void cache_write() {
     for (const Operand& kept : {std::ref(op_.in[0]), std::ref(op_.in[1])}) operand(kept, 4);
     require(op_.layer < header_.num_layers && has(RowsOf::kTokens) && file_.cache_write(op_.layer) == &op_);

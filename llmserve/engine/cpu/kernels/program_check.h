@@ -1,4 +1,4 @@
-// Checks the op table of an engine file: operands inside their buffers, tensors of the right type and shape.
+// Checks the op table of an engine file: operands must fit their buffers, tensors must have the right type and shape.
 #pragma once
 
 #include "error.h"

@@ -1,11 +1,11 @@
-// What must hold for the operands and tensors that one operation of an engine file names.
+// Checks of the operands and tensors of one operation of an engine file.
 #pragma once
 
 #include "engine_file.h"
 
 namespace llmserve {
 
-// Each check that fails leaves `ok_` false.
+// Each failed check sets `ok_` to false.
 class RecordCheck {
  public:
   RecordCheck(const EngineFile& file, const OpRecord& op, uint32_t num_experts)
@@ -18,16 +18,16 @@ class RecordCheck {
 
   uint64_t rows_per_token() const { return has(RowsOf::kChosen) ? header_.experts_per_token : 1; }
 
-  // Numbers and weights of a token's experts.
+  // Checks an operand that holds the numbers and weights of a token's experts.
   void routes(const Operand& o) {
     operand(o, 4, 1);
     require(header_.experts_per_token > 0 && o.width == 2 * header_.experts_per_token);
   }
 
-  // Rows of a weight that makes so many columns.
+  // Rows of a weight that produces `columns` columns.
   uint64_t stacked(uint64_t columns) const { return has(RowsOf::kChosen) ? columns * num_experts_ : columns; }
 
-  // A view inside its buffer, of elements of `bytes` each.
+  // Checks that a view with elements of `bytes` each is inside its buffer.
   void operand(const Operand& o, uint64_t bytes) { operand(o, bytes, rows_per_token()); }
   void operand(const Operand& o, uint64_t bytes, uint64_t rows) {
     if (&o != &op_.out) used_[&o - op_.in] = true;
@@ -36,7 +36,7 @@ class RecordCheck {
     require(o.width > 0 && uint64_t{o.offset} + o.width <= o.stride && o.stride * bytes * rows <= capacity);
   }
 
-  // The output, which may also be the logits.
+  // Checks the output, which may also be the logits.
   void output(uint64_t bytes) {
     if (op_.out.buffer != kLogitsBuffer) return operand(op_.out, bytes);
     require(has(RowsOf::kSelected) && op_.out.offset == 0 && op_.out.width == output_width_ &&
@@ -73,7 +73,7 @@ class RecordCheck {
     require(t && t->dtype <= static_cast<uint32_t>(DType::kBF16) && t->rows == rows && t->cols == cols);
   }
 
-  // Streams side by side, which others of their width are added to.
+  // Checks streams that are side by side, to which others of the same width are added.
   void mix() {
     same_width();
     operand(op_.in[1], 4);
@@ -88,7 +88,7 @@ class RecordCheck {
     require(op_.out.buffer != op_.in[1].buffer);
   }
 
-  // x and, beside it, groups as wide.
+  // Checks the concatenation of x and groups of the same width.
   void spread() {
     for (size_t i = 0; i < 2; ++i) {
       operand(op_.in[i], 4);
@@ -102,10 +102,10 @@ class RecordCheck {
   const EngineFile& file_;
   const FileHeader& header_;
   const OpRecord& op_;
-  const uint32_t num_experts_;  // of every mixture
-  const uint32_t output_width_;  // of the logits, or of what is pooled
-  bool for_experts_ = false;  // whether this kind of op, with these operands, works on rows of experts
-  bool used_[3] = {};  // which inputs this kind of op reads or writes
+  const uint32_t num_experts_;  // the same for every mixture
+  const uint32_t output_width_;  // of the logits, or of the pooled rows
+  bool for_experts_ = false;  // whether an op of this kind, with these operands, can work on rows of experts
+  bool used_[3] = {};  // inputs that an op of this kind reads or writes
   bool ok_ = true;
 };
 

@@ -1,4 +1,4 @@
-// Kernels that work on each row by itself: embedding, normalization, activation, quantization, sums.
+// Kernels that process each row by itself: embedding, normalization, activation, quantization, sums.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -26,7 +26,7 @@ constexpr size_t place_in_panel(const T*, size_t column) {
   return column;
 }
 
-// From the panels of a head that shares the embedding's numbers.
+// Reads embeddings from the panels of a head that shares its weights with the embedding.
 template <class T>
 void embed_panels(const T* table, const int32_t* ids, size_t num_rows, size_t width, View<float> y) {
   for (size_t r = 0; r < num_rows; ++r) {
@@ -36,7 +36,7 @@ void embed_panels(const T* table, const int32_t* ids, size_t num_rows, size_t wi
   }
 }
 
-// From the panels of a head of eight bits: the numbers that it is multiplied with.
+// Reads embeddings from the panels of an 8-bit head, dequantized.
 void embed_integers(const EmbedArgs& args, const int32_t* ids, size_t num_rows, View<float> y) {
   const size_t num_groups = num_quantized_groups(args.width), panel_bytes = (args.width + 3) / 4 * 4 * kPanelColumns;
   for (size_t r = 0; r < num_rows; ++r) {
@@ -52,7 +52,7 @@ void embed_integers(const EmbedArgs& args, const int32_t* ids, size_t num_rows, 
   }
 }
 
-// Of a column of a panel, as `load_codes` gives them.
+// The code of one column of a panel, as in `load_codes`.
 template <size_t kBits>
 uint32_t code_at(const uint8_t* panel, size_t column, size_t input) {
   const size_t half = column / kLanes, place = column % kLanes * 4 + input % 4;
@@ -67,7 +67,7 @@ uint32_t code_at(const uint8_t* panel, size_t column, size_t input) {
   return low;
 }
 
-// A column's numbers of blocks (format.h), as whoever reads the file computes them.
+// Dequantizes a column of blocks (format.h), with the same operations as readers of GGUF files.
 class BlockColumn {
  public:
   BlockColumn(Blocks blocks, const std::byte* panel, size_t column, int32_t middle)
@@ -153,7 +153,7 @@ void normalize(const float* x, const float* weight, float eps, size_t width, flo
       });
 }
 
-// The mean is taken off first: what is large and nearly constant keeps its bits.
+// Subtracts the mean first, so that large, nearly constant rows keep their precision.
 void normalize_centered(const float* x, const LayerNormArgs& args, size_t begin, size_t width, float* y) {
   F32x16 sums = zero(), squares = zero();
   for_lanes(
@@ -221,13 +221,13 @@ void activate(View<const float> x, size_t width, size_t num_rows, View<float> y)
   }
 }
 
-// Of gate and up; the product of an activation and up for most.
+// For gate and up: the product of the activation of gate and up.
 template <class Activation>
 struct Times {
   F32x16 operator()(F32x16 gate, F32x16 up) const { return Activation()(gate) * up; }
 };
 
-// gpt-oss's: x sigmoid(1.702 x) (up + 1), gate from above and up on both sides within 7.
+// gpt-oss's activation: x sigmoid(1.702 x) (up + 1); gate is at most 7, up is within [-7, 7].
 struct Clamped {
   F32x16 operator()(F32x16 gate, F32x16 up) const {
     const F32x16 limit = broadcast(7.0f), x = min(gate, limit);
@@ -251,7 +251,7 @@ void gated(View<const float> x, size_t width, size_t num_rows, View<float> y) {
   }
 }
 
-// fn of every element, in place.
+// Applies fn to every element, in place.
 template <class Fn>
 void each(View<float> y, size_t width, size_t num_rows, Fn fn) {
   for (size_t r = 0; r < num_rows; ++r) {

@@ -40,8 +40,8 @@ int32_t Sampler::without_bans(const float* logits, const StepRecord& step, const
   return 0;
 }
 
-// The logits with penalties and bias: the row itself when the request alters nothing, bans and mask included, else the
-// copy.
+// Returns the logits with penalties and bias: the row itself if the request changes nothing, bans and mask included,
+// else the copy.
 const float* Sampler::adjust(const float* logits, const StepRecord& step, const SampleRecord& request) {
   const bool penalizes = request.history_begin != request.history_end;
   const bool forbids = request.banned_begin != request.banned_end || request.first_mask != kNoMask;
@@ -61,7 +61,7 @@ void Sampler::apply_mask(const StepRecord& step, const SampleRecord& request) {
   for (size_t begin = 0; begin < adjusted_.size(); begin += kMaskBits) {
     const uint32_t word = mask[begin / kMaskBits];
     const size_t end = std::min<size_t>(begin + kMaskBits, adjusted_.size());
-    if (word == 0) {  // most are
+    if (word == 0) {  // as in most words of a mask
       std::fill_n(adjusted_.data() + begin, end - begin, kNever);
     } else if (word != UINT32_MAX) {
       for (size_t id = begin; id < end; ++id) {
@@ -88,7 +88,7 @@ void Sampler::penalize(const StepRecord& step, const SampleRecord& request) {
   for (int32_t id : history) counts_[static_cast<size_t>(id)] = 0;
 }
 
-// Fills `peaks_`. The first block that has the largest peak has the lowest id.
+// Fills `peaks_`. The first block with the largest peak contains the lowest id.
 Sampler::Best Sampler::best(const float* logits) {
   const size_t count = adjusted_.size();
   kernels_.block_peaks(logits, count, peaks_.data());

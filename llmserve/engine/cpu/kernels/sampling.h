@@ -1,4 +1,4 @@
-// From one row of logits to one token.
+// Samples one token from one row of logits.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 namespace llmserve {
 
 // Order: repetition, presence and frequency penalties; bias; bans; the mask; then greedy, or temperature, top-k, top-p,
-// min-p and one draw. A number that is not finite never wins: NaN counts as minus infinity, plus infinity as the largest
-// float. When nothing is left to choose from, bans are ignored, and the mask only when it allows nothing at all; when even
-// then nothing is left, the lowest id is taken.
+// min-p and one draw. A logit that is not finite never wins: NaN counts as minus infinity, plus infinity as the largest
+// float. If no token is left, bans are ignored, but the mask is not, unless it allows no token. If there is still no
+// token, the lowest id that the mask allows is taken.
 class Sampler {
  public:
   Sampler(const KernelTable& kernels, size_t vocab_size);
@@ -22,8 +22,8 @@ class Sampler {
 
  private:
   struct Best {
-    float logit;  // minus infinity: there is none
-    int32_t id;   // the lowest of the largest
+    float logit;  // minus infinity: none
+    int32_t id;   // the lowest id with the largest logit
   };
 
   const float* adjust(const float* logits, const StepRecord& step, const SampleRecord& request);
@@ -34,8 +34,8 @@ class Sampler {
 
   const KernelTable& kernels_;
   Draw draw_;
-  std::vector<float> adjusted_;         // a copy of the logits, where a request alters some
-  std::vector<uint32_t> counts_;        // of each token in the history; zero between calls
+  std::vector<float> adjusted_;         // a copy of the logits, if a request changes some
+  std::vector<uint32_t> counts_;        // of each token in the answer so far; zero between calls
   std::vector<float> peaks_;            // of each block of the logits
 };
 

@@ -34,8 +34,8 @@ double Scorer::score(const float* logits, int32_t token, std::span<int32_t> top_
   return log_prob(cleaned(logits[token]));
 }
 
-// Fills `candidates_`, whose first `count` are the most likely tokens. Only blocks whose peak is among the `count` largest
-// peaks are looked into: so many tokens are at least as likely as the last of these.
+// Fills `candidates_`, whose first `count` are the most likely tokens. Searches only blocks whose peak is among the
+// `count` largest peaks: at least `count` tokens are as likely as the last of these peaks.
 void Scorer::find_top(const float* logits, size_t count) {
   float least = kNever;
   if (count <= peaks_.size()) {

@@ -1,4 +1,4 @@
-// What a row of logits says about tokens: their log-probs, and which are the most likely.
+// Scores tokens with a row of logits: their log-probs, and the most likely tokens.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 
 namespace llmserve {
 
-// Of the unmodified logits: NaN counts as minus infinity, plus infinity as the largest float.
+// Works on the unmodified logits: NaN counts as minus infinity, plus infinity as the largest float.
 class Scorer {
  public:
   Scorer(const KernelTable& kernels, size_t vocab_size);
 
-  // Natural logarithm of the probability of `token`, and of the most likely tokens, which fill `top_ids`: the best first,
-  // of equal ones the lower id. No more of them than the vocabulary has.
+  // Returns the natural logarithm of the probability of `token`. Fills `top_ids` with the most likely tokens, best
+  // first, ties by id, and `top_log_probs` with theirs. The size of `top_ids` is at most the vocabulary's.
   double score(const float* logits, int32_t token, std::span<int32_t> top_ids, double* top_log_probs);
 
  private:

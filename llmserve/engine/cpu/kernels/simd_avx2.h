@@ -1,5 +1,5 @@
-// F32x16 as two 256-bit registers. Needs AVX2, FMA and F16C. Sums in the same order as the AVX-512 variant. Products of
-// bytes are in a file of their own, because some processors have an instruction for them.
+// F32x16 as two 256-bit registers. Requires AVX2, FMA and F16C. Sums have the same order as in the AVX-512 variant.
+// Products of bytes are in separate files, because some processors have an instruction for them.
 #pragma once
 
 #include <immintrin.h>
@@ -9,9 +9,9 @@
 
 namespace llmserve::LLMSERVE_VARIANT {
 
-// The first is the default for as few rows as it takes; for more, the second when it is blocked or taller.
+// The first tactic is the default up to its rows; above, the second is if it is blocked or has more rows.
 inline constexpr LinearTactic kFloatTactics[] = {{2, 2, false}, {6, 1, false}};
-// Attention: queries in a tile, and vectors of positions or of dimensions beside them, that fit into the registers.
+// Attention: queries of a tile, and vectors of positions or dimensions, that fit in the registers together.
 inline constexpr size_t kQueryTile = 4, kPositionVectors = 1, kValueVectors = 1;
 
 struct F32x16 {
@@ -58,7 +58,7 @@ inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm256_div_ps(a.lo, b.lo),
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
-// min and max return b where a lane is not a number
+// min and max return b if a lane is NaN
 inline F32x16 max(F32x16 a, F32x16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 inline F32x16 min(F32x16 a, F32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 inline F32x16 abs(F32x16 a) {
@@ -88,28 +88,28 @@ inline float reduce_max(F32x16 a) {
   return _mm_cvtss_f32(_mm_max_ss(pair, _mm_shuffle_ps(pair, pair, 1)));
 }
 
-// Of integers in [-128, 127].
+// Stores integers in [-128, 127] as bytes.
 inline void store_bytes(void* p, __m256i lo, __m256i hi) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), 0xd8);
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(static_cast<__m128i*>(p), bytes);
 }
-// Nearest integers (ties to even) of values in [-127, 127].
+// Stores the nearest integers (ties to even) of values in [-127, 127].
 inline void store_i8(int8_t* p, F32x16 a) { store_bytes(p, _mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)); }
-// Of values in [0, 16383], as two digits of seven bits.
+// Stores the nearest integers of values in [0, 16383] as two digits of seven bits.
 inline void store_digits(uint8_t* high, uint8_t* low, F32x16 a) {
   const __m256i lo = _mm256_cvtps_epi32(a.lo), hi = _mm256_cvtps_epi32(a.hi), seven_bits = _mm256_set1_epi32(127);
   store_bytes(high, _mm256_srli_epi32(lo, 7), _mm256_srli_epi32(hi, 7));
   store_bytes(low, _mm256_and_si256(lo, seven_bits), _mm256_and_si256(hi, seven_bits));
 }
 
-// Sixteen weights of a panel's row of thirty-two: columns [16 * half, 16 * half + 16).
+// Loads sixteen of the 32 weights in a row of a panel: columns [16 * half, 16 * half + 16).
 template <size_t kHalf, class T>
 inline F32x16 load_half(const T* p) {
   return load(p + 16 * kHalf);
 }
 template <size_t kHalf>
-inline F32x16 load_half(const BFloat16* p) {  // the first half in the low words, the second in the high ones
+inline F32x16 load_half(const BFloat16* p) {  // the first half is in the low words, the second in the high ones
   const auto part = [p](size_t i) {
     const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + i);
     const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
@@ -130,7 +130,7 @@ inline __m256i broadcast_quad(const int8_t* p) {
   return _mm256_set1_epi32(quad);
 }
 
-// Weights of four bits, 0 to 15, as bytes.
+// 4-bit weights, 0 to 15, as bytes.
 struct NibbleWeights {
   __m256i lo;
   __m256i hi;
@@ -144,9 +144,9 @@ inline NibbleWeights load_nibbles(const uint8_t* p) {
   return {part(0), part(1)};
 }
 
-// Codes of blocks as bytes: a nibble each, and what is above it behind them (format.h).
+// Codes of blocks as bytes, one per byte; format.h describes their packing.
 using CodeWeights = NibbleWeights;
-template <size_t kHalf, int kPlace>  // a pair's first bit: 0 or 4
+template <size_t kHalf, int kPlace>  // the first bit of a pair: 0 or 4
 inline CodeWeights pairs_of(const uint8_t* p) {
   const __m128i source = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * kHalf));
   const __m256i pairs = _mm256_broadcastsi128_si256(source), mask = _mm256_set1_epi8(static_cast<char>(3 << kPlace));
@@ -182,7 +182,7 @@ inline CodeWeights load_codes(const uint8_t* p) {
   }
   return low;
 }
-// Numbers of a table, each plus 128, by codes of four bits.
+// Looks up 4-bit codes in a table, whose numbers have 128 added.
 template <size_t kHalf>
 inline NibbleWeights look_up_bytes(const uint8_t* p, const uint8_t (&table)[16]) {
   const NibbleWeights codes = load_nibbles<kHalf>(p);

@@ -1,4 +1,4 @@
-// F32x16 as one 512-bit register. Needs AVX-512 F, BW, DQ, VL and VNNI.
+// F32x16 as one 512-bit register. Requires AVX-512 F, BW, DQ, VL and VNNI.
 #pragma once
 
 #include <immintrin.h>
@@ -8,20 +8,20 @@
 
 namespace llmserve::LLMSERVE_VARIANT {
 
-#if defined(LLMSERVE_FEW_SHAPES)  // of the test build, where a tile takes long to compile: every path over tiles has some
+#if defined(LLMSERVE_FEW_SHAPES)  // in the test build, where tiles compile slowly: each path over tiles has some
 inline constexpr LinearTactic kFloatTactics[] = {{5, 2, false}, {5, 2, true}, {3, 4, false}};
 inline constexpr LinearTactic kInt8Tactics[] = {{5, 2, false}, {3, 4, false}, {16, 1, false, true}};
 inline constexpr LinearTactic kInt4Tactics[] = {{5, 2, false}, {3, 2, false}, {16, 1, false, true}};
 inline constexpr size_t kQueryTile = 3, kPositionVectors = 2, kValueVectors = 2;
 inline constexpr size_t kByteQueryTile = 5, kByteVectors = 2;
 #else
-// The first is the default for as few rows as it takes; for more, the second when it is blocked or taller.
+// The first tactic is the default up to its rows; above, the second is if it is blocked or has more rows.
 inline constexpr LinearTactic kFloatTactics[] = {{12, 2, false}, {12, 2, true}, {6, 4, false}};
 inline constexpr LinearTactic kInt8Tactics[] = {{12, 2, false}, {6, 4, false}, {16, 1, false, true}};
 inline constexpr LinearTactic kInt4Tactics[] = {{12, 2, false}, {6, 2, false}, {16, 1, false, true}};
-// Attention: queries in a tile, and vectors of positions or of dimensions beside them, that fit into the registers.
+// Attention: queries of a tile, and vectors of positions or dimensions, that fit in the registers together.
 inline constexpr size_t kQueryTile = 8, kPositionVectors = 2, kValueVectors = 2;
-inline constexpr size_t kByteQueryTile = 12, kByteVectors = 2;  // the same over integers
+inline constexpr size_t kByteQueryTile = 12, kByteVectors = 2;  // the same for integers
 #endif
 
 struct F32x16 {
@@ -59,7 +59,7 @@ inline F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; 
 inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-// min and max return b where a lane is not a number
+// min and max return b if a lane is NaN
 inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F32x16 abs(F32x16 a) { return {_mm512_abs_ps(a.v)}; }
@@ -80,12 +80,12 @@ inline float reduce_add(F32x16 a) {
 }
 inline float reduce_max(F32x16 a) { return _mm512_reduce_max_ps(a.v); }
 
-// Nearest integers (ties to even) of values in [-127, 127].
+// Stores the nearest integers (ties to even) of values in [-127, 127].
 inline void store_i8(int8_t* p, F32x16 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
 
-// Nearest integers of values in [0, 16383], as two digits of seven bits.
+// Stores the nearest integers of values in [0, 16383] as two digits of seven bits.
 inline void store_digits(uint8_t* high, uint8_t* low, F32x16 a) {
   const __m512i values = _mm512_cvtps_epi32(a.v);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(_mm512_srli_epi32(values, 7)));
@@ -93,13 +93,13 @@ inline void store_digits(uint8_t* high, uint8_t* low, F32x16 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm512_cvtepi32_epi8(rest));
 }
 
-// Sixteen weights of a panel's row of thirty-two: columns [16 * half, 16 * half + 16).
+// Loads sixteen of the 32 weights in a row of a panel: columns [16 * half, 16 * half + 16).
 template <size_t kHalf, class T>
 inline F32x16 load_half(const T* p) {
   return load(p + 16 * kHalf);
 }
 template <size_t kHalf>
-inline F32x16 load_half(const BFloat16* p) {  // the first half in the low words, the second in the high ones
+inline F32x16 load_half(const BFloat16* p) {  // the first half is in the low words, the second in the high ones
   const __m512i words = _mm512_loadu_si512(p);
   return {_mm512_castsi512_ps(kHalf ? _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))
                                     : _mm512_slli_epi32(words, 16))};
@@ -126,7 +126,7 @@ inline ByteInput broadcast_for_bytes(const int8_t* p) {
   return {_mm512_set1_epi32(quad)};
 }
 inline ByteSums start_bytes(int32_t offset) { return {_mm512_set1_epi32(offset)}; }
-// In assembly: GCC 12 copies the accumulator around the intrinsic, which halves the speed.
+// In assembly, because GCC 12 copies the accumulator around the intrinsic, which halves the speed.
 inline void add_products(ByteSums& sums, ByteInput x, ByteWeights w) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(w.v), "v"(x.v));
 }
@@ -159,7 +159,7 @@ inline NibbleWeights load_nibbles(const uint8_t* p) {
 inline NibbleInput broadcast_for_nibbles(const int8_t* p) { return broadcast_for_bytes(p); }
 inline NibbleSums start_nibbles() { return start_bytes(0); }
 
-// Codes of blocks as bytes: a nibble each, and what is above it behind them (format.h).
+// Codes of blocks as bytes, one per byte; format.h describes their packing.
 using CodeWeights = NibbleWeights;
 template <size_t kHalf, int kPlace>
 inline __m512i pairs_of(const uint8_t* p) {
@@ -187,7 +187,7 @@ inline CodeWeights load_codes(const uint8_t* p) {
   if constexpr (kBits == 6) return {_mm512_or_si512(low.v, pairs_of<kHalf, 4>(p + 64))};
   return low;
 }
-// Numbers of a table, each plus 128, by codes of four bits.
+// Looks up 4-bit codes in a table, whose numbers have 128 added.
 using TableWeights = ByteWeights;
 template <size_t kHalf>
 inline TableWeights look_up(const uint8_t* p, const uint8_t (&table)[16]) {

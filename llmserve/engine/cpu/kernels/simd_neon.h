@@ -1,5 +1,5 @@
-// F32x16 as four 128-bit registers of aarch64. Needs the dot-product extension (SDOT). Sums in the same order as the
-// x86 variants with fused multiply-add.
+// F32x16 as four 128-bit registers of aarch64. Requires the dot-product extension (SDOT). Sums have the same order as
+// in the x86 variants with fused multiply-add.
 #pragma once
 
 #include <arm_neon.h>
@@ -9,13 +9,13 @@
 
 namespace llmserve::LLMSERVE_VARIANT {
 
-// The first is the default for as few rows as it takes; for more, the second when it is blocked or taller.
+// The first tactic is the default up to its rows; above, the second is if it is blocked or has more rows.
 inline constexpr LinearTactic kFloatTactics[] = {{2, 2, false}, {5, 1, false}};
 inline constexpr LinearTactic kInt8Tactics[] = {{2, 2, false}, {5, 1, false}};
 inline constexpr LinearTactic kInt4Tactics[] = {{2, 2, false}, {5, 1, false}};
-// Attention: queries in a tile, and vectors of positions or of dimensions beside them, that fit into the registers.
+// Attention: queries of a tile, and vectors of positions or dimensions, that fit in the registers together.
 inline constexpr size_t kQueryTile = 5, kPositionVectors = 1, kValueVectors = 1;
-inline constexpr size_t kByteQueryTile = 5, kByteVectors = 1;  // the same over integers
+inline constexpr size_t kByteQueryTile = 5, kByteVectors = 1;  // the same for integers
 
 struct F32x16 {
   float32x4_t part[4];
@@ -83,7 +83,7 @@ inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
   return {{vfmaq_f32(c.part[0], a.part[0], b.part[0]), vfmaq_f32(c.part[1], a.part[1], b.part[1]),
            vfmaq_f32(c.part[2], a.part[2], b.part[2]), vfmaq_f32(c.part[3], a.part[3], b.part[3])}};
 }
-// min and max return b where a lane is not a number, unlike the instructions of that name
+// min and max return b if a lane is NaN, unlike the instructions with these names
 inline float32x4_t max4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 inline float32x4_t min4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 inline F32x16 max(F32x16 a, F32x16 b) {
@@ -117,7 +117,7 @@ inline float reduce_max(F32x16 a) {
   return vgetq_lane_f32(max4(pair, vextq_f32(pair, pair, 1)), 0);
 }
 
-// Nearest integers (ties to even) of values in [-127, 127].
+// Stores the nearest integers (ties to even) of values in [-127, 127].
 inline void store_i8(int8_t* p, F32x16 a) {
   const auto narrow = [](float32x4_t low, float32x4_t high) {
     return vmovn_high_s32(vmovn_s32(vcvtnq_s32_f32(low)), vcvtnq_s32_f32(high));
@@ -125,7 +125,7 @@ inline void store_i8(int8_t* p, F32x16 a) {
   vst1q_s8(p, vmovn_high_s16(vmovn_s16(narrow(a.part[0], a.part[1])), narrow(a.part[2], a.part[3])));
 }
 
-// Nearest integers of values in [0, 16383], as two digits of seven bits.
+// Stores the nearest integers of values in [0, 16383] as two digits of seven bits.
 inline void store_digits(uint8_t* high, uint8_t* low, F32x16 a) {
   const auto narrow = [](float32x4_t first, float32x4_t second) {
     return vmovn_high_u32(vmovn_u32(vcvtnq_u32_f32(first)), vcvtnq_u32_f32(second));
@@ -136,13 +136,13 @@ inline void store_digits(uint8_t* high, uint8_t* low, F32x16 a) {
   vst1q_u8(low, vmovn_high_u16(vmovn_u16(vandq_u16(first, seven_bits)), vandq_u16(second, seven_bits)));
 }
 
-// Sixteen weights of a panel's row of thirty-two: columns [16 * half, 16 * half + 16).
+// Loads sixteen of the 32 weights in a row of a panel: columns [16 * half, 16 * half + 16).
 template <size_t kHalf, class T>
 inline F32x16 load_half(const T* p) {
   return load(p + 16 * kHalf);
 }
 template <size_t kHalf>
-inline F32x16 load_half(const BFloat16* p) {  // the first half in the low words, the second in the high ones
+inline F32x16 load_half(const BFloat16* p) {  // the first half is in the low words, the second in the high ones
   const auto part = [p](size_t i) {
     const uint32x4_t words = vreinterpretq_u32_u16(vld1q_u16(reinterpret_cast<const uint16_t*>(p) + 8 * i));
     return vreinterpretq_f32_u32(kHalf ? vandq_u32(words, vdupq_n_u32(0xffff0000u)) : vshlq_n_u32(words, 16));
@@ -161,8 +161,8 @@ inline F32x16 to_f32(I32x16 a) {
   return {{vcvtq_f32_s32(a.part[0]), vcvtq_f32_s32(a.part[1]), vcvtq_f32_s32(a.part[2]), vcvtq_f32_s32(a.part[3])}};
 }
 
-// Four times four signed bytes; a part of the weights holds four columns. The instruction wants both sides signed, so
-// weights of eight bits lose their zero point when they are loaded, and sums of them begin at zero.
+// Four by four signed bytes; a part of the weights holds four columns. The instruction requires signed bytes on both
+// sides, so the zero point is subtracted when 8-bit weights are loaded, and their sums begin at zero.
 struct ByteWeights {
   int8x16_t part[4];
 };
@@ -211,7 +211,7 @@ inline NibbleWeights load_nibbles(const uint8_t* p) {
 inline NibbleInput broadcast_for_nibbles(const int8_t* p) { return broadcast_for_bytes(p); }
 inline NibbleSums start_nibbles() { return broadcast_i32(0); }
 
-// Codes of blocks as bytes: a nibble each, and what is above it behind them (format.h).
+// Codes of blocks as bytes, one per byte; format.h describes their packing.
 using CodeWeights = NibbleWeights;
 template <size_t kBits, size_t kHalf>
 inline CodeWeights load_codes(const uint8_t* p) {
@@ -248,7 +248,7 @@ inline CodeWeights load_codes(const uint8_t* p) {
   }
   return codes;
 }
-// Numbers of a table by codes of four bits. They are there plus 128, which is taken off as from weights of eight bits.
+// Looks up 4-bit codes in a table, whose numbers have 128 added; it is subtracted, as for 8-bit weights.
 using TableWeights = ByteWeights;
 template <size_t kHalf>
 inline TableWeights look_up(const uint8_t* p, const uint8_t (&table)[16]) {

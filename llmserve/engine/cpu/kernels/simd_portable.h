@@ -1,4 +1,4 @@
-// F32x16 as four 128-bit vectors in the compilers' vector extension: any architecture, no contraction into FMA.
+// F32x16 as four 128-bit vectors, in the compilers' vector extension: any architecture, no contraction into FMA.
 #pragma once
 
 #include "half.h"
@@ -9,13 +9,13 @@ namespace llmserve::LLMSERVE_VARIANT {
 typedef float Quad __attribute__((vector_size(16)));
 typedef uint32_t QuadBits __attribute__((vector_size(16)));
 
-// The first is the default for as few rows as it takes; for more, the second when it is blocked or taller.
+// The first tactic is the default up to its rows; above, the second is if it is blocked or has more rows.
 inline constexpr LinearTactic kFloatTactics[] = {{1, 2, false}, {2, 1, false}};
 inline constexpr LinearTactic kInt8Tactics[] = {{1, 2, false}, {2, 1, false}};
 inline constexpr LinearTactic kInt4Tactics[] = {{1, 2, false}, {2, 1, false}};
-// Attention: queries in a tile, and vectors of positions or of dimensions beside them, that fit into the registers.
+// Attention: queries of a tile, and vectors of positions or dimensions, that fit in the registers together.
 inline constexpr size_t kQueryTile = 2, kPositionVectors = 1, kValueVectors = 1;
-inline constexpr size_t kByteQueryTile = 2, kByteVectors = 1;  // the same over integers
+inline constexpr size_t kByteQueryTile = 2, kByteVectors = 1;  // the same for integers
 
 struct F32x16 {
   Quad part[4];
@@ -63,7 +63,7 @@ inline F32x16 operator/(F32x16 a, F32x16 b) {
   return map([&](int i) { return a.part[i] / b.part[i]; });
 }
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return a * b + c; }
-// min and max return b where a lane is not a number
+// min and max return b if a lane is NaN
 inline F32x16 max(F32x16 a, F32x16 b) {
   return map([&](int i) { return a.part[i] > b.part[i] ? a.part[i] : b.part[i]; });
 }
@@ -90,13 +90,13 @@ inline float reduce_max(F32x16 a) {
   return best;
 }
 
-// Nearest integers (ties to even) of values in [-127, 127].
+// Stores the nearest integers (ties to even) of values in [-127, 127].
 inline void store_i8(int8_t* p, F32x16 v) {
   const F32x16 shifted = v + broadcast(12582912.0f);  // 1.5 * 2^23: the integer is in the low bits
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(bit_cast_to<uint32_t>(float{shifted.part[i / 4][i % 4]}));
 }
 
-// Of values in [0, 16383], as two digits of seven bits.
+// Stores the nearest integers of values in [0, 16383] as two digits of seven bits.
 inline void store_digits(uint8_t* high, uint8_t* low, F32x16 v) {
   const F32x16 shifted = v + broadcast(12582912.0f);
   for (int i = 0; i < 16; ++i) {
@@ -106,13 +106,13 @@ inline void store_digits(uint8_t* high, uint8_t* low, F32x16 v) {
   }
 }
 
-// Sixteen weights of a panel's row of thirty-two: columns [16 * half, 16 * half + 16).
+// Loads sixteen of the 32 weights in a row of a panel: columns [16 * half, 16 * half + 16).
 template <size_t kHalf, class T>
 inline F32x16 load_half(const T* p) {
   return load(p + 16 * kHalf);
 }
 template <size_t kHalf>
-inline F32x16 load_half(const BFloat16* p) {  // the first half in the even places, the second in the odd ones
+inline F32x16 load_half(const BFloat16* p) {  // the first half is at even places, the second at odd ones
   return map([&](int i) {
     const BFloat16* s = p + 8 * i + kHalf;
     return Quad{to_float(s[0]), to_float(s[2]), to_float(s[4]), to_float(s[6])};
@@ -127,7 +127,7 @@ inline F32x16 to_f32(I32x16 a) {
   return map([&](int i) { return __builtin_convertvector(a.part[i], Quad); });
 }
 
-// Products of four bytes for each of sixteen columns; `shift` picks one half of a byte.
+// Products of four bytes for each of sixteen columns; `shift` selects one half of a byte.
 struct ByteWeights {
   const uint8_t* p;
 };
@@ -185,7 +185,7 @@ inline I32x16 total(const ByteSums& sums) {
   return out;
 }
 
-// Codes of blocks as bytes: a nibble each, and what is above it behind them (format.h).
+// Codes of blocks as bytes, one per byte; format.h describes their packing.
 struct CodeWeights {
   uint8_t code[64];
 };
@@ -203,7 +203,7 @@ inline CodeWeights load_codes(const uint8_t* p) {
   }
   return out;
 }
-// Numbers of a table, each plus 128, by codes of four bits.
+// Looks up 4-bit codes in a table, whose numbers have 128 added.
 using TableWeights = CodeWeights;
 template <size_t kHalf>
 inline TableWeights look_up(const uint8_t* p, const uint8_t (&table)[16]) {

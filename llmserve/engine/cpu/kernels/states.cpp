@@ -1,7 +1,7 @@
-// Ops with a state of each sequence: a short convolution, the gated delta rule, and Mamba2's scan.
+// Ops with a state for each sequence: a short convolution, the gated delta rule, and Mamba2's scan.
 //
-// Both go through the tokens of a sequence one by one, whatever it was cut into: a token's results depend on the state
-// before it only. Columns are independent of each other.
+// All of them process the tokens of a sequence one by one, however the sequence is divided into chunks: a token's
+// results depend only on the state before it. Columns are independent of each other.
 #include "rows.h"
 #include "tile.h"
 #include "variant.h"
@@ -9,9 +9,9 @@
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
 
-constexpr float kLeastLength = 1e-6f;  // squared, of what is divided by its length
+constexpr float kLeastLength = 1e-6f;  // added to the squared length by which a vector is divided
 
-// Columns [i, i + n) of a convolution.
+// Computes columns [i, i + n) of a convolution.
 void convolve(const ConvolutionArgs& args, size_t i, size_t n) {
   F32x16 weights[kMaxTaps];
   for (size_t tap = 0; tap < args.taps; ++tap) {
@@ -20,7 +20,7 @@ void convolve(const ConvolutionArgs& args, size_t i, size_t n) {
     weights[tap] = load(lanes);
   }
   const size_t num_before = args.taps - 1;
-  const auto row = [&](size_t place) {  // among the rows before and those of x
+  const auto row = [&](size_t place) {  // counted from the first row before x
     if (place >= num_before) return load_lanes(args.x.row(place - num_before) + i, n);
     return args.before ? load_lanes(args.before + place * args.width + i, n) : zero();
   };
@@ -30,7 +30,7 @@ void convolve(const ConvolutionArgs& args, size_t i, size_t n) {
     for (size_t tap = 0; tap < args.taps; ++tap) y = fma(weights[tap], row(r + tap), y);
     store_lanes(args.y.row(r) + i, args.silu ? y / (broadcast(1.0f) + exp(zero() - y)) : y, n);
   }
-  for (size_t place = 0; place < num_before; ++place) {  // upwards: the rows that are read lie behind
+  for (size_t place = 0; place < num_before; ++place) {  // ascending: reads are ahead of writes
     store_lanes(args.after + place * args.width + i, row(args.num_rows + place), n);
   }
 }
@@ -48,14 +48,14 @@ void normalize_length(const float* x, size_t width, float factor, float* y) {
   for_lanes(width, [&](size_t i) { multiply(i, kLanes); }, multiply);
 }
 
-// By the C library in double precision: two numbers for each token of a head.
+// Computed by the C library in double precision: only two numbers per token and head.
 double softplus(double x) { return x > 20.0 ? x : __builtin_log1p(__builtin_exp(x)); }
 float kept_part(float decay, double grown) {
   return static_cast<float>(__builtin_exp(-__builtin_exp(double{decay}) * grown));
 }
 float sigmoid(float x) { return static_cast<float>(1.0 / (1.0 + __builtin_exp(-double{x}))); }
 
-// What is kept of a panel of a state before its rows come: `count` numbers, the first of which is at `place`.
+// Prepares a panel of the state: copies it from `before`, or zeroes it. `count` numbers from `place` on.
 float* panel_of(const float* before, float* after, size_t place, size_t count) {
   const size_t num_bytes = count * sizeof(float);
   if (!before) {
@@ -66,21 +66,21 @@ float* panel_of(const float* before, float* after, size_t place, size_t count) {
   return after + place;
 }
 
-// A token of a head, as it meets the state.
+// One token for one head, as the state needs it.
 struct Token {
   float q[kMaxHeadDim], k[kMaxHeadDim];
-  float kept;  // of the state
+  float kept;  // factor of the state
   float beta;
 };
 
-// Vectors of columns that stay in registers with what is summed up for them.
+// Vectors of columns that, with their sums, stay in registers.
 #if defined(LLMSERVE_USE_AVX512)
 constexpr size_t kVectors = 4;
 #else
 constexpr size_t kVectors = 2;
 #endif
 
-// Columns [begin, end) of the values of a head, a panel of its state: [key_dim, end - begin].
+// Columns [begin, end) of a head's values, which are a panel of its state: [key_dim, end - begin].
 class HeadPanel {
  public:
   HeadPanel(const DeltaRuleArgs& args, size_t head, size_t begin, size_t end)
@@ -103,8 +103,8 @@ class HeadPanel {
     token.beta = sigmoid(gates[head_]);
   }
 
-  // V vectors of columns, or the first n of one, through all tokens. What the next token finds in the state is summed up
-  // while this one changes it: so the state is read and written once for a token, in the same order as if it were apart.
+  // Processes V vectors of columns, or the first n of one, for all tokens. While a token changes the state, the next
+  // token's sum over it is computed. So a token reads and writes the state once, in the same order as in two passes.
   template <size_t V>
   void change(size_t column, size_t n) const {
     const auto at = [&](const float* from, size_t v) __attribute__((always_inline)) {
@@ -127,7 +127,7 @@ class HeadPanel {
       const Token& token = tokens[r % 2];
       Token& next = tokens[(r + 1) % 2];
       if (r + 1 < args_.num_rows) prepare(r + 1, next);
-      const float* next_keys = r + 1 < args_.num_rows ? next.k : token.k;  // behind the last one nobody finds anything
+      const float* next_keys = r + 1 < args_.num_rows ? next.k : token.k;  // not used after the last token
       const F32x16 kept = broadcast(token.kept), beta = broadcast(token.beta);
       F32x16 added[V], sums[V];
       unroll<V>([&](auto v) __attribute__((always_inline)) {
@@ -154,14 +154,14 @@ class HeadPanel {
   float* const panel_;
 };
 
-// A token of a head in a scan.
+// One token for one head of a scan.
 struct ScannedToken {
   const float *b, *c;  // [state_size]
   size_t state_size;
   float kept, step, skip;
 };
 
-// V vectors of columns, or the first n of one: the state in `panel`, whose rows are `width` long, and the output.
+// Updates the state in `panel`, with rows of `width`, and writes y: V vectors of columns, or the first n of one.
 template <size_t V>
 [[gnu::always_inline]] inline void scan(const ScannedToken& token, const float* x, float* panel, size_t width, size_t n,
                                         float* y) {

@@ -40,7 +40,7 @@ Error check_chunks(const StepRecord& step, const FileHeader& header, const Cache
   return next == step.num_tokens ? Error{} : invalid("chunks do not cover the tokens in order");
 }
 
-// `selected` of records or indices that must come in order, so that those of a piece of the rows are found.
+// Checks that `selected` of each record is below `end` and ascending, so that the records of a piece can be found.
 template <class Record, class Fn>
 bool in_order(const Record* records, uint32_t count, uint32_t end, Fn selected) {
   for (uint32_t i = 0; i < count; ++i) {

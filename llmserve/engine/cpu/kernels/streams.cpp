@@ -1,11 +1,11 @@
-// Streams of a row side by side, mixed with each other, and what a row's own mean and size decide.
+// Kernels that mix the parallel streams of a row, or that depend on the mean and size of a row.
 #include "rows.h"
 #include "variant.h"
 
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
 
-// The sum of fn(lanes, place, count) over a row.
+// Reduces a row: sums = fn(sums, lanes, count) for each vector; returns the sum of all lanes.
 template <class Fn>
 float sum_of(const float* x, size_t width, Fn fn) {
   F32x16 sums = zero();
@@ -63,7 +63,7 @@ void over_threshold(View<const float> x, float deviations, size_t width, size_t 
     const float mean = sum_of(row, width, [](F32x16 sums, F32x16 x, size_t) { return sums + x; }) / count;
     const float squares = sum_of(row, width, [&](F32x16 sums, F32x16 x, size_t n) {
       float lanes[kLanes] = {};
-      store_lanes(lanes, x - broadcast(mean), n);  // none of those behind the row's end
+      store_lanes(lanes, x - broadcast(mean), n);  // zero past the end of the row
       const F32x16 centered = load(lanes);
       return fma(centered, centered, sums);
     });

@@ -12,13 +12,12 @@ namespace llmserve {
 namespace {
 
 constexpr size_t kColdBytes = size_t{64} << 20;  // more than most caches hold
-constexpr size_t kSmallBytes = size_t{1} << 20;  // such weights stay in a cache from step to step
+constexpr size_t kSmallBytes = size_t{1} << 20;  // smaller weights stay in a cache from step to step
 constexpr int kMostRuns = 8;
 constexpr double kEnoughSeconds = 0.02;
-constexpr uint32_t kAmxBucket = 6;  // of 33 to 64 rows
+constexpr uint32_t kAmxBucket = 6;  // the bucket of 33 to 64 rows
 
-// Operands of a trial. Their values do not matter, as long as they are ordinary numbers: 0x11 in every byte is one in
-// every format.
+// Operands of a trial. Values do not matter if they are ordinary numbers: bytes of 0x11 are, in every format.
 class Operands {
  public:
   explicit Operands(const LinearTrial& trial)
@@ -70,7 +69,7 @@ class Operands {
   std::vector<float> y_;
 };
 
-// Those that AMX has are the last of their list.
+// All tactics for a weight type. A tactic with AMX is the last of its list.
 std::span<const LinearTactic> all_tactics(const KernelTable& kernels, DType weight_type) {
   switch (weight_type) {
     case DType::kF32:
@@ -102,8 +101,8 @@ std::span<const LinearTactic> tactics_for(const KernelTable& kernels, DType weig
   return runs ? known : known.first(known.size() - 1);
 }
 
-// Few rows: wide tiles, for few broadcasts. More: what reads and converts a weight for more rows. From 33 on AMX took
-// 0.5 to 1.0 of the others' time in 64 of 65 trials, of int8, int4 and int5.
+// For few rows, wide tiles, which need few broadcasts; for more, tiles that read and convert a weight for more rows.
+// From 33 rows on, AMX took 0.5 to 1.0 of the others' time in 64 of 65 trials with int8, int4 and int5.
 uint32_t default_tactic(std::span<const LinearTactic> tactics, uint32_t bucket) {
   if (!tactics.empty() && tactics.back().amx && bucket >= kAmxBucket) return static_cast<uint32_t>(tactics.size() - 1);
   if (tactics.size() < 2 || (size_t{1} << bucket) <= tactics[0].max_rows) return 0;
@@ -112,8 +111,8 @@ uint32_t default_tactic(std::span<const LinearTactic> tactics, uint32_t bucket) 
 
 void time_linear(const KernelTable& kernels, const LinearTrial& trial, std::span<double> seconds) {
   using Clock = std::chrono::steady_clock;
-  Operands operands(trial);  // of all tactics: to write them takes longer than most runs
-  size_t num_runs = 0;       // each finds weights that were not read for the longest time
+  Operands operands(trial);  // shared by all tactics: writing them takes longer than most runs
+  size_t num_runs = 0;       // each run uses the weights that were read the longest time ago
   for (size_t tactic = 0; tactic < seconds.size(); ++tactic) {
     double best = 1e30, total = 0.0;
     for (int turn = 0; turn < kMostRuns && (turn < 3 || total < kEnoughSeconds); ++turn) {

@@ -1,18 +1,18 @@
-// Tactics of linear layers: how the rows of a step are counted, what is taken by default, and how one is timed.
+// Tactics of linear layers: buckets of row counts, the default tactic, and how a tactic is timed.
 #pragma once
 
 #include "kernels.h"
 
 namespace llmserve {
 
-// Rows are counted in buckets: 1, 2, up to 4, up to 8, ... up to 128, more.
+// Row counts are in buckets: 1, 2, up to 4, up to 8, ... up to 128, more.
 inline constexpr uint32_t kRowBuckets = 9;
 uint32_t row_bucket(size_t num_rows);
 
-// The tactics for weights of this type and so many rows that run here; empty for a type that linear layers do not have.
+// Returns the tactics supported here for a weight type and a bucket; empty if linear layers do not have this type.
 std::span<const LinearTactic> tactics_for(const KernelTable& kernels, DType weight_type, uint32_t bucket);
 
-// What is taken where nothing was measured, out of these.
+// Returns the index of the tactic that is used if none was measured.
 uint32_t default_tactic(std::span<const LinearTactic> tactics, uint32_t bucket);
 
 struct LinearTrial {
@@ -22,8 +22,8 @@ struct LinearTrial {
   size_t num_rows;
 };
 
-// Seconds that each of `tactics_for` these weights needs: the fastest of a few runs on one thread, over weights that are
-// not in a cache. Throws std::bad_alloc.
+// Writes the seconds that each tactic of `tactics_for` needs: the fastest of a few runs on one thread, with weights
+// that are not in a cache. Throws std::bad_alloc.
 void time_linear(const KernelTable& kernels, const LinearTrial& trial, std::span<double> seconds);
 
 }  // namespace llmserve

@@ -11,7 +11,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kClosed = 1u << 31;
 constexpr auto kSpinTime = std::chrono::microseconds(50);
-constexpr int kSpinsPerLook = 16;  // at the clock
+constexpr int kSpinsPerLook = 16;  // spins per look at the clock
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -21,7 +21,7 @@ inline void pause() {
 #endif
 }
 
-// Whether `holds` came true within kSpinTime.
+// Returns whether `holds` became true within kSpinTime.
 template <class Fn>
 bool spin_until(Fn holds) {
   const auto end = Clock::now() + kSpinTime;
@@ -55,7 +55,7 @@ ThreadPool::ThreadPool(unsigned num_threads)
   try {
     for (unsigned i = 1; i < num_threads; ++i) workers_.emplace_back(&ThreadPool::work, this, i);
   } catch (...) {
-    stop();  // a thread that still runs must not be destroyed
+    stop();  // a running thread must not be destroyed
     throw;
   }
 }

@@ -1,12 +1,12 @@
-// Products of a few rows with packed weights, kept in registers: what the linear layers of every number format share.
+// Products of a few rows with packed weights, kept in registers: shared by the linear layers of all number formats.
 //
-// Weights lie in panels of thirty-two outputs (`format.h`), so that one vector holds sixteen outputs and a tile of R rows
-// and V vectors needs V loads and R broadcasts for its R * V multiply-adds. Each output is one chain over the depth, in
-// order: tiles only choose which outputs share their loads.
+// Weights are in panels of thirty-two outputs (`format.h`), so that one vector holds sixteen outputs. A tile of R rows
+// and V vectors needs V loads and R broadcasts for its R * V multiply-adds. Each output is one sum over the depth, in
+// order: tiles only determine which outputs share their loads.
 //
-// While a tile works on one group of panels it prefetches the next one, a share per tile, so that memory and arithmetic
-// overlap: hardware prefetchers see only the first pass over a panel. Panels that only one tile reads are each prefetched a
-// little ahead, and several are read at once: such a product waits for memory, and more requests are under way.
+// While a tile works on one group of panels, it prefetches a share of the next one, so that memory and arithmetic
+// overlap: hardware prefetchers see only the first pass over a panel. Panels that only one tile reads are prefetched a
+// little ahead, and several are read at once: such a product waits for memory, and this keeps more requests in flight.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@
 
 namespace llmserve::LLMSERVE_VARIANT {
 
-// fn(0), ... fn(N - 1) with constant arguments, so that arrays indexed by them stay in registers.
+// Calls fn(0), ... fn(N - 1) with constant arguments, so that arrays indexed by them stay in registers.
 template <size_t N, class Fn>
 [[gnu::always_inline]] inline void unroll(Fn fn) {
   [&]<size_t... I>(std::index_sequence<I...>) __attribute__((always_inline)) {
@@ -26,7 +26,7 @@ template <size_t N, class Fn>
 
 inline constexpr size_t kInputStepBytes = 4;  // a float, or four bytes
 
-// N places, one stride apart, walked together; four share a base, to stay within the general registers.
+// N addresses, one stride apart, that advance together. Four share a base, so that general registers suffice.
 template <size_t N>
 class Cursor {
  public:
@@ -47,29 +47,29 @@ class Cursor {
   size_t stride_, stride3_;
 };
 
-// The panels of V vectors, the first of which is half kFirst of its panel.
+// Number of panels that V vectors span if the first vector is half kFirst of its panel.
 template <size_t V, size_t kFirst>
 inline constexpr size_t kPanelsOf = (kFirst + V + 1) / 2;
 
-// What a tile prefetches in each step: `lines` of so many streams that lie as far apart as panels do.
+// What a tile prefetches in each step: `lines` cache lines of each of `streams` streams, one panel apart.
 struct Fetch {
   size_t streams, lines;
-  bool own;  // its own panels, a little ahead, into the nearest cache; their ends fetch the beginnings of the next ones
+  bool own;  // its own panels, a little ahead, into the nearest cache; at their ends, the beginnings of the next ones
 };
 
 struct TileInput {
   const std::byte* rows;
   size_t row_bytes;          // from one row to the next
-  const std::byte* weights;  // of the first panel
+  const std::byte* weights;  // the first panel
   size_t panel_bytes;
   size_t num_steps;
-  const std::byte* prefetch;       // what will be needed next
-  size_t prefetch_stride;          // bytes from what a step fetches to what the next one does; 0: nothing is wanted
-  size_t last_steps;               // of Fetch::own: so many at the end
-  const std::byte* last_prefetch;  // fetch from here
+  const std::byte* prefetch;       // data that will be needed next
+  size_t prefetch_stride;          // bytes between the fetches of successive steps; 0: nothing to fetch
+  size_t last_steps;               // with Fetch::own: number of last steps
+  const std::byte* last_prefetch;  // that fetch from here
 };
 
-// Walks the streams of a Fetch.
+// Advances through the streams of a Fetch and prefetches them.
 template <Fetch kFetch>
 class Prefetcher {
  public:
@@ -89,8 +89,8 @@ class Prefetcher {
   size_t stride_;
 };
 
-// Adds to `sums`. Format: kStepBytes of a panel, Weights, Input, Sums, and the functions used here. kFirst: which half of
-// the panel the first vector is.
+// Adds products to `sums`. Format: Weights, Input, Sums, kStepBytes of a panel, and the functions used here. kFirst:
+// the half of its panel that the first vector is.
 template <class Format, size_t R, size_t V, size_t kFirst, Fetch kFetch>
 [[gnu::always_inline]] inline void multiply(const TileInput& in, typename Format::Sums (&sums)[R * V]) {
   typename Format::Sums local[R * V];  // registers: `sums` is memory

@@ -1,5 +1,5 @@
-// Cuts a linear layer into tiles: which rows and panels go together, and what is prefetched meanwhile. Nothing here
-// changes a result; `LinearTactic` chooses.
+// Cuts a linear layer into tiles: which rows and panels are combined, and what is prefetched meanwhile. Nothing here
+// changes a result; a `LinearTactic` selects the way.
 #pragma once
 
 #include "kernels.h"
@@ -8,21 +8,21 @@
 namespace llmserve::LLMSERVE_VARIANT {
 
 inline constexpr size_t kVectorsPerPanel = kPanelColumns / kLanes;
-inline constexpr size_t kMostSums = kFloatTactics[0].max_rows * kFloatTactics[0].vectors;  // that find registers
+inline constexpr size_t kMostSums = kFloatTactics[0].max_rows * kFloatTactics[0].vectors;  // that fit in registers
 inline constexpr size_t kMostVectors = 8;  // of a tile that holds all rows
 inline constexpr size_t kAhead = 4096;  // bytes that such a tile fetches ahead, in all its panels together
 inline constexpr size_t kCacheForRows = size_t{1} << 20;  // bytes of input that pass over a panel together
-inline constexpr size_t kBlockSteps = 192;  // of a panel in floats, and of a tile's rows: less than 48 KiB
-inline constexpr size_t kBlockPanels = 4;  // that take a stretch of the depth in turn
-inline constexpr size_t kSumBytes = size_t{48} << 10;  // of a block's rows and a panel, between stretches
+inline constexpr size_t kBlockSteps = 192;  // of a stretch: a panel in floats and a tile's rows have less than 48 KiB
+inline constexpr size_t kBlockPanels = 4;  // panels that use a stretch of the depth in turn
+inline constexpr size_t kSumBytes = size_t{48} << 10;  // of sums of a block's rows and a panel, between stretches
 
-// Shares out the lines of [begin, begin + bytes) among tiles: one for each step, until all are fetched.
+// Shares the lines of [begin, begin + bytes) among tiles: one line per step, until all are fetched.
 class Prefetch {
  public:
   Prefetch(const std::byte* begin, size_t bytes) : next_(begin), left_((bytes + 63) / 64) {}
 
   void of_next_tile(TileInput& in) {
-    in.prefetch = left_ > 0 ? next_ : in.weights;  // which are in a cache: it costs less than tiles without prefetches
+    in.prefetch = left_ > 0 ? next_ : in.weights;  // already in a cache: this costs less than tiles without prefetches
     in.prefetch_stride = left_ > 0 ? 64 : 0;
     next_ += 64 * in.num_steps;
     left_ -= in.num_steps < left_ ? in.num_steps : left_;
@@ -35,16 +35,16 @@ class Prefetch {
 
 // Operation: what differs between number formats.
 //   Format; weights(), panel_bytes(), num_steps(), num_rows(), columns(), rows(first), row_bytes()
-//   accumulate<R, V, kFirst, kFetch>(tile input, first row, first column, sums); as `multiply`, from zero
+//   accumulate<R, V, kFirst, kFetch>(tile input, first row, first column, sums): like `multiply`, but starts from zero
 //   fetch_outputs<R, V>(first row, first column); store<R, V>(first row, first column, sums)
-//   kStreamVectors: at least so many are read at once where one tile has all rows
-//   BlockFormat, kExpandedStepBytes, block(): of blocked tactics; BlockFormat is void where there are none
+//   kStreamVectors: the fewest vectors to read at once if one tile has all rows
+//   BlockFormat, kExpandedStepBytes, block(): for blocked tactics; BlockFormat is void if there are none
 template <class Operation>
 class Tiles {
  public:
   explicit Tiles(const Operation& operation) : op_(operation) {}
 
-  // Every row over panels [begin, end). kMaxRows rows and kVectors vectors of sixteen outputs are the largest tile.
+  // Computes every row for panels [begin, end). The largest tile has kMaxRows rows and kVectors vectors.
   template <size_t kMaxRows, size_t kVectors, bool kBlocked>
   void run(size_t begin, size_t end) const {
     if (op_.num_rows() <= most_few(kMaxRows)) {
@@ -64,12 +64,12 @@ class Tiles {
   static constexpr size_t most_few(size_t max_rows) {
     return kMostSums / kVectorsPerPanel < max_rows ? kMostSums / kVectorsPerPanel : max_rows;
   }
-  // Of a tile where there are more than few rows: they are cut evenly, so that fewer rows need no instance.
+  // The fewest rows of a tile if there are more than few rows. Rows are divided evenly, so fewer rows need no instance.
   static constexpr size_t least_rows(size_t max_rows) {
     return most_few(max_rows) < (max_rows + 1) / 2 ? most_few(max_rows) + 1 : (max_rows + 1) / 2;
   }
 
-  // fn(begin, end) of blocks of nearly the same number of rows, at most so many.
+  // Calls fn(begin, end) for blocks of at most `most` rows, of nearly equal size.
   template <class Fn>
   void in_row_blocks(size_t most, Fn fn) const {
     const size_t rows = op_.num_rows(), blocks = (rows + most - 1) / most;
@@ -97,9 +97,9 @@ class Tiles {
     op.template store<R, V>(row, column, sums);
   }
 
-  static constexpr Fetch kNextPanels = {1, 1, false};  // a line in each step: two tiles and more have time for all
+  static constexpr Fetch kNextPanels = {1, 1, false};  // one line per step: two tiles or more can fetch everything
 
-  // [rows - least_rows]
+  // Tile functions, indexed by rows - least_rows.
   template <size_t kMaxRows, size_t V, size_t kFirst>
   static constexpr auto tiles() {
     constexpr size_t kLeast = least_rows(kMaxRows);
@@ -108,14 +108,14 @@ class Tiles {
     }(std::make_index_sequence<kMaxRows - kLeast + 1>{});
   }
 
-  // Rows of one tile, which reads every panel once. Nothing is left for a tactic to choose: what counts is how well the
-  // weights stream, and that is best through many panels at once.
+  // Few rows: one tile reads every panel once. A tactic has nothing to choose: speed depends only on how well the
+  // weights stream, which is best through many panels at once.
   template <size_t... I>
   void run_few(size_t begin, size_t end, std::index_sequence<I...>) const {
     (void)((op_.num_rows() == I + 1 && (stream<I + 1, stream_vectors(I + 1)>(begin, end), true)) || ...);
   }
 
-  // Of as many panels as their sums find registers, and as many as the operation reads at least.
+  // As many vectors as have their sums in registers, and at least as many as the operation requires.
   static constexpr size_t stream_vectors(size_t rows) {
     size_t vectors = Operation::kStreamVectors;
     while (rows * vectors * 2 <= kMostSums && vectors < kMostVectors) vectors *= 2;
@@ -138,7 +138,8 @@ class Tiles {
     if constexpr (kPanels > 1) stream<R, V / 2>(panel, end);
   }
 
-  // A block of rows over a few panels: stretch of the depth by stretch, so that the rows' part of one stays close by.
+  // Processes a block of rows and a few panels, one stretch of the depth after another, so that the rows' part of a
+  // stretch stays in a near cache.
   template <size_t kMaxRows>
   void run_blocked(size_t begin, size_t end) const {
     constexpr size_t kRows = kSumBytes / (kVectorsPerPanel * sizeof(Sums)) / kMaxRows * kMaxRows;
@@ -172,7 +173,7 @@ class Tiles {
     size_t panel, step, num_steps;
   };
 
-  // Meanwhile fetches what is at `next`.
+  // Prefetches the data at `next` meanwhile.
   template <size_t kMaxRows>
   void stretch_of_panel(Stretch at, size_t row_begin, size_t row_end, Sums* partial, const std::byte* next) const {
     static constexpr auto kTiles = block_tiles<kMaxRows>();
@@ -193,7 +194,7 @@ class Tiles {
     }
   }
 
-  // Sums of a tile on their way through the depth.
+  // Sums of a tile between stretches of the depth.
   struct Partial {
     Sums* sums;
     bool first, last;
@@ -223,7 +224,7 @@ class Tiles {
     }(std::make_index_sequence<kMaxRows - kLeast + 1>{});
   }
 
-  // All rows of the block over one panel, or over several, or over the halves of one.
+  // All rows of the block for one panel, for several, or for the halves of one.
   template <size_t kMaxRows, size_t V>
   void group(size_t panel, size_t row_begin, size_t row_end, size_t panel_end) const {
     static constexpr auto kTiles = tiles<kMaxRows, V, 0>();
@@ -253,7 +254,7 @@ class Tiles {
   const Operation& op_;
 };
 
-// The tactic by number, out of a variant's list.
+// Runs the tactic with this index in a variant's list.
 template <const auto& kTactics, class Operation>
 void run_tactic(const Operation& operation, size_t tactic, size_t begin, size_t end) {
   const Tiles<Operation> tiles(operation);
@@ -266,14 +267,14 @@ void run_tactic(const Operation& operation, size_t tactic, size_t begin, size_t 
   }(std::make_index_sequence<std::size(kTactics)>{});
 }
 
-// The columns of a vector that exist: sixteen, fewer at the edge of the matrix, or none.
+// Number of existing columns of a vector: sixteen, fewer at the edge of the matrix, or none.
 inline size_t lanes_at(size_t column, size_t columns) {
   if (column >= columns) return 0;
   return columns - column < kLanes ? columns - column : kLanes;
 }
 
-// Brings the lines of a tile's outputs close before its sums are made: wide outputs of many rows fit no cache, and stores
-// that wait for memory hold up those of the sums that find no register.
+// Prefetches the lines of a tile's outputs before its sums are computed. Wide outputs of many rows fit no cache, and
+// stores that wait for memory delay those of the sums that have no register.
 template <size_t R, size_t V, class Args>
 [[gnu::always_inline]] inline void fetch_tile(const Args& args, size_t row, size_t column) {
   unroll<R>([&](auto r) __attribute__((always_inline)) {
@@ -282,8 +283,8 @@ template <size_t R, size_t V, class Args>
   });
 }
 
-// y = value (+ bias) (+ residual), for a tile of R rows and V vectors. value(v, column, count) gives a function of the row,
-// for a vector of which `count` columns exist. Rows before `from` are left out.
+// y = value (+ bias) (+ residual), for a tile of R rows and V vectors. value(v, column, count) returns a function of
+// the row for a vector of which `count` columns exist. Rows before `from` are not stored.
 template <size_t R, size_t V, class Args, class Value>
 [[gnu::always_inline]] inline void store_tile(const Args& args, size_t row, size_t column, Value value, size_t from = 0) {
   for (size_t v = 0; v < V; ++v, column += kLanes) {

@@ -1,4 +1,4 @@
-// Kernels of the variant that is being compiled, for `variant_table.cpp`. One declaration per entry of KernelTable.
+// Kernels of the variant that is being compiled, used by `variant_table.cpp`. One declaration per entry of KernelTable.
 #pragma once
 
 #include "kernels.h"

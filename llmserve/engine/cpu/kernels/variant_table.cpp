@@ -10,7 +10,7 @@ namespace llmserve {
 
 #if defined(LLMSERVE_USE_AVX2_VNNI)
 
-// AVX2, but for products of bytes.
+// The AVX2 table with other kernels for products of bytes.
 const KernelTable& LLMSERVE_JOIN(LLMSERVE_VARIANT, _kernels)() {
   namespace variant = LLMSERVE_VARIANT;
   static const KernelTable kTable = [] {

@@ -1,5 +1,5 @@
-// Passes over a row of logits, which may be 125,696 wide: peaks and weights, block by block. The same bits from every
-// variant, so that equal logits give equal tokens and log-probs everywhere.
+// Passes over a row of logits, which may have 125,696 columns: peaks and weights of each block. Every variant computes
+// the same bits, so that equal logits give equal tokens and log-probs everywhere.
 #include <algorithm>
 #include <limits>
 
@@ -11,7 +11,7 @@ namespace {
 
 static_assert(kVocabularyBlock == 4 * kLanes);
 
-// NaN as minus infinity, plus infinity as the largest float.
+// Returns x; NaN becomes minus infinity, plus infinity the largest float.
 inline F32x16 cleaned(F32x16 x) {
   return min(max(x, broadcast(-std::numeric_limits<float>::infinity())),
              broadcast(std::numeric_limits<float>::max()));
@@ -22,7 +22,7 @@ inline F32x16 weight(F32x16 x, F32x16 peak, F32x16 temperature) { return exp_sam
 inline float peak_of_block(const float* x) {
   const F32x16 low = max(cleaned(load(x)), cleaned(load(x + kLanes)));
   const F32x16 high = max(cleaned(load(x + 2 * kLanes)), cleaned(load(x + 3 * kLanes)));
-  return reduce_max(max(low, high)) + 0.0f;  // of two zeros, the positive one
+  return reduce_max(max(low, high)) + 0.0f;  // +0 instead of -0
 }
 
 inline double weight_of_block(const float* x, F32x16 peak, F32x16 temperature) {
@@ -31,7 +31,7 @@ inline double weight_of_block(const float* x, F32x16 peak, F32x16 temperature) {
   return static_cast<double>(reduce_add(low + high));
 }
 
-// fn(block, index) for each block; the last one is filled up with numbers that never win and weigh nothing.
+// Calls fn(block, index) for each block. The last one is padded with minus infinity, whose weight is nearly 0.
 template <class Fn>
 inline void for_blocks(const float* x, size_t count, Fn fn) {
   const size_t num_whole = count / kVocabularyBlock, begin = num_whole * kVocabularyBlock;
