@@ -33,13 +33,13 @@ struct AdapterPartRecord {
   const void* down;  // [num_ranks, depth] in panels
   const void* up;    // [columns, rank] in panels
   uint32_t op;       // number of the operation in the file
-  uint32_t dtype;    // of both matrices: kF32, kF16, kBF16
+  uint32_t dtype;    // type of both matrices: kF32, kF16, kBF16
   uint32_t first_column;  // the first column of a panel of the operation
   uint32_t columns;
   uint32_t depth;
   uint32_t rank;
   uint32_t first_rank;
-  uint32_t num_ranks;  // of all parts of the operation
+  uint32_t num_ranks;  // ranks of all parts of the operation
 };
 static_assert(sizeof(AdapterPartRecord) == 48);
 
@@ -80,7 +80,7 @@ class Adapters {
   Error grow(const EngineFile& file, const Adapter& adapter);
 
   std::vector<std::unique_ptr<Adapter>> slots_;
-  std::vector<AdapterRows> rows_;  // of the current step
+  std::vector<AdapterRows> rows_;  // rows of the current step
   Mapping inner_;   // [tokens of a step, ranks of all parts of an operation]
   Mapping inputs_;  // [tokens of a step, depth]: dequantized inputs of integer layers
   size_t inner_width_ = 0;

@@ -62,8 +62,8 @@ class AmxProduct {
  private:
   static constexpr size_t kRows = TileRegisters::kRows, kMostRows = 256, kMostTiles = kMostRows / kRows, kMostPanels = 8;
   static constexpr size_t kStepBytes = kPanelColumns * 4, kGroupSteps = kQuantizedGroup / 4;  // of expanded weights
-  static constexpr size_t kMostGroups = 40;  // of a stretch
-  using Sums = F32x16[2][kRows];  // of a tile of rows, for both halves of a panel
+  static constexpr size_t kMostGroups = 40;  // groups of a stretch
+  using Sums = F32x16[2][kRows];  // sums of a tile of rows, for both halves of a panel
   using OfRows = float[kMostGroups][kRows];
 
   // Scales and offsets of a tile's rows per group of a stretch, adjacent, because both halves of a panel read them.
@@ -157,7 +157,7 @@ class AmxProduct {
   template <size_t kHalf>
   [[gnu::noinline]] void add(const TileRegisters& registers, const Operands& in, size_t num_groups,
                              F32x16 (&sums)[kRows]) const {
-    alignas(64) int32_t exact[2][kRows * kLanes];  // of this group and the next one
+    alignas(64) int32_t exact[2][kRows * kLanes];  // sums of this group and the next one
     const size_t row_bytes = args_.x.values.stride;
     const std::byte *rows = in.rows, *weights = in.weights + kHalf * 64;
     const RowFacts& facts = *in.facts;

@@ -63,8 +63,8 @@ class Tile {
   template <size_t N>
   void run(const Query* queries) const {
     const size_t block_size = args_.shape.block_size;
-    size_t first = queries[0].first, end = 0;        // what any query of the tile sees
-    size_t all_first = 0, all_end = queries[0].end;  // what all of them see
+    size_t first = queries[0].first, end = 0;        // positions that any query of the tile sees
+    size_t all_first = 0, all_end = queries[0].end;  // positions that all of them see
     for (size_t n = 0; n < N; ++n) {
       take(queries[n], n);
       first = smaller(first, queries[n].first);
@@ -214,7 +214,7 @@ class Tile {
   const Plane<T> keys_, values_;
   const size_t row_floats_, score_stride_;
   float* const queries_;  // [kMaxQueryTile][row_floats_]
-  float* const sums_;     // the same
+  float* const sums_;     // [kMaxQueryTile][row_floats_]
   float* const scores_;   // [kMaxQueryTile][score_stride_]; position p is at p - base
 };
 

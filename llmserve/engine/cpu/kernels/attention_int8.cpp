@@ -65,7 +65,7 @@ class ByteTile {
 
   template <size_t N>
   void run(const Query* queries) const {
-    size_t first = queries[0].first, end = 0;  // what any query of the tile sees
+    size_t first = queries[0].first, end = 0;  // positions that any query of the tile sees
     for (size_t n = 0; n < N; ++n) {
       take(queries[n], n);
       first = smaller(first, queries[n].first);
@@ -320,19 +320,19 @@ class ByteTile {
   }
 
   const AttentionArgs& args_;
-  const size_t width_, num_groups_;  // of a head, padded to whole vectors
+  const size_t width_, num_groups_;  // of a head; its width is padded to whole vectors
   const Panels panels_;
   float* const turned_;
   int8_t* const queries_;        // [kMaxByteQueryTile][width_]
   float* const query_scales_;    // [kMaxByteQueryTile][num_groups_]
-  int32_t* const offsets_;       // the same
+  int32_t* const offsets_;       // [kMaxByteQueryTile][num_groups_]
   float* const sums_;            // [kMaxByteQueryTile][width_]
   float* const totals_;          // [kMaxByteQueryTile][kLanes], of weights
-  float* const peaks_;           // of scores
+  float* const peaks_;           // [kMaxByteQueryTile], of scores
   float* const scores_;          // [kMaxByteQueryTile][kScoreStride], of a chunk
   uint8_t* const shares_;        // [kDigits][kMaxByteQueryTile][kShareStride]
   float* const share_scales_;
-  float* const value_scales_;    // of a chunk
+  float* const value_scales_;    // [kChunkPositions], of a chunk
 };
 
 }  // namespace

@@ -55,7 +55,7 @@ class Draw {
   Softmax softmax_ = {};
   std::vector<Candidate> candidates_;
   std::vector<Candidate> sorted_;     // scratch of `sort`
-  std::vector<float> weights_;        // of each candidate
+  std::vector<float> weights_;        // weight of each candidate
   std::vector<float> ranked_;         // scratch of selections
   std::vector<double> block_weights_;
 };

@@ -92,7 +92,7 @@ class Engine {
   uint32_t num_blocks_ = 0;
   Mapping activations_;
   std::vector<size_t> buffer_offsets_;
-  CacheShape cache_shape_ = {};  // of the largest layer
+  CacheShape cache_shape_ = {};  // shape of the largest layer
   std::vector<CacheShape> layer_shapes_;
   size_t most_kv_heads_ = 0;  // the most KV heads of a layer
   size_t most_queries_ = 0;   // the most query heads that share a KV head
@@ -103,7 +103,7 @@ class Engine {
   size_t cache_plane_bytes_ = 0;
   uint32_t num_states_ = 0;
   size_t state_floats_ = 0;            // floats of a slot
-  std::vector<size_t> state_offsets_;  // in a slot, per op
+  std::vector<size_t> state_offsets_;  // offset in a slot, per op
   Mapping states_;                     // [num_states_][state_floats_]
   Mapping logits_;   // [logits_rows_, output_width_]
   uint32_t output_width_ = 0;  // width of the last operation: the vocabulary, unless it pools
@@ -117,8 +117,8 @@ class Engine {
   Adapters adapters_;
   std::unique_ptr<TaskCounter[]> adapter_counters_;  // one per op before the head; null before the first adapter
   std::vector<uint8_t> tactics_;  // [op][row bucket]
-  std::vector<int32_t> positions_;  // of each token of the step
-  std::vector<int32_t> segments_;   // the same
+  std::vector<int32_t> positions_;  // position of each token of the step
+  std::vector<int32_t> segments_;   // segment of each token
   std::vector<int32_t> slots_;      // [table][max_num_tokens]: the row of each token in the cache
   std::vector<AttentionTask> attention_tasks_;
   size_t attention_parts_ = 1;  // parts of a KV head's query heads: several if there are fewer tasks than threads

@@ -1,4 +1,4 @@
-// Ops with a state: processes the rows of each sequence in order, and all sequences in one parallel loop.
+// Ops with a state: the rows of a sequence are processed in order, all sequences in one parallel loop.
 #include <algorithm>
 
 #include "executor.h"

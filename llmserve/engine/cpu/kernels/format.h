@@ -61,7 +61,7 @@ enum class OpKind : uint32_t {
   kLinearInt8,    // x i8, residual?, row facts -> f32; weight u8, bias?, group scales f16, output scales
   kRopeTable,     // -> f32, cos then sin; inv_freq; head_dim = rotated elements of a head, scalar = scale of both
   kCacheWrite,    // k, v, rope table of k?; layer, head_dim of its heads (0: the header's); at most one for each layer
-  kAttention,     // q, rope table of q? -> f32; ALiBi slopes?, sinks?; layer, num_heads, window, scalar = scale, soft_cap,
+  kAttention,     // q, rope table? -> f32; ALiBi slopes?, sinks?; layer, num_heads, window, scalar = scale, soft_cap,
                   // groups: kInStretches: windows begin at their multiples; kBidirectional: tokens see their chunk
   kGatedSilu,     // gate and up side by side -> f32
   kAdd,           // a, b -> f32
@@ -212,7 +212,7 @@ struct OpRecord {
   uint32_t window;
   uint32_t before;
   float scalar;
-  float soft_cap;  // of attention scores; 0: none
+  float soft_cap;  // soft cap of attention scores; 0: none
 };
 static_assert(sizeof(OpRecord) == 120);
 
@@ -221,7 +221,7 @@ struct TensorRecord {
   uint32_t rows;  // 1 for a vector
   uint32_t cols;
   uint32_t layout;
-  uint64_t offset;  // in the file
+  uint64_t offset;  // byte offset in the file
 };
 static_assert(sizeof(TensorRecord) == 24);
 
@@ -234,7 +234,7 @@ struct FileHeader {
   char magic[8];
   uint32_t version;
   uint32_t metadata_crc;    // CRC-32 of bytes [16, metadata_bytes)
-  uint64_t file_bytes;      // of the whole file
+  uint64_t file_bytes;      // size of the whole file
   uint64_t metadata_bytes;  // header, tables and JSON
   uint64_t ops_offset;
   uint64_t tensors_offset;

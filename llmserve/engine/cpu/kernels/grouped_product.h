@@ -31,7 +31,7 @@ struct ByteProducts {
 
 // Shared by formats with non-negative weights of few bits.
 struct NibbleProducts {
-  static constexpr bool kHasOffsets = true;  // of sums, for the zero points of codes
+  static constexpr bool kHasOffsets = true;  // sums have offsets, for the zero points of codes
   using Input = NibbleInput;
   using Sums = NibbleSums;
   static Sums start(int32_t) { return start_nibbles(); }

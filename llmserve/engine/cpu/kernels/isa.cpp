@@ -106,7 +106,7 @@ bool has_amx() {
 #if defined(LLMSERVE_X86) && defined(__linux__)
   static const bool has = [] {
     constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kTileRegisters = 0x60000;
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl: a process must request them
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl: registers are large, so a process asks
     return has_all(ask_processor(7, 0).edx, kTile | kInt8) && are_saved(kTileRegisters) &&
            syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();

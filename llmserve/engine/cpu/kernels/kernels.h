@@ -55,7 +55,7 @@ struct QuantizedRows {
   View<int32_t> halves;   // the same for the first half of each group; data null: not needed
 };
 
-// y = column scale * sum over groups of (x @ (weight - zero point).T within the group) * group scale (+ bias) (+ residual)
+// y = column scale * sum over groups of (x @ (weight - zero point).T in a group) * group scale (+ bias) (+ residual)
 struct LinearGroupedArgs {
   QuantizedRows x;
   size_t num_rows;
@@ -106,7 +106,7 @@ struct AttentionArgs {
   size_t start;
   size_t window;        // positions that a query sees; 0: all before it
   float scale;
-  float soft_cap;       // of scores, before ALiBi; 0: none
+  float soft_cap;       // soft cap of scores, before ALiBi; 0: none
   const float* slopes;  // ALiBi, [num_heads] or null
   const float* sinks;   // scores of a position without a value, [num_heads] or null
   bool in_chunks = false;  // a query sees the earlier positions of its own stretch of `window` positions

@@ -24,8 +24,8 @@ class Scratch {
   float* next_;
 };
 
-// Thirty-two positions of keys or of values: in place in their block, or a copy if a panel spans blocks. There is one
-// copy of keys, and one of values for each panel of a chunk.
+// Thirty-two positions of keys or of values: in place in their block, or a copy if a panel spans blocks. Copies
+// of keys hold one panel, those of values all panels of a chunk.
 template <class Element>
 struct Panel {
   const Element* elements;

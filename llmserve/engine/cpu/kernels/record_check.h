@@ -103,7 +103,7 @@ class RecordCheck {
   const FileHeader& header_;
   const OpRecord& op_;
   const uint32_t num_experts_;  // the same for every mixture
-  const uint32_t output_width_;  // of the logits, or of the pooled rows
+  const uint32_t output_width_;  // width of the logits, or of the pooled rows
   bool for_experts_ = false;  // whether an op of this kind, with these operands, can work on rows of experts
   bool used_[3] = {};  // inputs that an op of this kind reads or writes
   bool ok_ = true;

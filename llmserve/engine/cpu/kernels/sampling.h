@@ -35,8 +35,8 @@ class Sampler {
   const KernelTable& kernels_;
   Draw draw_;
   std::vector<float> adjusted_;         // a copy of the logits, if a request changes some
-  std::vector<uint32_t> counts_;        // of each token in the answer so far; zero between calls
-  std::vector<float> peaks_;            // of each block of the logits
+  std::vector<uint32_t> counts_;        // count of each token in the answer so far; zero between calls
+  std::vector<float> peaks_;            // peak of each block of the logits
 };
 
 }  // namespace llmserve

@@ -28,7 +28,7 @@ class Scorer {
 
   const KernelTable& kernels_;
   const size_t vocab_size_;
-  std::vector<float> peaks_;  // of each block of the logits
+  std::vector<float> peaks_;  // peak of each block of the logits
   std::vector<float> ranked_;
   std::vector<double> block_weights_;
   std::vector<Candidate> candidates_;

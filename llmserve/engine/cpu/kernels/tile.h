@@ -59,14 +59,14 @@ struct Fetch {
 
 struct TileInput {
   const std::byte* rows;
-  size_t row_bytes;          // from one row to the next
+  size_t row_bytes;          // bytes from one row to the next
   const std::byte* weights;  // the first panel
   size_t panel_bytes;
   size_t num_steps;
   const std::byte* prefetch;       // data that will be needed next
   size_t prefetch_stride;          // bytes between the fetches of successive steps; 0: nothing to fetch
-  size_t last_steps;               // with Fetch::own: number of last steps
-  const std::byte* last_prefetch;  // that fetch from here
+  size_t last_steps;               // with Fetch::own: final steps, which fetch from last_prefetch
+  const std::byte* last_prefetch;  // the beginning of the next panels
 };
 
 // Advances through the streams of a Fetch and prefetches them.

@@ -9,12 +9,12 @@ namespace llmserve::LLMSERVE_VARIANT {
 
 inline constexpr size_t kVectorsPerPanel = kPanelColumns / kLanes;
 inline constexpr size_t kMostSums = kFloatTactics[0].max_rows * kFloatTactics[0].vectors;  // that fit in registers
-inline constexpr size_t kMostVectors = 8;  // of a tile that holds all rows
+inline constexpr size_t kMostVectors = 8;  // vectors of a tile that holds all rows
 inline constexpr size_t kAhead = 4096;  // bytes that such a tile fetches ahead, in all its panels together
-inline constexpr size_t kCacheForRows = size_t{1} << 20;  // bytes of input that pass over a panel together
-inline constexpr size_t kBlockSteps = 192;  // of a stretch: a panel in floats and a tile's rows have less than 48 KiB
+inline constexpr size_t kCacheForRows = size_t{1} << 20;  // bytes of input rows that use a panel before the next one
+inline constexpr size_t kBlockSteps = 192;  // steps of a stretch: a panel in floats and a tile's rows take under 48 KiB
 inline constexpr size_t kBlockPanels = 4;  // panels that use a stretch of the depth in turn
-inline constexpr size_t kSumBytes = size_t{48} << 10;  // of sums of a block's rows and a panel, between stretches
+inline constexpr size_t kSumBytes = size_t{48} << 10;  // sums of a block's rows and a panel, between stretches
 
 // Shares the lines of [begin, begin + bytes) among tiles: one line per step, until all are fetched.
 class Prefetch {

@@ -1,4 +1,4 @@
-// Attention over every kind of cache, beside a plain loop over the same numbers.
+// Compares attention over each type of cache with a plain loop over the same numbers.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -19,7 +19,7 @@ struct AttentionCase {
   bool whole = false;  // every query sees all positions
 };
 
-// Every head of every row of x, its first part turned by the row's angles.
+// Returns x with the first part of each head rotated by the row's angles.
 std::vector<float> turned(const std::vector<float>& x, const std::vector<float>& table, const AttentionCase& c,
                           size_t width) {
   std::vector<float> y(x);
@@ -34,7 +34,7 @@ std::vector<float> turned(const std::vector<float>& x, const std::vector<float>&
   return y;
 }
 
-// The nearest multiples of a scale that every `group` numbers of a head have, the largest becoming 127; returns the scales.
+// Rounds each group of `group` numbers of a head to multiples of its scale, with a maximum of 127; returns the scales.
 std::vector<float> round_groups(std::vector<float>& x, size_t head_dim, size_t group) {
   std::vector<float> scales;
   for (size_t head = 0; head < x.size(); head += head_dim) {
@@ -50,8 +50,8 @@ std::vector<float> round_groups(std::vector<float>& x, size_t head_dim, size_t g
   return scales;
 }
 
-// What a query takes of each value of a cache of integers: to 16383 steps in every kChunkPositions positions. `scales` of
-// the values of every position.
+// Rounds a query's weights as the integer kernel does: weight times value scale, in 16383 steps per kChunkPositions
+// positions. `scales`: those of the values, per position; `first`: the first position.
 void round_shares(std::vector<double>& weights, const std::vector<float>& scales, size_t first) {
   for (size_t begin = 0; begin < weights.size();) {
     const size_t end = std::min(weights.size(), begin + kChunkPositions - (first + begin) % kChunkPositions);
@@ -65,7 +65,7 @@ void round_shares(std::vector<double>& weights, const std::vector<float>& scales
   }
 }
 
-// Heads transformed as `mixing.h` does it, in one plain loop.
+// Transforms heads as in `mixing.h`, in one plain loop.
 void mix(std::vector<float>& rows, size_t head_dim, bool are_queries) {
   for (size_t begin = 0; begin < rows.size();) {
     const size_t count = std::bit_floor(head_dim - begin % head_dim);
@@ -83,7 +83,7 @@ void mix(std::vector<float>& rows, size_t head_dim, bool are_queries) {
   }
 }
 
-// Writes a cache through the kernel, attends to it, and compares with a plain loop over the same numbers.
+// Writes a cache with the kernel, attends to it, and compares the result with a plain loop over the same numbers.
 void test_attention_case(const KernelTable& k, Random& random, const AttentionCase& c, DType type) {
   constexpr size_t kKvHeads = 2;
   const size_t length = c.start + c.rows, blocks = (length + c.block_size - 1) / c.block_size;
@@ -115,7 +115,7 @@ void test_attention_case(const KernelTable& k, Random& random, const AttentionCa
   for (size_t head = 0; head < kKvHeads; ++head) kernel(args, head, 0, c.rows, scratch.data());
 
   std::vector<float> queries = c.rope ? turned(q, table, c, width) : q, value_scales;
-  if (c.rope) {  // which is a kernel of its own, too
+  if (c.rope) {  // also a separate kernel
     std::vector<float> found(q.size());
     k.rope({q.data(), width}, angles, c.rotary_dim, c.head_dim, width, c.rows, {found.data(), width});
     bool same = true;
@@ -131,7 +131,7 @@ void test_attention_case(const KernelTable& k, Random& random, const AttentionCa
     value_scales = round_groups(values.values, c.head_dim, c.head_dim);
   }
   bool equal = true;
-  // A last bit can tip a share over to its neighbour; and slopes make scores of hundreds, with fewer bits behind the point.
+  // A difference in the last bit can change a rounded share; and slopes make scores of hundreds, with fewer decimals.
   const double tolerance = integers ? 2e-4 : length > 256 ? 1e-4 : 2e-5;
   for (size_t r = 0; r < c.rows; ++r) {
     const size_t end = c.whole ? length : c.start + r + 1, last = c.window && end > c.window ? end - c.window : 0;

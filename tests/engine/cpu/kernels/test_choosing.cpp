@@ -1,4 +1,4 @@
-// Tokens chosen by several threads, of logits in pieces, with masks that are made meanwhile: as one chooser chooses them.
+// Several threads choose tokens from pieces of logits while masks are made; the tokens must equal those of one chooser.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kVocabulary = 300, kRows = 40;
 constexpr uint32_t kMaskWords = (kVocabulary + kMaskBits - 1) / kMaskBits;
 
-// A step that wants a token of every row; log-probs and likely tokens of some, a mask of some, one whole row.
+// A step that requests a token of every row, log-probs, likely tokens and masks of some, and the logits of one.
 struct Asked {
   Guarded<SampleRecord> samples{kRows};
   Guarded<uint32_t> mask_words{kMaskWords};
@@ -56,7 +56,7 @@ struct Asked {
     step.num_mask_words = kMaskWords;
   }
 
-  // Makes the masks, some time after the choosing has begun: every other token may be drawn.
+  // Makes the masks, some time after choosing has begun: every second token may be drawn.
   void make_masks() {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     std::fill_n(mask_words.data(), kMaskWords, 0xaaaaaaaau);

@@ -1,4 +1,4 @@
-// Linear layers of every number format and tactic, against plain loops in double precision or integers.
+// Compares linear layers of every number format and tactic with plain loops in double precision or integers.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -47,7 +47,7 @@ void test_linear(const KernelTable& k, Random& random) {
   }
 }
 
-// The rows as integers of which each is the nearest to its number.
+// Whether each integer is the nearest to its number, and scales and offsets are right.
 bool rounds_to_nearest(const std::vector<float>& x, size_t depth, const QuantizedRows& q) {
   bool good = true;
   for (size_t r = 0; r < x.size() / depth; ++r) {
@@ -67,7 +67,7 @@ bool rounds_to_nearest(const std::vector<float>& x, size_t depth, const Quantize
   return good;
 }
 
-// What groups of inputs have, as numbers: the scale and the zero point of each panel's group for each output.
+// Data of groups of inputs, as bytes and as numbers: a scale and a zero point for each output of a panel.
 struct Groups {
   std::vector<std::byte> bytes;  // as in the file
   std::vector<float> scales, zeros;
@@ -91,7 +91,7 @@ Groups codes_of_nibbles(Random& random, size_t count) {
   return groups;
 }
 
-// Weights of eight or four bits, against integers written out.
+// Compares linear layers with 8-bit or 4-bit weights with plain loops over integers.
 void test_grouped_case(const KernelTable& k, Random& random, size_t depth, size_t rows, size_t columns, bool bytes) {
   const size_t stride = (depth + 3) / 4 * 4, panels = (columns + kPanelColumns - 1) / kPanelColumns;
   const size_t groups = num_quantized_groups(depth);
@@ -145,12 +145,12 @@ void test_grouped(const KernelTable& k, Random& random) {
       for (size_t rows : {1, 3, 4, 9, 26}) test_grouped_case(k, random, depth, rows, 1 + random.bits() % 200, bytes);
     }
     test_grouped_case(k, random, 1700, 30, 70, bytes);
-    test_grouped_case(k, random, 1344, 37, 290, bytes);  // stretches, panels and rows of which the last are fewer
+    test_grouped_case(k, random, 1344, 37, 290, bytes);  // stretches, panels and rows, the last of which are smaller
     test_grouped_case(k, random, 64, 275, 40, bytes);    // blocks of rows
   }
 }
 
-// Random codes and bytes, and halves of ordinary size in front of each block's.
+// Random bytes; the halves at the beginning of each block have an ordinary size.
 std::vector<std::byte> random_blocks(Random& random, Blocks blocks, size_t count) {
   std::vector<std::byte> bytes(count * block_bytes(blocks));
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.bits());
@@ -168,7 +168,7 @@ std::vector<std::byte> random_blocks(Random& random, Blocks blocks, size_t count
   return bytes;
 }
 
-// Blocks of a GGUF file against the rows that are looked up in them.
+// Compares linear_blocks with plain products of the rows that `embed` looks up in the same blocks.
 void test_blocks_case(const KernelTable& k, Random& random, DType type, Blocks blocks, size_t rows, size_t columns) {
   const size_t depth = 512, groups = num_quantized_groups(depth), panels = (columns + kPanelColumns - 1) / kPanelColumns;
   std::vector<uint8_t> codes(panels * kPanelColumns * depth * code_bits(type) / 8);

@@ -1,5 +1,5 @@
-// Runs the kernels of every variant on buffers of exactly the size they need, and the engine on damaged files, under
-// address and undefined-behaviour sanitizers. Usage: kernel_tests SCRATCH_FILE ENGINE_FILE...; exits 0 when all is well.
+// Runs the kernels of every variant on buffers of exactly the size that they need, and the engine on damaged files,
+// under address and undefined-behaviour sanitizers. Usage: kernel_tests SCRATCH_FILE ENGINE_FILE...; 0: success.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -21,7 +21,7 @@ double gelu_tanh(double x) {
   return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / 3.14159265358979) * (x + 0.044715 * x * x * x)));
 }
 
-// Relative to the value itself: what is near zero keeps its bits.
+// The error is relative to the value itself: values near zero stay precise.
 void test_small_numbers_under_soft_caps(const KernelTable& k) {
   bool equal = true;
   for (float value = 1e-30f; value < 3.0f; value *= 1.7f) {
@@ -33,7 +33,7 @@ void test_small_numbers_under_soft_caps(const KernelTable& k) {
   expect(equal, k.name, "soft_cap near zero", 2);
 }
 
-// Two groups side by side, with and without a bias, in place.
+// Two groups, with and without a bias, in place.
 void test_layer_norm(const KernelTable& k, Random& random, size_t width) {
   const size_t rows = 3, groups = 2, all = groups * width;
   const auto x = random.numbers(rows * all), weight = random.numbers(all), bias = random.numbers(all);
@@ -148,13 +148,13 @@ void test_rowwise(const KernelTable& k, Random& random) {
   }
 }
 
-// The experts of rows with ties, and the sums of what they make.
+// Compares the experts of rows with ties, and the sums of their results, with plain loops.
 void test_experts(const KernelTable& k, Random& random) {
   for (size_t num_experts : kSizes) {
     const size_t rows = 3, chosen = num_experts < 5 ? num_experts : 5, width = num_experts;
     auto logits = random.numbers(rows * num_experts);
     for (size_t i = 0; i < logits.size(); i += 3) logits[i] = 0.5f;
-    std::vector<float> bias(num_experts);  // steps that no rounding of a score can bridge
+    std::vector<float> bias(num_experts);  // with differences larger than those of any scores
     for (size_t e = 0; e < num_experts; ++e) bias[e] = static_cast<float>(e * 7 % 5) * 4.0f;
     for (unsigned form = 0; form < 8; ++form) {
       const bool to_one = form & 1, is_sigmoid = form & 2, is_biased = form & 4;
@@ -170,7 +170,7 @@ void test_experts(const KernelTable& k, Random& random) {
         };
         double total = 0.0;
         for (size_t e = 0, place = 0; e < num_experts; ++e) {
-          size_t before = 0;  // experts that are better
+          size_t before = 0;  // number of better experts
           for (size_t other = 0; other < num_experts; ++other) {
             const float step = is_biased ? bias[other] - bias[e] : 0.0f;
             before += step > 0.0f || (step == 0.0f && (x[other] > x[e] || (x[other] == x[e] && other < e)));
@@ -210,7 +210,7 @@ void test_experts(const KernelTable& k, Random& random) {
   }
 }
 
-// Experts of the chosen groups alone, though others have larger scores: the third of 18 is in a group that is not chosen.
+// Only experts of the chosen groups are chosen, even if others have larger scores.
 void test_expert_groups(const KernelTable& k, Random& random) {
   for (size_t trial = 0; trial < 20; ++trial) {
     const size_t num_groups = 6, size = 3, experts = num_groups * size, chosen = 4;
@@ -245,7 +245,7 @@ void test_expert_groups(const KernelTable& k, Random& random) {
   }
 }
 
-// Of logits 1.0, 0.9, 0.5 and -3.0, with a tolerance of 0.2: the first is weighed with the second, the second alone.
+// Logits 1.0, 0.9, 0.5, -3.0 and a tolerance of 0.2: the best is weighed against the second, the second against none.
 void test_sparse_mixer(const KernelTable& k) {
   const float logits[] = {0.5f, 0.9f, -3.0f, 1.0f};
   float routes[4];
@@ -254,7 +254,7 @@ void test_sparse_mixer(const KernelTable& k) {
   expect(equal, k.name, "route by SparseMixer", 4);
 }
 
-// Whatever the logits are, a row has experts, and each once.
+// A row has experts, each only once, even if logits are NaN.
 void test_routes_of_no_numbers(const KernelTable& k) {
   const float nan = std::nanf(""), logits[] = {nan, 1.0f, nan, 2.0f};
   float routes[6];
@@ -267,8 +267,8 @@ void test_routes_of_no_numbers(const KernelTable& k) {
   }
 }
 
-// One step of two sequences over an engine: three tokens, then one, both sampled, the first token scored; or only
-// computed, where the engine pools them.
+// Runs one step of two sequences: three tokens and one, both sampled, and the first token scored. If the engine pools,
+// the step only computes them.
 Error run_step(Engine& engine) {
   const int32_t tokens[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3, 4, 5}, sample_ids[] = {1, 2, 3, 5, 0};
   const ChunkRecord chunks[] = {{0, 3, 0, 0, 3, 2}, {3, 1, 0, 3, 3, 0}};
@@ -308,7 +308,7 @@ void write(const std::string& path, const std::vector<char>& bytes, size_t count
   std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(count));
 }
 
-// Opens a file that may be damaged; when it is accepted all the same, a step over it must be safe too.
+// Opens a file that may be damaged. If it is accepted, a step with it must be safe, too. Returns whether the step ran.
 bool open_and_run(const std::string& path, const KernelTable& kernels, unsigned threads) {
   Engine engine;
   if (engine.open(path, kernels, 8, 4, {}, threads)) return false;

@@ -1,4 +1,4 @@
-// Passes over logits, and the choice of a token.
+// Tests of passes over logits, and of sampling.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -16,9 +16,9 @@ namespace llmserve {
 namespace {
 
 constexpr float kInfinity = HUGE_VALF;
-constexpr size_t kWide = 40'001;  // no multiple of a block, and more blocks than a nucleus is looked for in at first
+constexpr size_t kWide = 40'001;  // not a multiple of a block; more blocks than the first search for a nucleus covers
 
-// Every combination of filters.
+// Requests with every combination of filters.
 std::vector<SampleRecord> requests() {
   std::vector<SampleRecord> found;
   for (float temperature : {0.0f, 0.7f}) {
@@ -47,20 +47,20 @@ std::vector<float> wide_row(Random& random) {
   return x;
 }
 
-// Puts numbers that are none, huge or tiny into the row, as `kind` says.
+// Puts NaN, infinite, huge or tiny numbers into the row, as specified by `kind`.
 void spoil(std::vector<float>& x, size_t kind) {
   const float nan = std::nanf(""), most = std::numeric_limits<float>::max(), least = 1e-42f;
   const float values[] = {nan, -kInfinity, kInfinity, most, -most, 0.0f, -0.0f, least, -least};
   for (size_t i = 0; i < x.size(); ++i) {
-    if (kind < std::size(values)) x[i] = values[kind];                  // all alike
+    if (kind < std::size(values)) x[i] = values[kind];                  // all equal
     if (kind == std::size(values)) x[i] = values[i % std::size(values)];  // all mixed
-    if (kind == std::size(values) + 1 && i % 2) x[i] = values[i % 5];   // every other one
+    if (kind == std::size(values) + 1 && i % 2) x[i] = values[i % 5];   // every second one
     if (kind == std::size(values) + 2 && i != 39'990) x[i] = -kInfinity;  // one is left
   }
 }
-constexpr size_t kNumKinds = 13;  // the last one spoils nothing
+constexpr size_t kNumKinds = 13;  // the last one changes nothing
 
-// Rows with numbers that are none, against plain loops; peaks to the bit.
+// Compares rows with NaN and infinities with plain loops; peaks must be bitwise identical.
 void test_passes(const KernelTable& k, Random& random) {
   for (size_t count : {1, 15, 16, 63, 64, 65, 128, 300}) {
     std::vector<float> x = random.numbers(count);
@@ -112,7 +112,7 @@ void test_sampler(const KernelTable& k) {
     request.top_p = 0.5f;
     request.min_p = 0.1f;
     request.top_k = 2;
-    request.banned_end = 4;  // everything
+    request.banned_end = 4;  // all tokens
     const int32_t token = sampler.sample(rows[i], step, request);
     expect(token >= 0 && token < 4, k.name, "sampling with everything banned", i);
     request.banned_end = 0;
@@ -128,7 +128,7 @@ void test_sampler(const KernelTable& k) {
   }
 }
 
-// The most likely tokens are those that a plain sort puts first, however many: steps of 0.001 make many ties.
+// The most likely tokens must equal the first ones of a plain sort, for any number; steps of 0.001 make many ties.
 void test_top(const KernelTable& k, Random& random) {
   for (size_t count : {1, 63, 64, 300, 5000}) {
     std::vector<float> x = random.numbers(count);
@@ -149,7 +149,7 @@ void test_top(const KernelTable& k, Random& random) {
   }
 }
 
-// Few tokens and many, sorted by a comparison and by radix: every filter must leave what a plain sort leaves.
+// Few tokens and many, sorted by comparison and by radix: each filter must keep the same tokens as a plain sort.
 void test_filters(const KernelTable& k, Random& random) {
   constexpr size_t kCount = 5000;
   std::vector<float> x = random.numbers(kCount);  // steps of 0.001: many ties
@@ -172,7 +172,7 @@ void test_filters(const KernelTable& k, Random& random) {
       size_t kept = 0;
       while (sum < top_p * total * (1 + 1e-5)) sum += std::exp(x[order[kept++]] / 0.7);
       for (request.position = 0; request.position < 300; ++request.position) {
-        // the draw's place in the sorted order says which token it is
+        // the draw determines the token's place in the sorted order
         double left = uniform(0, request.position, 0) * sum;
         size_t place = 0;
         while (left >= std::exp(x[order[place]] / 0.7)) left -= std::exp(x[order[place++]] / 0.7);
@@ -184,7 +184,7 @@ void test_filters(const KernelTable& k, Random& random) {
   }
 }
 
-// The same bits as the portable kernels, whatever the logits are, and a token that may be drawn.
+// Results must be bitwise identical to the portable kernels' for any logits, and tokens must be ones that may be drawn.
 void test_wide_rows(const KernelTable& k, const KernelTable& portable, Random& random) {
   const size_t num_blocks = (kWide + kVocabularyBlock - 1) / kVocabularyBlock;
   std::vector<float> peaks[2] = {std::vector<float>(num_blocks), std::vector<float>(num_blocks)};

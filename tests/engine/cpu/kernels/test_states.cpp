@@ -1,10 +1,10 @@
-// Ops with a state against plain loops, in one run of rows and in two, with the state in one place and in two.
+// Compares ops with a state with plain loops: rows in one run and in two, the state in place and copied.
 #include "test_support.h"
 
 namespace llmserve {
 namespace {
 
-constexpr size_t kTokens = 5, kFirst = 2;  // of them, in the first of two runs
+constexpr size_t kTokens = 5, kFirst = 2;  // of these tokens, kFirst are in the first of two runs
 
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
@@ -42,7 +42,7 @@ void test_convolution(const KernelTable& k, Random& random, size_t width) {
   }
 }
 
-// Of two heads that share a key head.
+// Two heads that share a key head.
 void test_delta_rule(const KernelTable& k, Random& random, size_t key_dim, size_t value_dim) {
   const size_t heads = 2, width = 2 * key_dim + heads * value_dim, out = heads * value_dim;
   const auto x = random.numbers(kTokens * width), gates = random.numbers(kTokens * 2 * heads);
@@ -87,7 +87,7 @@ void test_delta_rule(const KernelTable& k, Random& random, size_t key_dim, size_
         }
       }
       const float* last = (in_place ? states : others).data() + head * key_dim * value_dim;
-      for (size_t i = 0; i < state.size(); ++i) {  // by panels
+      for (size_t i = 0; i < state.size(); ++i) {  // in panels
         const size_t row = i / value_dim, begin = i % value_dim / kStateColumns * kStateColumns;
         const size_t columns = begin + kStateColumns < value_dim ? kStateColumns : value_dim - begin;
         equal = equal && near(last[begin * key_dim + row * columns + i % value_dim - begin], state[i]);
@@ -97,7 +97,7 @@ void test_delta_rule(const KernelTable& k, Random& random, size_t key_dim, size_
   }
 }
 
-// Of two heads that share what they read and write by.
+// Two heads that share b and c.
 void test_selective_scan(const KernelTable& k, Random& random, size_t size, size_t head_dim) {
   const size_t heads = 2, out = heads * head_dim, width = out + 2 * size;
   const auto x = random.numbers(kTokens * width), steps = random.numbers(kTokens * heads);
@@ -133,7 +133,7 @@ void test_selective_scan(const KernelTable& k, Random& random, size_t size, size
         }
       }
       const float* last = (in_place ? states : others).data() + head * size * head_dim;
-      for (size_t i = 0; i < state.size(); ++i) {  // by panels
+      for (size_t i = 0; i < state.size(); ++i) {  // in panels
         const size_t row = i / head_dim, begin = i % head_dim / kStateColumns * kStateColumns;
         const size_t columns = begin + kStateColumns < head_dim ? kStateColumns : head_dim - begin;
         equal = equal && near(last[begin * size + row * columns + i % head_dim - begin], state[i]);

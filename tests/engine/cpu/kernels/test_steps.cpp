@@ -1,7 +1,7 @@
-// Runs the steps of a test in another process, through the C API: of a library with other instruction sets, with
-// sanitizers, or for another processor under emulation. Requests come from stdin, replies go to stdout; tests/engine/cpu/
-// other_process.py is the other end.
-// Usage: kernel_steps ENGINE VARIANT BLOCKS THREADS VOCABULARY, or kernel_steps alone, which prints the variants.
+// Runs the steps of a test in another process, through the C API: with another library (other instruction sets, or
+// sanitizers), or for another processor under emulation. Requests come from stdin, replies go to stdout; the other end
+// is tests/engine/cpu/other_process.py.
+// Usage: kernel_steps [ENGINE VARIANT BLOCKS THREADS VOCABULARY STATES]; without arguments it prints the variants.
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -21,12 +21,12 @@ enum class Kind : uint32_t { kStep, kSetTactics, kTactics, kLoadAdapter, kUnload
 
 struct Request {
   Kind kind;
-  uint32_t num_tokens, num_chunks, num_block_ids, num_selected, num_kept;  // kStep, and the next line; parts of an adapter; rows
+  uint32_t num_tokens, num_chunks, num_block_ids, num_selected, num_kept;  // kStep, and next line; adapter parts; rows
   uint32_t num_samples, num_scores, num_sample_ids, num_top, num_mask_words;
-  uint32_t value;  // kSetTactics: how many; kTactics: the weights' type; adapters: the slot
+  uint32_t value;  // kSetTactics: number of tactics; kTactics: type of the weights; adapters: slot
 };
 
-// Of loaded adapters, by slot: each matrix by itself, so that a read past its end is found, and one after its end.
+// Matrices of loaded adapters by slot, each allocated separately, so that sanitizers find reads past its end.
 using Matrices = std::vector<std::vector<std::byte>>;
 
 template <class T>

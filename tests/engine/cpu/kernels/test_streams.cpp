@@ -1,4 +1,4 @@
-// Streams that are mixed, spread and cut, against plain loops.
+// Compares the kernels that mix, spread and cut streams with plain loops.
 #include <algorithm>
 #include <cmath>
 #include <vector>

@@ -1,4 +1,4 @@
-// What the kernel tests share: random numbers, number formats and packing, written a second time and plainly.
+// Shared by the kernel tests: random numbers, and plain second implementations of number formats and packing.
 #pragma once
 
 #include <sys/mman.h>
@@ -18,14 +18,14 @@ namespace llmserve {
 
 inline int num_failures = 0;
 
-// Prints and counts a failure when `holds` is false.
+// Prints and counts a failure if `holds` is false.
 inline void expect(bool holds, const char* variant, const char* what, size_t size) {
   if (holds) return;
   ++num_failures;
   std::printf("FAILED %s %s (size %zu)\n", variant, what, size);
 }
 
-// A small generator of our own, so that every machine tests the same numbers.
+// A small generator, so that every machine tests the same numbers.
 class Random {
  public:
   uint32_t bits() {
@@ -43,7 +43,7 @@ class Random {
   uint64_t state_ = 42;
 };
 
-// An array that ends at a page which nobody may touch, so that a read past its end stops the program.
+// An array followed by an inaccessible page, so that a read past its end stops the program.
 template <class T>
 class Guarded {
  public:
@@ -68,11 +68,11 @@ class Guarded {
   T& operator[](size_t i) { return data()[i]; }
 
  private:
-  const size_t bytes_, guard_, pages_;  // guard_: one page of this system
+  const size_t bytes_, guard_, pages_;  // guard_: one page of the system
   std::byte* start_ = nullptr;
 };
 
-// A random row of type `type` as bytes, and the same numbers as floats.
+// A row of random numbers in `type`, as bytes and as floats.
 struct Typed {
   std::vector<std::byte> bytes;
   std::vector<float> values;
@@ -99,7 +99,7 @@ inline constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
 
 inline bool near(double a, double b) { return std::fabs(a - b) <= 2e-5 * (1.0 + std::fabs(b)); }
 
-// A weight [columns, depth] of elements of `bytes` each as `format.h` packs it.
+// Packs a weight [columns, depth] of floats as in `format.h`.
 inline std::vector<std::byte> packed(const std::byte* rows, size_t columns, size_t depth, DType type) {
   const size_t bytes = dtype_bytes(type), num_panels = (columns + kPanelColumns - 1) / kPanelColumns;
   std::vector<std::byte> out(num_panels * kPanelColumns * depth * bytes);
@@ -114,7 +114,7 @@ inline std::vector<std::byte> packed(const std::byte* rows, size_t columns, size
   return out;
 }
 
-// Weights from -128 to 127 [columns, depth] as `format.h` packs eight-bit ones.
+// Packs weights [columns, depth] from -128 to 127 as 8-bit weights (`format.h`).
 inline std::vector<uint8_t> packed_bytes(const std::vector<int>& rows, size_t columns, size_t depth) {
   const size_t steps = (depth + 3) / 4, num_panels = (columns + kPanelColumns - 1) / kPanelColumns;
   std::vector<uint8_t> out(num_panels * steps * 128);
@@ -127,7 +127,7 @@ inline std::vector<uint8_t> packed_bytes(const std::vector<int>& rows, size_t co
   return out;
 }
 
-// Weights from -8 to 7 [columns, depth] as `format.h` packs four-bit ones.
+// Packs weights [columns, depth] from 0 to 15 as 4-bit weights (`format.h`).
 inline std::vector<uint8_t> packed_nibbles(const std::vector<int>& rows, size_t columns, size_t depth) {
   const size_t steps = (depth + 3) / 4, num_panels = (columns + kPanelColumns - 1) / kPanelColumns;
   std::vector<uint8_t> out(num_panels * steps * 64);

@@ -1,4 +1,4 @@
-// Threads of a step: loops, late workers, placement on cores, the mode of floating-point arithmetic.
+// Tests of the threads of a step: loops, late workers, placement on cores, the floating-point mode.
 #if defined(__linux__)
 #include <sched.h>
 #endif
@@ -19,7 +19,7 @@
 namespace llmserve {
 namespace {
 
-// Chains of loops, each of which needs what the one before it wrote; long and short ones.
+// Chains of long and short loops, each of which needs the previous one's results.
 void test_loops() {
   constexpr size_t kCount = 1000, kLoops = 40;
   for (unsigned threads : {1u, 2u, 5u}) {
@@ -46,7 +46,7 @@ void test_loops() {
   }
 }
 
-// Workers that come only when the calling thread has done everything: a pool with a barrier would never end.
+// Workers that start only after the calling thread has done everything: a pool with a barrier would never finish.
 void test_late_workers() {
   ThreadPool pool(3);
   TaskCounter counters[2];
@@ -61,7 +61,7 @@ void test_late_workers() {
   expect(pieces == 8, "thread_pool", "late workers", pieces);
 }
 
-// Round up, and flush subnormals to zero.
+// Rounds up, and flushes subnormals to zero.
 void spoil_float_mode() {
   std::fesetround(FE_UPWARD);
 #if defined(__x86_64__)
@@ -69,7 +69,7 @@ void spoil_float_mode() {
 #elif defined(__aarch64__)
   uint64_t mode;
   asm volatile("mrs %0, fpcr" : "=r"(mode));
-  asm volatile("msr fpcr, %0" : : "r"(mode | uint64_t{7} << 24));  // and other NaNs and half-precision numbers
+  asm volatile("msr fpcr, %0" : : "r"(mode | uint64_t{7} << 24));  // also default NaNs and alternative half precision
 #endif
 }
 
@@ -83,7 +83,7 @@ bool keeps_subnormals() {
   return least * half != 0.0f;
 }
 
-// Whatever mode the caller is in, a pool computes in the usual one, and leaves the caller's as it was.
+// In any mode of the caller, a pool computes in the default mode and leaves the caller's unchanged.
 void test_float_mode() {
   const DefaultFloatMode restored_at_the_end;
   spoil_float_mode();
@@ -100,7 +100,7 @@ void test_float_mode() {
 }
 
 #if defined(__linux__)
-// Two threads said to be on this core: the second moves where there is another, and keeps its affinity mask.
+// Two threads claim this core: the second must move to another one, if there is one, and keep its affinity mask.
 void test_placement() {
   cpu_set_t before, after;
   sched_getaffinity(0, sizeof(before), &before);
