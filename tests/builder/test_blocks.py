@@ -16,12 +16,13 @@ from llmserve.builder.quantization import round_weight
 from llmserve.builder.resolve import resolve
 from llmserve.checkpoint.gguf.block_types import TYPES
 from llmserve.checkpoint.reader import Checkpoint
-from llmserve.engine.cpu.layout import HEADER, OP
+from llmserve.engine.cpu.layout import HEADER, OP, read_linear_layers
 from llmserve.engine.cpu.op_codes import Blocks, OpCode
 from llmserve.engine.cpu.runner import CpuRunner, available_isas
+from llmserve.engine.cpu.tactics import ROW_BUCKETS, tactic_table, this_machine
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.selftest import prompt_logits
-from llmserve.errors import CheckpointError, EngineFileError, RecipeError
+from llmserve.errors import CheckpointError, EngineFileError, InvalidArgument, RecipeError
 from llmserve.models.number_formats import BLOCKS, WeightFormat
 from tests.builder.test_build import RecordedProgress
 from tests.builder.test_cpu_engine import verified
@@ -103,6 +104,15 @@ def test_blocks_of_another_kind_are_a_damaged_file(code: OpCode, tmp_path: Path)
         path.write_bytes(sealed(bytearray(good[:begin] + ops.tobytes() + good[begin + ops.nbytes :])))
         with pytest.raises(EngineFileError, match=f"damaged record of operation {index}$"):
             open_natively(path)
+
+
+def test_a_table_with_an_unknown_tactic_is_refused(tmp_path: Path) -> None:
+    build_engine(make_gguf(tmp_path / "m.gguf", stored="Q4_K", **WIDTHS), tmp_path / "engine", OPTIONS)
+    path = EngineDirectory.open(tmp_path / "engine").engine_file
+    table = bytearray(tactic_table(path, this_machine()))
+    table[min(read_linear_layers(path)[1]) * len(ROW_BUCKETS)] = 200
+    with pytest.raises(InvalidArgument, match="has no tactic 200"):
+        CpuRunner.open(path, num_blocks=90).set_tactics(bytes(table))
 
 
 @pytest.mark.parametrize("isa", available_isas())

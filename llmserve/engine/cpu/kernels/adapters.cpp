@@ -8,17 +8,12 @@ namespace {
 
 constexpr uint32_t kMostRows = 64;  // rows of a piece, whose inner numbers stay in a near cache
 
-bool is_linear(const OpRecord& op) {
-  const auto kind = static_cast<OpKind>(op.kind);
-  return kind == OpKind::kLinear || kind == OpKind::kLinearInt8 || kind == OpKind::kLinearInt4 || kind == OpKind::kLinearBlocks;
-}
-
 bool reads_integers(const OpRecord& op) { return static_cast<OpKind>(op.kind) != OpKind::kLinear; }
 
 // `first`: the first part of the same operation.
 Error check_part(const EngineFile& file, const AdapterPartRecord& part, const AdapterPartRecord& first) {
   const std::string name = "a matrix of the adapter, for operation " + std::to_string(part.op) + ", ";
-  if (part.op >= file.ops().size() || !is_linear(file.ops()[part.op])) return invalid(name + "which is no linear layer");
+  if (part.op >= file.ops().size() || !is_linear(static_cast<OpKind>(file.ops()[part.op].kind))) return invalid(name + "which is no linear layer");
   const OpRecord& op = file.ops()[part.op];
   if (op.rows != static_cast<uint32_t>(RowsOf::kTokens) || op.out.buffer == kLogitsBuffer) {
     return invalid(name + "whose rows are not those of tokens");

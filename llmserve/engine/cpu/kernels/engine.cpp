@@ -135,8 +135,7 @@ Error Engine::allocate_states() {
 // Empty for an operation without tactics.
 std::span<const LinearTactic> Engine::tactics_of(size_t index, uint32_t bucket) const {
   const OpRecord& op = file_.ops()[index];
-  const auto kind = static_cast<OpKind>(op.kind);
-  if (kind != OpKind::kLinear && kind != OpKind::kLinearInt8 && kind != OpKind::kLinearInt4) return {};
+  if (!is_linear(static_cast<OpKind>(op.kind))) return {};
   return tactics_for(*kernels_, static_cast<DType>(file_.record(op.tensors[0]).dtype), bucket);
 }
 

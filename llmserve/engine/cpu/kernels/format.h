@@ -105,6 +105,10 @@ enum class OpKind : uint32_t {
   kWithHidden,     // x -> f32: x, then the token's row of the step's `hidden`
 };
 
+constexpr bool is_linear(OpKind kind) {
+  return kind == OpKind::kLinear || kind == OpKind::kLinearInt8 || kind == OpKind::kLinearInt4 || kind == OpKind::kLinearBlocks;
+}
+
 inline constexpr uint32_t kRouteToOne = 1;    // the weights of a row have a sum of one
 inline constexpr uint32_t kRouteSigmoid = 2;  // scores are sigmoids of the logits, not their softmax
 inline constexpr uint32_t kRouteByBest = 4;   // a group's score is that of its best expert, not the sum of its two best
