@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -255,38 +256,37 @@ class AsyncClient:
         """See `Client.generate`. Iterate inside `aclosing`, so that leaving the loop early cancels at once."""
         tensors = {"max_tokens": max_tokens, "stream": stream, **parameters}
         request = self._adapted(build_request(await self.config(), prompt, tensors, request_id=request_id))
-        call = self._stub.ModelStreamInfer(timeout=timeout_s, metadata=self._metadata)
-        try:
-            await call.write(request)
-            await call.done_writing()
-            async for message in call:
+        async with aclosing(self._messages(request, timeout_s)) as messages:
+            async for message in messages:
                 yield parse_response(message)
-        except grpc.RpcError as error:
-            raise _failure(self.url, error, streaming=True) from error
-        finally:
-            call.cancel()
 
     async def infer(
         self, inputs: Mapping[str, Parameter], *, request_id: str = "", timeout_s: float | None = None
     ) -> dict[str, NDArray[Any]]:
         """Return the outputs of the first response to `inputs`, by name. For models whose input is not text."""
         request = self._adapted(request_of(await self.config(), inputs, request_id=request_id))
+        async with aclosing(self._messages(request, timeout_s)) as messages:
+            async for message in messages:
+                return _outputs(message)
+        raise Unavailable(f"{self.url} ended the stream without an answer from model '{self.model}'")
+
+    async def _messages(self, request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
+        """Responses to one request, on a stream of its own."""
         call = self._stub.ModelStreamInfer(timeout=timeout_s, metadata=self._metadata)
         try:
-            await call.write(request)
-            await call.done_writing()
+            with suppress(grpc.aio.InternalError):  # a broken connection; it has no status, but the next read does
+                await call.write(request)
+                await call.done_writing()
             async for message in call:
-                return _outputs(message)
+                yield message
         except grpc.RpcError as error:
             raise _failure(self.url, error, streaming=True) from error
         finally:
             call.cancel()
-        raise Unavailable(f"{self.url} ended the stream without an answer from model '{self.model}'")
 
 
 def _takes_text(config: ModelConfig) -> bool:
-    names = {entry.name for entry in (*config.input, *config.output)}
-    return {"text_input", "text_output"} <= names
+    return {"text_input", "text_output"} <= {entry.name for entry in (*config.input, *config.output)}
 
 
 def build_request(

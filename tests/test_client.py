@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, closing, contextmanager, suppress
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -202,6 +203,21 @@ def test_a_connection_that_breaks_in_mid_stream_is_not_a_missing_server(server: 
         with pytest.raises(Unavailable, match=f"the connection to {HOST}:{port} was lost: "):
             list(deltas)
     wait_until(lambda: core.running == 0)
+
+
+async def test_a_connection_that_breaks_while_a_request_is_sent(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with breakable_route(server.grpc_port) as (port, reset):
+
+        async def done_writing(call: Any) -> None:
+            reset()
+            raise grpc.aio.InternalError("Failed execute_batch")  # as gRPC does if it sees the reset now
+
+        monkeypatch.setattr("grpc.aio._call.StreamStreamCall.done_writing", done_writing)
+        async with AsyncClient(f"{HOST}:{port}") as client:
+            with pytest.raises(Unavailable, match=f"the connection to {HOST}:{port} was lost: "):
+                await anext(client.generate("forever"))
 
 
 async def test_many_streams_of_one_async_client(server: RunningServer, core: StubCore) -> None:
