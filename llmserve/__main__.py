@@ -1,4 +1,4 @@
-"""`python -m llmserve`: the command, where no folder of scripts is in PATH."""
+"""`python -m llmserve`: the command, for when its script is not in PATH."""
 
 from __future__ import annotations
 

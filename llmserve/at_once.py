@@ -1,4 +1,4 @@
-"""The same work on many things, some of them at a time."""
+"""Runs the same work on many items, a limited number at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Found = TypeVar("Found")
 
 
 async def at_once(work: Callable[[Given], Awaitable[Found]], given: Iterable[Given], most: int) -> list[Found]:
-    """What `work` makes of each, in their order, `most` at a time.
+    """Returns the results of `work` in the order of `given`; at most `most` items run at a time.
 
-    The first failure ends the others, and is raised by itself.
+    The first failure cancels the others and is raised as it is, not in a group.
     """
     slots = asyncio.Semaphore(most)
 

@@ -34,13 +34,13 @@ Prompt: TypeAlias = str | Sequence[Mapping[str, str]]  # text, or chat messages 
 Scalar: TypeAlias = str | bytes | int | float | bool | np.generic
 Parameter: TypeAlias = Scalar | Sequence[Scalar]
 
-# what an input takes, by the kind of its numpy type; BF16, which has none, takes nothing
+# Python types that an input accepts, by the kind of its numpy type; BF16 has no such type and accepts nothing
 TAKEN_TYPES: Mapping[str, tuple[type, ...]] = {
     "b": (bool,), "i": (int,), "u": (int,), "f": (float, int), "O": (str, bytes),
 }  # fmt: skip
-SPEAKS_HTTP = "http1.x server"  # of whom gRPC has found
+SPEAKS_HTTP = "http1.x server"  # gRPC's message for an HTTP/1 server
 CONNECT_FAILURES = ("failed to connect", "connections to all backends failing", "dns resolution failed")
-CONNECT_REASONS = {  # what gRPC says of a server that is there, and what to do
+CONNECT_REASONS = {  # gRPC's reasons if a server exists but cannot be used, and what to do
     "certificate_verify_failed": "its certificate is not trusted; give --root-certificates FILE",
     "hostname verification": "its certificate is for another host; give --url a name that the certificate contains",
     "wrong_version_number": "it does not use TLS; give --url without grpcs://",
@@ -51,7 +51,7 @@ PLAIN_SCHEMES, TLS_SCHEMES = ("grpc://", "http://"), ("grpcs://", "https://")
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_reconnect_backoff_ms", 2000),  # gRPC's own is two minutes: a server that is back would not be noticed
+    ("grpc.max_reconnect_backoff_ms", 2000),  # gRPC's default, two minutes, is too long after a restart
 )
 ERROR_OF_CODE: Mapping[str, type[LlmserveError]] = {
     error.code.value: error
@@ -73,12 +73,12 @@ class TextDelta:
     cached_tokens: int = 0
     completion_tokens: int = 0
     drafted_tokens: int = 0
-    accepted_tokens: int = 0  # of these, drawn
-    cum_log_prob: float = 0.0  # these two only with return_log_probs
+    accepted_tokens: int = 0  # drafted tokens that were accepted
+    cum_log_prob: float = 0.0  # this and log_probs only with return_log_probs
     log_probs: tuple[float, ...] = ()
-    token_ids: tuple[int, ...] = ()  # the text's; only with return_tokens
-    warning: str = ""  # in an answer's last delta: what of the request was cut to fit, or ignored
-    receipt: str = ""  # there too, with return_receipt: JSON, for `llmserve verify`
+    token_ids: tuple[int, ...] = ()  # of the text; only with return_tokens
+    warning: str = ""  # in an answer's last delta: parts of the request that were truncated or ignored
+    receipt: str = ""  # in an answer's last delta, with return_receipt: JSON, for `llmserve verify`
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Access:
     encrypt them."""
 
     api_key: str = field(default="", repr=False)
-    root_certificates: Path | None = None  # PEM, of who may sign the server's; None: those of this machine
+    root_certificates: Path | None = None  # PEM, certificates that may sign the server's; None: those of this machine
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -395,6 +395,6 @@ def _failure(url: str, error: Any, *, streaming: bool = False) -> LlmserveError:
     if code is grpc.StatusCode.UNAUTHENTICATED:  # names the missing header; users need the flag
         required = "an API key" if "send the header" in details else "another API key"
         return InvalidArgument(f"{url} requires {required}: give it with --api-key KEY or in LLMSERVE_API_KEY")
-    if code is grpc.StatusCode.UNAVAILABLE and streaming:  # of what the server itself refuses, a stream tells in-band
+    if code is grpc.StatusCode.UNAVAILABLE and streaming:  # a server's own refusals arrive as messages of the stream
         return Unavailable(f"the connection to {url} was lost: {details}")
     return ERROR_OF_CODE.get(code.name, LlmserveError)(details or code.name)

@@ -1,6 +1,6 @@
-"""The nouns that every part of the path shares: a request for tokens, and the events that answer it.
+"""The types that every part of the request path shares: a request for tokens, and the events that answer it.
 
-Values only: frozen, validated where they are made (`SamplingParams.problems`), trusted afterwards.
+Values only: frozen, validated where they are created (`SamplingParams.problems`), and trusted afterwards.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Logits: TypeAlias = NDArray[np.float32]  # of one token [vocabulary], or of seve
 class FinishReason(Enum):
     """Why a sequence ended. Names are TensorRT-LLM's."""
 
-    END_ID = "end_id"  # also of an answer to which its guide lets nothing be added
+    END_ID = "end_id"  # also if its guide allows no more tokens
     STOP_WORDS = "stop_words"
     LENGTH = "length"
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
 
 
-SAMPLING_DEFAULTS = "sampling"  # of a checkpoint, among the facts that clients are told of its model
-MAX_MODEL_LEN = "max_model_len"  # there, too: the most tokens of prompt and answer together
-POOLING = "pooling"  # there, too: what an engine makes that makes no tokens
-EMBEDDINGS, SCORES = "embeddings", "scores"  # which are these
-TOKENIZER_FILES = (  # that go with a network, where its checkpoint has them
+SAMPLING_DEFAULTS = "sampling"  # a checkpoint's defaults: a key of the model facts for clients
+MAX_MODEL_LEN = "max_model_len"  # another such key: the most tokens of prompt and answer together
+POOLING = "pooling"  # another such key: the output of an engine that does not generate tokens
+EMBEDDINGS, SCORES = "embeddings", "scores"  # its values
+TOKENIZER_FILES = (  # files that belong to a network, if its checkpoint has them
     "tokenizer.model",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -78,7 +78,7 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def problems(self) -> list[str]:
-        """Everything that is wrong with these values, in words; empty when they are valid."""
+        """Returns everything that is wrong with these values, as text; empty if they are valid."""
         found = [
             f"{name} must be a finite number, got {value}"
             for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -99,61 +99,61 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
-    """The `width` most likely answers, for engines that search. None: the engine's own default."""
+    """The `width` most likely answers, for engines that support beam search. None: the engine's own default."""
 
     width: int
     length_penalty: float | None = None
-    early_stopping: int | None = None  # 1: when `width` answers have ended
+    early_stopping: int | None = None  # 1: stop when `width` answers have ended
     diversity_rate: float | None = None
 
 
 class GuideState(Enum):
-    """Where an answer stands that a guide leads."""
+    """The state of an answer that follows a guide."""
 
     OPEN = "open"  # more tokens may follow
-    COMPLETE = "complete"  # the answer is what it should be, and nothing may follow
-    STUCK = "stuck"  # it is not, and nothing may follow: no token of the vocabulary fits, or a limit is reached
+    COMPLETE = "complete"  # the answer is valid, and nothing may follow
+    STUCK = "stuck"  # the answer is invalid, and nothing may follow: no token fits, or a limit is reached
 
 
 class Matcher(Protocol):
-    """What may follow the tokens of one answer so far. Used by one thread at a time."""
+    """Which tokens may follow those of one answer so far. Used by one thread at a time."""
 
     @property
     def state(self) -> GuideState:
-        """As the last mask says it."""
+        """The state according to the last mask."""
         ...
 
     def mask(self, end_ids: Sequence[int]) -> bytes:
-        """A bit for each token id, the lowest bits first, in words of 32. One of `end_ids` may end what is complete.
-        The work is done here, beside a step."""
+        """Returns a bit for each token id, the lowest bits first, in words of 32. Allows `end_ids` if the answer may
+        end here. The work is done in this call, in parallel to a step."""
         ...
 
     def advance(self, token: int) -> None:
-        """Take a token that the mask allows, and that is no end; nothing is done with it yet."""
+        """Adds a token that the mask allows and that is not an end token; it is only processed later."""
         ...
 
     def is_complete(self) -> bool:
-        """Whether nothing may follow the last token."""
+        """Returns whether nothing may follow the last token."""
         ...
 
     def fork(self) -> Matcher:
-        """One that stands here too and goes on by itself, for an answer that may go on otherwise."""
+        """Returns an independent copy in the same state, for an answer that may continue differently."""
         ...
 
     def likely(self) -> Sequence[int]:
-        """Tokens that will probably follow. Of a matcher and its forks, only the one that goes on is asked."""
+        """Returns tokens that will probably follow. Of a matcher and its forks, call it only on the one in use."""
         ...
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens may follow, counted from the first."""
+        """Returns how many of these tokens may follow, counted from the first."""
         ...
 
 
 class Guide(Protocol):
-    """What answers have to look like, in terms of tokens. Shared by requests."""
+    """The required form of answers, in terms of tokens. Shared by requests."""
 
     def start(self) -> Matcher:
-        """For a new answer."""
+        """Returns a matcher for a new answer."""
         ...
 
 
@@ -163,23 +163,23 @@ class SourcedGuide(Guide, Protocol):
 
     @property
     def source(self) -> tuple[str, str]:
-        """Its kind and its text, as a client writes them."""
+        """Its kind and its text, in the form that clients send."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whom requests are for. Tenants that compete for an engine share it by their weights.
+    """The owner of requests. Tenants that compete for an engine share it by their weights.
 
-    The limits are those of each engine; 0: none.
+    Each limit applies to each engine; 0: no limit.
     """
 
     name: str = ""
     weight: float = 1.0  # positive
-    max_answers: int = 0  # that it may have under way
+    max_answers: int = 0  # that may run at a time
     tokens_per_minute: int = 0  # of prompts and answers
-    adapters: tuple[str, ...] | None = None  # names of those that its requests may name; None: all
-    counters: TenantCounters | None = field(default=None, compare=False, repr=False)  # None: nobody counts
+    adapters: tuple[str, ...] | None = None  # names of adapters that its requests may select; None: all
+    counters: TenantCounters | None = field(default=None, compare=False, repr=False)  # None: not counted
 
 
 EVERYBODY = Tenant()
@@ -187,20 +187,20 @@ EVERYBODY = Tenant()
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What the limits of a tenant leave to it in one engine, for now. Of a limit that it has not, 0."""
+    """What a tenant has left of its limits in one engine, at this moment. 0 if it has no such limit."""
 
-    num_answers: int  # that it may begin
+    num_answers: int  # that it may start
     num_tokens: int  # of prompts and answers
-    tokens_back_s: float  # until a whole minute's tokens are there again
+    tokens_back_s: float  # until all tokens of a minute are available again
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One prompt for `Engine.submit`. Token ids only: text never enters an engine.
 
-    Log-probs are natural logarithms of the model's own distribution, whatever the sampling parameters make of it. What
-    is asked for of the prompt comes once, in the first event of sequence 0; so its prompt is computed, not found in the
-    prefix cache.
+    Log-probs are natural logarithms of the model's own distribution, independent of the sampling parameters. Results
+    about the prompt come once, in the first event of sequence 0; they require that the prompt is computed, not found in
+    the prefix cache.
     """
 
     request_id: str
@@ -211,38 +211,38 @@ class GenerateRequest:
     bad_ids: tuple[tuple[int, ...], ...] = ()  # none of these token sequences may be completed
     embedding_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     num_sequences: int = 1  # n answers; sequence i draws from its own random stream
-    guide: Guide | None = None  # every answer follows it, however it is drawn
+    guide: Guide | None = None  # every answer follows it
     beam: BeamSearch | None = None  # instead of sampling; the best answer is sequence 0
     return_log_probs: bool = False
     return_prompt_log_probs: bool = False
-    num_top_log_probs: int = 0  # likeliest tokens to tell at each new token, and with prompt log-probs at its own
+    num_top_log_probs: int = 0  # most likely tokens returned per new token, and per prompt token with prompt log-probs
     return_context_logits: bool = False  # of every token of the prompt
-    return_generation_logits: bool = False  # that each new token was drawn from, before anything altered them
+    return_generation_logits: bool = False  # each new token's logits before any parameter changed them
     priority: int = 0  # higher is scheduled first
-    deadline: float | None = None  # time.monotonic() seconds after which nobody waits
+    deadline: float | None = None  # time.monotonic() seconds after which no client waits
     tenant: Tenant = EVERYBODY
-    speculation: bool = True  # whether tokens may be drafted; no answer depends on it
-    draft_ids: tuple[int, ...] = ()  # what the client thinks that the answer will be; no answer depends on it
-    pooled: bool = False  # no tokens, but the logits of one event: what the network makes of the whole prompt
-    second_segment: int = 0  # position from which on the prompt is a second text; 0: there is one
-    adapter: str = ""  # digest of the LoRA adapter that answers with the network
+    speculation: bool = True  # whether tokens may be drafted; does not affect answers
+    draft_ids: tuple[int, ...] = ()  # the client's prediction of the answer; does not affect answers
+    pooled: bool = False  # no tokens: one event whose logits are the network's output for the whole prompt
+    second_segment: int = 0  # position in the prompt at which a second text begins; 0: there is only one
+    adapter: str = ""  # digest of the LoRA adapter to use
 
     @property
     def num_answers(self) -> int:
-        """Sequences that come back: `num_sequences`, or the beams."""
+        """The number of sequences in the answer: `num_sequences`, or the beams."""
         return self.beam.width if self.beam else self.num_sequences
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether something about the prompt's own tokens is wanted."""
+        """Whether the request needs results about the prompt's own tokens."""
         return self.return_prompt_log_probs or self.return_context_logits
 
     def max_new_tokens(self, max_seq_len: int) -> int:
-        """Of each answer: as many as it asks for, and as there is room for behind the prompt."""
+        """Returns the most tokens of each answer: the requested number, or the room after the prompt if less."""
         return 1 if self.pooled else min(self.sampling.max_tokens, max_seq_len - len(self.prompt_ids))
 
     def length_warning(self, max_seq_len: int) -> str:
-        """That the answer asked for is longer than there is room; empty when it is not."""
+        """Returns a warning if the requested answer is longer than the room for it; empty otherwise."""
         room = self.max_new_tokens(max_seq_len)
         if room == self.sampling.max_tokens:
             return ""
@@ -254,7 +254,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one sequence, and when things happened (time.time_ns)."""
+    """Token counts of one sequence, and the times of its steps (time.time_ns)."""
 
     prompt_tokens: int
     cached_tokens: int  # prompt tokens found in the prefix cache, not computed
@@ -263,14 +263,14 @@ class Usage:
     first_scheduled_ns: int
     first_token_ns: int
     last_token_ns: int
-    num_preemptions: int = 0  # how often it gave way
+    num_preemptions: int = 0  # how often it was preempted
     drafted_tokens: int = 0
-    accepted_tokens: int = 0  # of these, drawn
+    accepted_tokens: int = 0  # drafted tokens that were accepted
 
 
 @dataclass(frozen=True, slots=True)
 class TopTokens:
-    """The most likely tokens at one place, the best first; of equal ones the lower id."""
+    """The most likely tokens at one position, the most likely first; of equal ones, the lower id comes first."""
 
     ids: tuple[int, ...]
     log_probs: tuple[float, ...]
@@ -278,10 +278,10 @@ class TopTokens:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """What a request wanted to know about its prompt. Nothing precedes the first token, so it has no log-prob."""
+    """Requested results about a prompt. Nothing precedes the first token, so it has no log-prob."""
 
     log_probs: tuple[float, ...] = ()  # of the tokens after the first
-    top: tuple[TopTokens, ...] = ()  # likewise
+    top: tuple[TopTokens, ...] = ()  # of the tokens after the first
     logits: tuple[Logits, ...] = ()  # of every token, in pieces [tokens, vocabulary]
 
 
@@ -300,12 +300,12 @@ class TokenEvent:
     sequence_index: int = 0
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
-    top: tuple[TopTokens, ...] = ()  # one per token, where asked for
-    logits: tuple[Logits, ...] = ()  # likewise
-    prompt: PromptScores | None = None  # where asked for, in the first event of sequence 0 unless it ended before
+    top: tuple[TopTokens, ...] = ()  # one per token, if requested
+    logits: tuple[Logits, ...] = ()  # one per token, if requested
+    prompt: PromptScores | None = None  # if requested, in the first event of sequence 0 unless it ended before
 
     def with_tokens(self, tokens: Sequence[TokenEvent], begin: int = 0, end: int | None = None) -> TokenEvent:
-        """This event, with the tokens `begin` to `end` of those of `tokens`, and all that belongs to each of them."""
+        """Returns this event with the tokens `begin` to `end` of the events in `tokens`, and with their results."""
         return replace(
             self,
             token_ids=tuple([token for event in tokens for token in event.token_ids][begin:end]),

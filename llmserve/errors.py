@@ -28,12 +28,12 @@ from typing import ClassVar, Self
 
 from llmserve.tenant_counters import MAX_ANSWERS
 
-MAX_PROBLEMS = 99  # that one error lists
-MAX_COMPARED = 64  # letters of a client's name: comparing takes the product of both lengths
+MAX_PROBLEMS = 99  # the most that one error lists
+MAX_COMPARED = 64  # characters of a client's name: the cost of comparing is the product of both lengths
 
 
 class Code(Enum):
-    """gRPC's canonical codes, by name only: the neutral vocabulary of the core."""
+    """gRPC's canonical codes, by name only: the protocol-independent codes of the core."""
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"
@@ -54,7 +54,7 @@ class LlmserveError(Exception):
     code: ClassVar[Code] = Code.UNKNOWN
 
     def at(self, place: str) -> Self:
-        """The same error, with where it was in front."""
+        """Returns the same error, with its location in front."""
         placed = copy.copy(self)
         placed.args = (f"{place}, {self}",)
         return placed
@@ -65,7 +65,7 @@ class InvalidArgument(LlmserveError):
 
 
 class PromptTooLong(InvalidArgument):
-    """`num_tokens` of a prompt are more than the `limit` of an engine."""
+    """A prompt has `num_tokens`, more than the `limit` of an engine."""
 
     def __init__(self, message: str, *, num_tokens: int = 0, limit: int = 0) -> None:
         super().__init__(message)
@@ -102,7 +102,7 @@ class EngineFileError(LlmserveError):
 
 
 class GateClosed(EngineFileError):
-    """The engine is whole, and lacks the record of a release gate that was asked for."""
+    """The engine is valid, but lacks a required record of a release gate."""
 
 
 class ResourceExhausted(LlmserveError):
@@ -135,13 +135,13 @@ class InternalError(LlmserveError):
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """To follow an unknown `name`: one that is much like it, or nothing, so that Triton's words stay as they are."""
+    """Returns a suggestion to append after an unknown `name`, or nothing, which keeps Triton's message unchanged."""
     close = get_close_matches(name, known, n=1) if len(name) <= MAX_COMPARED else ()
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def raise_problems(error: Callable[[str], LlmserveError], headline: str, problems: Sequence[str]) -> None:
-    """Raise one `error` that lists the problems, many of them at most; return when there is none."""
+    """Raises one `error` that lists the problems, up to MAX_PROBLEMS; returns if there are none."""
     if not problems:
         return
     if len(problems) == 1:

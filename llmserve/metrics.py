@@ -13,7 +13,7 @@ class Metric:
     name: str
     help: str
     labels: tuple[str, ...] = ("model", "version")
-    adds_up: bool = True  # over several front ends; else each of them tells of the same engine or machine
+    adds_up: bool = True  # values of several front ends are added; False: they all describe the same engine or machine
 
 
 MODEL = ("model", "version")
@@ -115,7 +115,7 @@ _ANSWERS = (
     histogram("llmserve_request_prompt_tokens", "Tokens of a prompt"),
     histogram("llmserve_request_generation_tokens", "Tokens of an answer"),
 )
-_ROLLOUT = (  # `version` is the candidate's; those of an adapter have a label `adapter`, too
+_ROLLOUT = (  # `version` is the candidate's; metrics of an adapter also have a label `adapter`
     gauge("llmserve_rollout_state", "1 for the state that the rollout is in", (*MODEL, "state")),
     gauge("llmserve_rollout_canary_share", "Share of the requests that the candidate answers [0.0 - 1.0]"),
     counter("llmserve_rollout_requests_total", "Requests of a rollout that have ended", (*MODEL, "role", "outcome")),

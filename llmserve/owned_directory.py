@@ -1,9 +1,9 @@
-"""Directories that go with whoever made them: with a block of code, with the process, or with the next one that looks.
+"""Directories that are removed with their owner: a block of code, a process, or the next process that looks.
 
-Such a directory has an owner at every instant. Before it exists, its removal is registered for the end of the process,
-so that an interruption of the code that would remove it (a signal's exception may come between any two instructions)
-leaves nothing. While it exists its process holds a lock on it, which the kernel lets go of when the process has died in
-whatever way: a directory without a lock is an orphan, and is removed by the next process that makes one of its kind.
+Such a directory has an owner at every instant. Its removal at process exit is registered before it is created. So even
+if the code that removes it is interrupted (a signal's exception can come between any two instructions), it is removed.
+While it exists, its process holds a lock on it, which the kernel releases however the process dies. A directory without
+a lock is an orphan; the next process that creates one of the same kind removes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PRIVATE = 0o700
-SHARED = 0o777  # less the process's mask
+SHARED = 0o777  # minus the process's umask
 
 
 class OwnedDirectory:
@@ -32,7 +32,7 @@ class OwnedDirectory:
         self._mode = mode
         self._path: Path | None = None
         self._lock: int | None = None
-        self._pid = os.getpid()  # a process that is forked from this one owns nothing
+        self._pid = os.getpid()  # a process forked from this one does not own the directory
 
     @property
     def path(self) -> Path:
@@ -41,7 +41,7 @@ class OwnedDirectory:
 
     def create(self) -> None:
         atexit.register(self.remove)
-        while self._lock is None:  # between the two calls another process may have taken it for an orphan
+        while self._lock is None:  # between the two calls, another process may have removed it as an orphan
             self._path = self._parent / f"{self._prefix}{secrets.token_hex(6)}"
             self._path.mkdir(self._mode)
             self._lock = try_lock(self._path)
@@ -58,7 +58,7 @@ class OwnedDirectory:
 
 
 def orphans(parent: Path, prefix: str) -> Iterator[Path]:
-    """Directories of that kind whose processes are dead, each locked until the next one is asked for."""
+    """Yields directories with this prefix whose processes are dead, each locked until the next one is requested."""
     for path in parent.glob(f"{glob.escape(prefix)}*"):
         lock = try_lock(path)
         if lock is not None:
@@ -74,7 +74,7 @@ def remove_orphans(parent: Path, prefix: str) -> None:
 
 
 def try_lock(directory: Path) -> int | None:
-    """A descriptor that holds the lock; None when someone else has it, and for what is no directory of this user."""
+    """Returns a descriptor that holds the lock; None if another process has it or the directory is not this user's."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -90,7 +90,7 @@ def try_lock(directory: Path) -> int | None:
 
 
 def new_temporary_directory(prefix: str) -> OwnedDirectory:
-    """In the system's folder for temporary files, rid of this prefix's orphans."""
+    """Creates one in the system's folder for temporary files, and removes orphans with this prefix first."""
     parent = Path(tempfile.gettempdir())
     remove_orphans(parent, prefix)
     made = OwnedDirectory(parent, prefix)

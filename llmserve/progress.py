@@ -1,4 +1,4 @@
-"""How what takes long says where it is. The command line draws it; a library caller may pass nothing."""
+"""How long-running work reports its progress. The command line shows it; library callers may omit it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Protocol
 @dataclass(frozen=True, slots=True)
 class Phase:
     name: str
-    seconds: float  # that it took elsewhere, beside the other phases
+    seconds: float  # measured elsewhere, relative to the other phases
 
 
 class Progress(Protocol):
     def expect(self, phases: Sequence[Phase]) -> None:
-        """All phases that will begin, in their order. Without it, nothing is said about when they end."""
+        """Announces all phases, in order. Without this call, no remaining time is shown."""
         ...
 
     def phase(self, name: str, total_bytes: int) -> None:
-        """A new phase begins, of so many bytes."""
+        """Begins a new phase of `total_bytes`."""
         ...
 
     def advance(self, what: str, num_bytes: int) -> None:
-        """`num_bytes` more of this phase are done, lately of `what`."""
+        """Reports `num_bytes` more of this phase as done, the last of them for `what`."""
         ...
 
 

@@ -1,12 +1,12 @@
-"""Files that are only added to: JSON lines, each sealed and chained to the one before, signed where there is a key.
+"""Append-only files: JSON lines, each sealed, chained to the one before, and signed if there is a key.
 
     {"content": {...}, "previous": SEAL, "seal": SEAL, "key": ID, "signature": BASE64}
 
-A seal is the SHA-256 of the content and of the seal before it, so a line that is edited, dropped or moved shows, unless
-whoever did it sealed all that follows again. Against that a line can be signed: Ed25519 over its seal, with a key in a
-PEM file as `openssl genpkey -algorithm ed25519` writes it. `key` is the beginning of the SHA-256 of the public half.
+A seal is the SHA-256 of the content and of the previous seal. So an edited, dropped or moved line is detected, unless
+all later lines were sealed again. To prevent that, a line can be signed: Ed25519 over its seal, with a key in a PEM
+file as written by `openssl genpkey -algorithm ed25519`. `key` is the beginning of the public key's SHA-256.
 
-A full disk or a crash can cut the last line off. That line counts for nothing, and the next one takes its place.
+A full disk or a crash can truncate the last line. That line is ignored, and the next one replaces it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llmserve.errors import InvalidArgument, Unsupported
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-KEY_CHARS = 16  # of a key's digest, in a line
+KEY_CHARS = 16  # length of a key's id, the beginning of its digest
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 class Line:
     content: Mapping[str, Any]
     seal: str
-    key: str = ""  # that signed it; empty: nobody did
+    key: str = ""  # the key that signed it; empty: not signed
     signature: str = ""
 
 
@@ -50,7 +50,7 @@ class Signer:
 
     @classmethod
     def load(cls, path: Path) -> Signer:
-        """From a PEM file without a password. `InvalidArgument` when it is none of Ed25519."""
+        """Reads a PEM file without a password. Raises `InvalidArgument` if it is not an Ed25519 key."""
         require_cryptography()
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -69,7 +69,7 @@ class Verifier:
 
     @classmethod
     def load(cls, *paths: Path) -> Verifier:
-        """From PEM files, one key each (`openssl pkey -in KEY -pubout`)."""
+        """Reads PEM files, one key each (`openssl pkey -in KEY -pubout`)."""
         require_cryptography()
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -77,7 +77,7 @@ class Verifier:
         return cls([_load(path, load_pem_public_key, Ed25519PublicKey, "public") for path in paths])
 
     def problem(self, line: Line) -> str:
-        """Why the signature of a line does not count, or an empty string."""
+        """Returns why the signature of a line is not valid, or an empty string."""
         if not line.signature:
             return "it is not signed"
         key = self._keys.get(line.key)
@@ -93,7 +93,7 @@ class Verifier:
 
 
 def require_cryptography() -> None:
-    """`Unsupported` where what signs is not installed."""
+    """Raises `Unsupported` if the library for signatures is not installed."""
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
@@ -101,7 +101,7 @@ def require_cryptography() -> None:
 
 
 def read(path: Path) -> list[Line]:
-    """Every line, the oldest first; none without a file. `InvalidArgument` names the first line that was changed."""
+    """Returns all lines, the oldest first; none if there is no file. `InvalidArgument` names the first changed line."""
     try:
         text, torn = _split(path.read_text(encoding="utf-8"))
         if torn:
@@ -114,7 +114,7 @@ def read(path: Path) -> list[Line]:
 
 
 def append(path: Path, content: Mapping[str, Any], signer: Signer | None = None) -> Line:
-    """Add a line, unless an earlier one was changed; processes that do so at once wait for each other."""
+    """Appends a line, unless an earlier one was changed. Concurrent processes wait for each other."""
     try:
         with path.open("ab+", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -136,7 +136,7 @@ def append(path: Path, content: Mapping[str, Any], signer: Signer | None = None)
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The lines that are whole, and the beginning of one that was cut off."""
+    """Returns the complete lines, and the beginning of a truncated last one."""
     whole, end, last = text.rpartition("\n")
     try:
         json.loads(last or "{}")
@@ -147,7 +147,7 @@ def _split(text: str) -> tuple[str, str]:
 
 def _write(file: FileIO, text: str) -> None:
     data = text.encode()
-    while data:  # a disk that gets full takes a part, and fails with the next one
+    while data:  # a disk that becomes full accepts part of the data, and fails at the next write
         data = data[file.write(data) :]
 
 

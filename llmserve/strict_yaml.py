@@ -1,4 +1,4 @@
-"""YAML that people write by hand: a key that is there twice is refused, and whatever is wrong is a `ValueError`."""
+"""YAML for files that people edit: rejects duplicate keys, and reports every problem as a `ValueError`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 class _Loader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> Any:
-        """By text: `a` and `"a"` are the same key, as for the constructor."""
+        """Compares keys by text: `a` and `"a"` are the same key, as for the constructor."""
         node, seen = super().compose_mapping_node(anchor), set[tuple[str, str]]()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:

@@ -1,7 +1,7 @@
-"""What one tenant has done, as counters: the owner of an API key is one.
+"""Counters for one tenant, such as the owner of an API key.
 
-Everything happens on the event loop, so nothing is locked. Whoever answers a request of the tenant counts here;
-`/metrics` reads.
+Everything runs on the event loop, so there are no locks. The code that answers a request of the tenant counts it here;
+`/metrics` reads the counters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_ANSWERS, TOKENS_PER_MINUTE, SERVER = LIMITS = ("max_answers", "tokens_per_mi
 
 @dataclass(slots=True)
 class RequestCounters:
-    """Requests to one model. Each that has ended has one of the outcomes, or was refused by one of the limits."""
+    """Requests to one model. A request that ended has one outcome, or was refused by one of the limits."""
 
     num_in_flight: int = 0
     outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
@@ -26,16 +26,16 @@ class RequestCounters:
 class AnswerCounters:
     """Answers of one language model, counted when they end."""
 
-    prompt_tokens: int = 0  # once for each request, whether they were computed or found in the prefix cache
+    prompt_tokens: int = 0  # counted once per request, whether computed or found in the prefix cache
     generation_tokens: int = 0
-    num_queued: int = 0  # answers whose time in the queue is known
-    queue_s: float = 0.0  # of all of them together
+    num_queued: int = 0  # answers with a known queue time
+    queue_s: float = 0.0  # total of these
     num_preemptions: int = 0
 
 
 @dataclass(slots=True)
 class TenantCounters:
-    """By the name of the model."""
+    """Counters by model name."""
 
     requests: defaultdict[str, RequestCounters] = field(default_factory=lambda: defaultdict(RequestCounters))
     answers: defaultdict[str, AnswerCounters] = field(default_factory=lambda: defaultdict(AnswerCounters))

@@ -1,4 +1,4 @@
-"""When requests arrive at a server that nobody waits for (an open loop), as a flag says it."""
+"""Arrival times of requests that do not wait for earlier answers (an open loop), as given by a flag."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMS = "poisson, constant, gamma:SHAPE (1 is poisson, less comes in bursts) or 
 
 class Arrivals(Protocol):
     def gaps(self, rate: float, generator: np.random.Generator) -> Iterator[float]:
-        """Seconds between one arrival and the next, without end, at `rate` a second on average."""
+        """Yields the seconds between one arrival and the next, endlessly, at `rate` per second on average."""
         ...
 
 
@@ -28,7 +28,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """Gaps have a gamma distribution: with a shape of 1 this is a Poisson process, below it arrivals huddle."""
+    """Gaps have a gamma distribution: a shape of 1 is a Poisson process, and smaller shapes cluster arrivals."""
 
     shape: float = 1.0
 
@@ -39,7 +39,7 @@ class Gamma:
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """`size` requests at once, at regular times."""
+    """`size` requests at once, at regular intervals."""
 
     size: int
 
@@ -50,7 +50,7 @@ class Bursts:
 
 
 def parse_arrivals(text: str) -> Arrivals:
-    """Raises `InvalidArgument`."""
+    """Parses the flag. Raises `InvalidArgument`."""
     kind, _, rest = text.partition(":")
     try:
         if text == "poisson":
@@ -67,7 +67,7 @@ def parse_arrivals(text: str) -> Arrivals:
 
 
 def arrival_times(arrivals: Arrivals, rate: float, generator: np.random.Generator) -> Iterator[float]:
-    """Seconds from the beginning, where the first one is."""
+    """Yields the seconds from the beginning; the first arrival is at 0."""
     now = 0.0
     for gap in arrivals.gaps(rate, generator):
         yield now

@@ -1,4 +1,4 @@
-"""How many tokens a word has, for prompts of a wanted length: counted here, or told by the server."""
+"""Measures how many tokens a word has, for prompts of a given length: counted here, or by the server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from llmserve.benchmark.records import Endpoint, LoadRequest, Record
 from llmserve.benchmark.workload import WORDS, Writer
 
-GUESS = 1.3  # tokens of an English word, where nobody says it
+GUESS = 1.3  # tokens per English word, if unknown
 TAKEN = f"those made here are taken to have {GUESS:g} tokens a word"
 FEW_WORDS = 16
 
@@ -20,12 +20,12 @@ class Calibrated(NamedTuple):
 
 
 def counted_writer(count: Callable[[str], int]) -> Writer:
-    """Of exact lengths: `count` is that of the model's tokenizer."""
+    """Writes exact lengths: `count` is that of the model's tokenizer."""
     return Writer(count(" ".join(WORDS)) / len(WORDS), count)
 
 
 async def asked_writer(endpoint: Endpoint) -> Calibrated:
-    """Two prompts, the second longer by every word: what the chat format adds is in both, so it does not count."""
+    """Sends two prompts that differ by all of WORDS, so that the tokens of the chat format cancel out."""
     counts: list[int] = []
     for words in (WORDS[:FEW_WORDS], (*WORDS[:FEW_WORDS], *WORDS)):
         record = Record()
@@ -36,6 +36,6 @@ async def asked_writer(endpoint: Endpoint) -> Calibrated:
             return Calibrated(Writer(GUESS), None, f"the server does not count tokens: {TAKEN}")
         counts.append(record.prompt_tokens)
     per_word = (counts[1] - counts[0]) / len(WORDS)
-    if per_word < 0.5:  # what does not fit, a server may cut off
+    if per_word < 0.5:  # the server may truncate a prompt that does not fit
         return Calibrated(Writer(GUESS), None, f"the server cuts prompts: {TAKEN}")
     return Calibrated(Writer(per_word), None)

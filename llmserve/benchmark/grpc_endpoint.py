@@ -1,4 +1,4 @@
-"""Asks over Triton's gRPC, streaming: the ensemble of any llmserve or Triton server."""
+"""Sends requests over Triton's gRPC, streaming, to the ensemble of any llmserve or Triton server."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from llmserve.errors import LlmserveError, Unavailable
 @dataclass(frozen=True, slots=True)
 class GrpcEndpoint:
     client: AsyncClient
-    parameters: Mapping[str, Parameter]  # further inputs of the model
+    parameters: Mapping[str, Parameter]  # additional inputs of the model
 
     async def ask(self, request: LoadRequest, record: Record) -> None:
-        # the client's own names may not be given twice
+        # the type checker cannot exclude that parameters repeat the client's own arguments
         answer = self.client.generate(request.prompt, max_tokens=request.max_tokens, **self.parameters)  # type: ignore[arg-type]
         try:
             async with aclosing(answer) as deltas:

@@ -1,6 +1,6 @@
-"""HTTP/1.1 as a load needs it: connections that are kept, and the moment at which each piece of a body came.
+"""HTTP/1.1 for load tests: persistent connections, and the time at which each piece of a body arrived.
 
-The moment is read first, in the call in which the event loop hands the bytes over; parsing comes after it.
+The time is read first, in the call in which the event loop delivers the bytes; they are parsed after that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import httptools
 
 from llmserve.errors import InvalidArgument
 
-MAX_KEPT_BYTES = 1 << 20  # of a body that nobody reads in pieces: an error, a list of models
+MAX_KEPT_BYTES = 1 << 20  # of a body that is not read in pieces: an error, a list of models
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -26,20 +26,20 @@ SETTINGS = b"\x04"  # the type of HTTP/2's first frame
 
 
 class ConnectionLost(Exception):
-    """It ended before the answer did."""
+    """The connection ended before the answer did."""
 
 
 class BadAnswer(Exception):
-    """Not HTTP."""
+    """The answer is not HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where it is: of `https://host:port/prefix`."""
+    """The address of a server, from `https://host:port/prefix`."""
 
     host: str
     port: int
-    prefix: str  # of every path; without a slash at its end
+    prefix: str  # of every path; without a slash at the end
     tls: ssl.SSLContext | None
 
     @property
@@ -49,7 +49,8 @@ class Server:
 
 
 def parse_server(url: str, root_certificates: Path | None) -> Server:
-    """HOST:PORT is without TLS; a base URL of OpenAI's clients may end with /v1. Raises `InvalidArgument`."""
+    """Parses HOST:PORT (without TLS) or a base URL of OpenAI's clients, which may end with /v1. Raises
+    `InvalidArgument`."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname, parts.port
@@ -69,7 +70,7 @@ def parse_server(url: str, root_certificates: Path | None) -> Server:
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time."""
+    """Sends one request at a time."""
 
     def __init__(self) -> None:
         self.is_reusable = False
@@ -99,7 +100,7 @@ class Connection(asyncio.Protocol):
         await self._lost.wait()
 
     async def exchange(self, request: bytes, read: Callable[[float, bytes], None]) -> int:
-        """Send a request; `read` gets the moment and the bytes of each piece of a body of status 200.
+        """Send a request; `read` gets the time and the bytes of each piece of a body with status 200.
 
         Returns the status; other bodies are in `kept`. Raises `ConnectionLost` and `BadAnswer`.
         """
@@ -113,10 +114,10 @@ class Connection(asyncio.Protocol):
         self.is_reusable = self._stays and self.is_open
         return self._parser.get_status_code()
 
-    # of asyncio
+    # methods of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
 
     def data_received(self, data: bytes) -> None:
         self._moment = time.perf_counter()
@@ -135,7 +136,7 @@ class Connection(asyncio.Protocol):
         is_the_end = error is None and self._has_begun and not self._has_length
         self._end(None if is_the_end else ConnectionLost(str(error or "the server closed it")))
 
-    # of httptools
+    # methods of httptools
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._has_length |= name.lower() in (b"content-length", b"transfer-encoding")
@@ -163,7 +164,8 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """As many as there are requests at a time; those that are idle are used first, the last one of them before."""
+    """A pool of connections, one for each concurrent request. The idle connection that was used last is reused
+    first."""
 
     def __init__(self, server: Server, connect_timeout_s: float = 30.0) -> None:
         self.server = server
@@ -172,7 +174,7 @@ class Connections:
         self._made: set[Connection] = set()
 
     async def take(self) -> Connection:
-        """Raises `OSError` (a `TimeoutError`, too) when there is no server."""
+        """Raises `OSError` (possibly a `TimeoutError`) if there is no server."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open:
@@ -193,5 +195,5 @@ class Connections:
             self._made.discard(connection)
 
     async def close(self) -> None:
-        """When none is in use any more. Returns when the sockets are closed, too."""
+        """Call it when no connection is in use. Returns when the sockets are closed, too."""
         await asyncio.gather(*(connection.close() for connection in self._made))

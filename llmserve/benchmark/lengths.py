@@ -1,4 +1,4 @@
-"""How many tokens prompts and answers have: a number, or a distribution to draw from, as a flag says it."""
+"""The number of tokens of prompts and answers: a number or a distribution, as given by a flag."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from llmserve.errors import InvalidArgument
 
 FORMS = "N, uniform:LOW:HIGH, normal:MEAN:DEVIATION, lognormal:MEAN:DEVIATION or file:PATH"
-MAX_LENGTH = 10_000_000  # of a prompt or an answer; more is a slip of the finger
+MAX_LENGTH = 10_000_000  # of a prompt or an answer; more is a typing error
 
 
 class Lengths(Protocol):
     def draw(self, generator: np.random.Generator) -> int:
-        """At least 1."""
+        """Returns at least 1."""
         ...
 
 
@@ -32,7 +32,7 @@ class Fixed:
 @dataclass(frozen=True, slots=True)
 class Uniform:
     low: int
-    high: int  # included
+    high: int  # inclusive
 
     def draw(self, generator: np.random.Generator) -> int:
         return int(generator.integers(self.low, self.high + 1))
@@ -40,7 +40,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """Rounded; what falls below 1 is 1."""
+    """Rounded, and at least 1."""
 
     mean: float
     deviation: float
@@ -51,7 +51,7 @@ class Normal:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Mean and standard deviation are those of the lengths, not of their logarithms."""
+    """`mean` and `deviation` are those of the lengths, not of their logarithms."""
 
     mean: float
     deviation: float
@@ -63,7 +63,7 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Drawn from those of a file, all alike."""
+    """Lengths from a file, all equally likely."""
 
     lengths: tuple[int, ...]
 
@@ -72,7 +72,7 @@ class Listed:
 
 
 def parse_lengths(text: str) -> Lengths:
-    """Raises `InvalidArgument`."""
+    """Parses the flag. Raises `InvalidArgument`."""
     kind, _, rest = text.partition(":")
     if kind == "file":
         return _listed(Path(rest))

@@ -1,7 +1,7 @@
-"""Sends requests when they are due and keeps what came of them, with an eye on itself.
+"""Sends requests when they are due, records the results, and measures its own delays.
 
-In a closed loop a number of users ask again when they have been answered. In an open loop requests arrive at a rate,
-whether or not others have been answered: what is late is late by this program, which is measured.
+In a closed loop, each of a number of users sends a request when the previous one was answered. In an open loop,
+requests arrive at a rate, independent of earlier answers, so any delay is this program's and is measured.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from llmserve.benchmark.arrivals import Arrivals, arrival_times
 from llmserve.benchmark.records import Endpoint, LoadRequest, Record
 
 WATCH_INTERVAL_S = 0.02
-MIN_UNREACHABLE = 20  # requests in a row without a server, after which there is nothing to measure
+MIN_UNREACHABLE = 20  # consecutive requests without a server after which the run is given up
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How requests come, and how long. One of `concurrency` and `rate` is given, and so is one of the limits."""
+    """How many requests are sent, and for how long. Set one of `concurrency` and `rate`, and one of the limits."""
 
     concurrency: int | None = None  # users of a closed loop
-    rate: float | None = None  # arrivals a second of an open one
+    rate: float | None = None  # arrivals per second of an open loop
     arrivals: Arrivals | None = None
     num_requests: int | None = None
-    duration_s: float | None = None  # in which requests are begun
-    grace_s: float = 30.0  # for those that are under way when that is over
-    timeout_s: float = 600.0  # of a request
+    duration_s: float | None = None  # requests are started during this time
+    grace_s: float = 30.0  # after `duration_s`, for running requests
+    timeout_s: float = 600.0  # per request
     seed: int = 0  # of the arrivals
 
 
 @dataclass(slots=True)
 class Run:
     records: list[Record] = field(default_factory=list)
-    lags: list[float] = field(default_factory=list)  # seconds by which this program's event loop came late
-    busy: float = 0.0  # cores' worth of time that this process took
-    was_given_up: bool = False  # there was no server any more
+    lags: list[float] = field(default_factory=list)  # delays of this program's event loop, in seconds
+    busy: float = 0.0  # mean number of cores that this process used
+    was_given_up: bool = False  # the server could not be reached any more
     was_interrupted: bool = False
 
 
@@ -49,9 +49,9 @@ async def run_load(
     load: Load,
     told: Callable[[Record], None] = lambda record: None,
 ) -> Run:
-    """`requests` do not end. `told` hears of each one that has been answered, or has failed.
+    """Sends from `requests`, which must be endless. Calls `told` for each request that was answered or failed.
 
-    When it is cancelled it ends early, and what has been answered counts.
+    If cancelled, it ends early, and its result has the requests answered so far.
     """
     sender = _Sender(endpoint, requests, load, told)
     began, busy = time.perf_counter(), time.process_time()
@@ -78,7 +78,7 @@ class _Sender:
     run: Run = field(default_factory=Run)
     began: float = field(default_factory=time.perf_counter)
     num_begun: int = 0
-    num_unreachable: int = 0  # in a row
+    num_unreachable: int = 0  # consecutive
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def closed_loop(self) -> None:
@@ -88,7 +88,7 @@ class _Sender:
         await self._finish()
 
     async def open_loop(self, rate: float) -> None:
-        """The first request is due at once."""
+        """The first request is due immediately."""
         load = self.load
         assert load.arrivals is not None
         for offset in arrival_times(load.arrivals, rate, np.random.default_rng(load.seed)):
@@ -101,7 +101,7 @@ class _Sender:
         await self._finish()
 
     async def stop(self) -> None:
-        """End what is still under way."""
+        """Cancels the running requests."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)

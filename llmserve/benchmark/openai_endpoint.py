@@ -1,4 +1,4 @@
-"""Asks over OpenAI's API, streaming: /v1/chat/completions or /v1/completions of any server."""
+"""Sends requests over OpenAI's API, streaming: /v1/chat/completions or /v1/completions of any server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmserve.errors import InvalidArgument, LlmserveError, NotFound, Unavailabl
 
 Json: TypeAlias = Any
 DONE = b"[DONE]"
-TEXTS = ("content", "reasoning_content", "reasoning", "text")  # of a delta or a choice: any of them is an answer's text
+TEXTS = ("content", "reasoning_content", "reasoning", "text")  # fields of a delta or a choice that have text
 KEY_WORDS = "give it with --api-key KEY or in LLMSERVE_API_KEY"
 OTHER_PORT = "--url takes the server's HTTP port (8000 by default), not that of gRPC (8001) or metrics (8002)"
 
@@ -25,8 +25,8 @@ class OpenAiEndpoint:
     model: str
     api_key: str = field(default="", repr=False)
     is_chat: bool = True
-    ignores_end: bool = True  # answers are as long as they may be (`ignore_eos`, which OpenAI itself has not)
-    more: Mapping[str, Json] = field(default_factory=dict)  # fields of the body
+    ignores_end: bool = True  # answers have the maximum length (`ignore_eos`, an extension of OpenAI's API)
+    more: Mapping[str, Json] = field(default_factory=dict)  # additional fields of the body
     connections: Connections = field(init=False)
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class OpenAiEndpoint:
         events = Events(record)
         try:
             connection = await self.connections.take()
-        except OSError as error:  # of which TimeoutError and SSLError are kinds
+        except OSError as error:  # also TimeoutError and SSLError
             refused = isinstance(error, ConnectionRefusedError)
             record.fail("connection refused" if refused else "cannot connect", str(error), is_unreachable=True)
             return
@@ -85,7 +85,7 @@ def http_message(server: Server, method: str, path: str, body: bytes, api_key: s
 
 
 class Events:
-    """Server-sent events of one answer, as they come, into its record."""
+    """Reads the server-sent events of one answer into its record."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -124,14 +124,15 @@ class Events:
 
 
 def error_text(body: bytes) -> str:
-    """What a body of OpenAI's shape says, or its beginning."""
+    """Returns the message of an error in OpenAI's format, or the beginning of the body."""
     with suppress(ValueError, KeyError, TypeError):
         return str(json.loads(body)["error"]["message"])
     return body[:200].decode("utf-8", "replace").strip()
 
 
 async def only_model(server: Server, api_key: str) -> str:
-    """The name of the server's one model. Raises `LlmserveError`: nobody is there, or there is not one model."""
+    """Returns the name of the server's only model. Raises `LlmserveError` if no server answers or it has not one
+    model."""
     body = bytearray()
     connection: Connection | None = None
     connections = Connections(server)
@@ -165,7 +166,7 @@ def unreachable(server: Server, reason: str) -> Unavailable:
 
 
 def refusal(server: Server, kind: str, message: str) -> LlmserveError:
-    """What a status is to somebody who runs the command."""
+    """Returns the error for a failed request, with advice for the user of the command."""
     if kind == "HTTP 401":
         return InvalidArgument(f"{server.host_header} requires a valid API key: {KEY_WORDS}")
     if kind == "HTTP 404":

@@ -1,4 +1,4 @@
-"""A sweep, drawn: panels of lines as SVG, which needs nothing else, and bars for a terminal."""
+"""Draws a sweep: panels of lines as SVG, without any dependency, and bars for a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STYLE = (
 @dataclass(frozen=True, slots=True)
 class Series:
     name: str
-    values: Sequence[float | None]  # one for each point; None: nothing was measured there
+    values: Sequence[float | None]  # one for each point; None: not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Panel:
 
 
 def svg(panels: Sequence[Panel], points: Sequence[float], label: str) -> str:
-    """Side by side, over the same `points`, which `label` names."""
+    """Draws the panels in a row, over the same `points`, whose axis has the title `label`."""
     width = WIDTH * len(panels)
     drawn = [
         f'<g transform="translate({WIDTH * place},0)">{_panel(panel, points, label)}</g>'
@@ -74,7 +74,7 @@ def _panel(panel: Panel, points: Sequence[float], label: str) -> str:
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 4, 5, 8 times a power of ten: an axis whose quarters are easily read."""
+    """Returns the next of 1, 2, 4, 5, 8 times a power of ten, so that quarters of the axis are easy to read."""
     if value <= 0:
         return 1.0
     power = 1.0
@@ -86,7 +86,7 @@ def _round_up(value: float) -> float:
 
 
 def bars(title: str, labels: Sequence[str], values: Sequence[float | None]) -> str:
-    """A bar for each value, with the value behind it."""
+    """Draws a bar for each value, followed by the value."""
     top = max((value for value in values if value is not None), default=0.0)
     width = max(map(len, labels))
     lines = [title]

@@ -1,4 +1,4 @@
-"""A request of a load, what came of it, and who answers."""
+"""A request of a load, its result, and the interface that sends it."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ class LoadRequest:
 
 @dataclass(slots=True)
 class Record:
-    """Times are those of `time.perf_counter`. A request without `error` and with an arrival has been answered."""
+    """Times are those of `time.perf_counter`. A request without `error` and with an arrival was answered."""
 
-    due: float | None = None  # when it should have been sent; None: when another one was answered
+    due: float | None = None  # when it should have been sent; None: when the previous answer ended
     started: float = 0.0
-    arrived: list[float] = field(default_factory=list)  # when each piece of text came
-    prompt_tokens: int | None = None  # this and the next four as the server counts them
+    arrived: list[float] = field(default_factory=list)  # times of the pieces of text
+    prompt_tokens: int | None = None  # this and the next four are counted by the server
     cached_tokens: int | None = None
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
     completion_tokens: int | None = None
-    error: str = ""  # its kind: few words, the same for errors that are alike
-    message: str = ""  # what the server said of it
-    is_unreachable: bool = False  # the error: there was no server
-    is_cut: bool = False  # it was unfinished when time was up
+    error: str = ""  # its kind: a few words, equal for equal errors
+    message: str = ""  # the server's message for the error
+    is_unreachable: bool = False  # whether the error is that there was no server
+    is_cut: bool = False  # whether it was unfinished when the time was over
 
     def fail(self, kind: str, message: str = "", *, is_unreachable: bool = False) -> None:
-        """The first failure counts."""
+        """Only the first failure is recorded."""
         if not self.error:
             self.error, self.message, self.is_unreachable = kind, message, is_unreachable
 
     @property
     def num_tokens(self) -> int:
-        """Of the answer; where the server does not count them, pieces are taken for tokens."""
+        """Tokens of the answer, or its pieces if the server does not count tokens."""
         return len(self.arrived) if self.completion_tokens is None else self.completion_tokens
 
     @property
@@ -48,22 +48,22 @@ class Record:
 
     @property
     def latency(self) -> float:
-        """Until the last text: an event that only counts tokens is not waited for."""
+        """Seconds until the last text; an event with only token counts is ignored."""
         return self.arrived[-1] - self.started
 
     @property
     def inter_token_latency(self) -> float | None:
-        """The mean within this answer; None for an answer of one token."""
+        """The mean of this answer; None if it has only one token."""
         if self.num_tokens < 2:
             return None
         return (self.arrived[-1] - self.arrived[0]) / (self.num_tokens - 1)
 
 
 class Endpoint(Protocol):
-    """A server and a model, and how they are asked."""
+    """A model of a server, and the protocol to send requests to it."""
 
     async def ask(self, request: LoadRequest, record: Record) -> None:
-        """Fill in the record while the answer comes. What goes wrong is in the record, too; raises nothing."""
+        """Fills in the record while the answer arrives, including any error; never raises one."""
         ...
 
     async def close(self) -> None: ...

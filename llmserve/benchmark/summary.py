@@ -1,14 +1,14 @@
-"""What a load made of a server, in the terms and by the definitions of NVIDIA's aiperf.
+"""Results of a load, with the names and definitions of NVIDIA's aiperf.
 
     time to first token     from sending a request to the first text of its answer
     inter-token latency     (end - first text) / (tokens - 1), a mean for each answer
     inter-chunk latency     between one piece of text and the next, of all answers
     request latency         from sending a request to the last text of its answer
     duration                from the first request sent to the last text of an answer
-    throughput              requests that were answered, or their tokens, by the duration
-    goodput                 answered requests that meet every objective, by the duration
+    throughput              answered requests, or their tokens, divided by the duration
+    goodput                 answered requests that meet every objective, divided by the duration
 
-Requests that failed are counted by kind, and are in nothing else.
+Failed requests are counted by kind, and excluded from everything else.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from llmserve.errors import InvalidArgument
 
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 MS = 1e3
-BUSY_CORE = 0.9  # of one, which is all that this program's event loop can have
-LATE_S = 0.02  # at the 99th percentile: what a server's latencies should not be made of
+BUSY_CORE = 0.9  # share of one core, the most that this program's event loop can use
+LATE_S = 0.02  # at the 99th percentile: more would distort a server's latencies
 OBJECTIVES = {"ttft": "time_to_first_token", "itl": "inter_token_latency", "e2e": "request_latency"}
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of a metric, in its unit; percentiles are interpolated linearly."""
+    """The distribution of a metric, in its unit; percentiles are interpolated linearly."""
 
     unit: str
     count: int
@@ -45,7 +45,7 @@ class Distribution:
     percentiles: Mapping[int, float]
 
     def document(self) -> dict[str, Any]:
-        """Under aiperf's names."""
+        """Returns JSON with aiperf's names."""
         percentiles = {f"p{percent}": value for percent, value in self.percentiles.items()}
         spread = {"avg": self.mean, "min": self.low, "max": self.high, "std": self.deviation}
         return {"unit": self.unit, "count": self.count, **spread, **percentiles}
@@ -53,13 +53,14 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A limit that a request's metric has to keep."""
+    """A limit for a request's metric."""
 
-    name: str  # of OBJECTIVES
+    name: str  # one of OBJECTIVES
     limit_s: float
 
     def is_met(self, record: Record) -> bool:
-        """What a request does not have, an answer of one token no time between tokens, breaks no limit."""
+        """Returns whether the limit is met. A missing metric, such as the time between tokens of one token, meets
+        it."""
         value = {
             "ttft": record.time_to_first_token,
             "itl": record.inter_token_latency,
@@ -73,21 +74,21 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of one load. Without an answer there are no distributions."""
+    """The results of one load. Without answers there are no distributions."""
 
     answered: int
-    cut: int  # unfinished when time was up
+    cut: int  # unfinished when the time was over
     errors: Mapping[str, int]  # by kind
-    messages: Mapping[str, str]  # what the server said, for each kind, the first time
+    messages: Mapping[str, str]  # the server's first message for each kind
     duration_s: float
     output_tokens: int
     input_tokens: int | None  # None: the server does not count
     good: int | None  # None: without objectives
     distributions: Mapping[str, Distribution]
-    lateness: Distribution | None  # of an open loop: when requests were sent, after they were due
-    lag: Distribution | None  # of this program's event loop
-    busy: float  # cores
-    is_counted: bool  # by the server; else pieces stand for tokens
+    lateness: Distribution | None  # of an open loop: how long after its due time each request was sent
+    lag: Distribution | None  # delays of this program's event loop
+    busy: float  # mean number of cores that this program used
+    is_counted: bool  # by the server; otherwise each piece counts as a token
     was_given_up: bool
     was_interrupted: bool
 
@@ -99,7 +100,7 @@ class Summary:
         return sum(self.errors.values())
 
     def bottleneck(self) -> str:
-        """Why these numbers say more about this program than about the server; empty when they do not."""
+        """Returns why this program limited the results more than the server did; empty if it did not."""
         reasons = []
         if self.busy >= BUSY_CORE:
             reasons.append(f"it used {self.busy:.0%} of a core")
@@ -110,7 +111,7 @@ class Summary:
         return "; ".join(reasons)
 
     def document(self) -> dict[str, Any]:
-        """For JSON, under aiperf's names where it has one."""
+        """Returns JSON, with aiperf's names where they exist."""
         values: dict[str, Any] = {
             "request_count": self.answered,
             "error_request_count": self.failed,
@@ -142,7 +143,7 @@ class Summary:
 
 
 def parse_objectives(texts: Sequence[str]) -> list[Objective]:
-    """`ttft:200ms` and so on. Raises `InvalidArgument`."""
+    """Parses `ttft:200ms` and similar texts. Raises `InvalidArgument`."""
     return [_objective(text) for text in texts]
 
 
@@ -193,7 +194,7 @@ def _prompt_tokens(answered: Sequence[Record]) -> int | None:
 
 
 def _distributions(answered: Sequence[Record]) -> dict[str, Distribution]:
-    """Under aiperf's names; those of which there is nothing are left out."""
+    """Returns distributions by aiperf's names, without metrics that have no values."""
     between = [gap for gap in (record.inter_token_latency for record in answered) if gap is not None]
     gaps = np.concatenate([np.diff(record.arrived) for record in answered]) if answered else np.array([])
     found = {
@@ -217,7 +218,7 @@ def _distributions(answered: Sequence[Record]) -> dict[str, Distribution]:
 
 
 def distribution(values: Any, unit: str, scale: float = 1.0) -> Distribution | None:
-    """Of numbers, times `scale`; None of nothing."""
+    """Returns the distribution of the values times `scale`; None if there are none."""
     numbers = np.asarray(values, dtype=np.float64) * scale
     if not numbers.size:
         return None

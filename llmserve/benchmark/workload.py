@@ -1,6 +1,6 @@
-"""The requests of a load: made of words that mean nothing, or taken from a file.
+"""The requests of a load: random words, or prompts from a file.
 
-Each prompt is made anew, so that only what should be shared between prompts is found in the server's prefix cache.
+Each prompt is created anew, so that the server's prefix cache holds only what prompts are meant to share.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ story fact month lot right study book eye job word business issue side kind head
 game line end member law car city name team minute idea body back parent face level office door health person art war
 history party result change morning reason research girl guy moment air teacher force education"""
 WORDS = tuple(NOUNS.split())
-FILLER = "a"  # a word of one token almost everywhere
-ROUNDS = 8  # of coming closer to a wanted number of tokens
-MAX_PROBLEMS = 5  # of a file of prompts, that are told
+FILLER = "a"  # a word that is one token in almost every tokenizer
+ROUNDS = 8  # attempts to get closer to the requested number of tokens
+MAX_PROBLEMS = 5  # the most problems of a file of prompts that are reported
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Text of a wanted number of tokens: counted by `count`, else as the mean of the words says."""
+    """Writes text with a given number of tokens: counted by `count`, or else estimated by the mean per word."""
 
     tokens_per_word: float
     count: Callable[[str], int] | None = None
@@ -57,7 +57,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Prompts of a prefix, one of `num_prefixes` that are shared, and text of their own."""
+    """Prompts of a prefix, which is one of `num_prefixes` shared ones, and their own text."""
 
     writer: Writer
     input_tokens: Lengths
@@ -66,7 +66,7 @@ class Synthetic:
     num_prefixes: int = 1
 
     def requests(self, generator: np.random.Generator) -> Iterator[LoadRequest]:
-        """Without end."""
+        """Yields requests endlessly."""
         num_prefixes = self.num_prefixes if self.prefix_tokens else 0
         prefixes = [self.writer.text(self.prefix_tokens, generator) for _ in range(num_prefixes)]
         while True:
@@ -77,21 +77,21 @@ class Synthetic:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Those of a file, in its order, again and again."""
+    """Prompts from a file, in its order, repeated endlessly."""
 
-    prompts: Sequence[tuple[Prompt, int | None]]  # with the longest answer, if the file says so
+    prompts: Sequence[tuple[Prompt, int | None]]  # with the maximum length of the answer, if the file has it
     output_tokens: Lengths
 
     def requests(self, generator: np.random.Generator) -> Iterator[LoadRequest]:
-        """Without end."""
+        """Yields requests endlessly."""
         while True:
             for prompt, max_tokens in self.prompts:
                 yield LoadRequest(prompt, max_tokens or self.output_tokens.draw(generator))
 
 
 def read_prompts(path: Path) -> list[tuple[Prompt, int | None]]:
-    """A .jsonl file has an object a line, with `prompt` or `messages` and perhaps `max_tokens`; another one a prompt a
-    line. Raises `InvalidArgument` with the lines that are wrong."""
+    """Reads a file of prompts. A .jsonl file has an object per line, with `prompt` or `messages` and optionally
+    `max_tokens`; any other file has a prompt per line. Raises `InvalidArgument` that lists the wrong lines."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
