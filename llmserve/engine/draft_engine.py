@@ -1,5 +1,5 @@
-"""An engine that drafts tokens for another one (`scheduler/drafts/model.py`), either a smaller network or the larger
-network's own layer for drafts: checks of compatibility, and its steps."""
+"""An engine that drafts tokens for another one (`scheduler/drafts/model.py`): a smaller network, or the larger
+network's own layer for drafts. Checks its compatibility and runs its steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DraftEngine:
         """`beside`: the engine that it drafts for."""
         self._runner = runner
         self._has_failed = False
-        cost = runner.info.weight_bytes / max(1, beside.weight_bytes)  # reading them limits a step of few rows
+        cost = runner.info.weight_bytes / max(1, beside.weight_bytes)  # a step of few rows mostly reads weights
         token_ids = TokenIds(runner.info.vocab_size, beside.vocab_size)
         self.model = DraftModel(
             runner.info.scheduler_config(SchedulerSettings()), self._step, token_ids, prior_cost=cost,

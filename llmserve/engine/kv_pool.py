@@ -30,10 +30,10 @@ def num_kv_blocks(
 ) -> int:  # fmt: skip
     """Blocks of the KV pool: the requested number or what the batch can use, or less if memory is insufficient.
 
-    block_size: tokens; free_bytes: of the device, besides all else that the engine takes; layers: whose blocks have
-    tables of their own. Where there are some, as many tokens as were asked for have room in sequences of any length.
-    Raises ResourceExhausted when more was asked for than there is memory at all, or when memory cuts the pool so far
-    that a sequence of `max_seq_len` tokens has no room. A pool may be as small as that only when asked for.
+    block_size: tokens; free_bytes: memory of the device that the rest of the engine does not need; layers: those whose
+    blocks have their own tables. If there are any, the requested number of tokens fits in sequences of any length.
+    Raises ResourceExhausted if the requested pool exceeds the memory, or if memory reduces the pool so far that a
+    sequence of `max_seq_len` tokens does not fit. Only a requested pool may be that small.
     """
     num_longest = -(-info.max_seq_len // block_size) + layers.num_blocks_for(info.max_seq_len, block_size)
     num_wanted = _num_wanted(info, settings, block_size, layers)
@@ -41,7 +41,7 @@ def num_kv_blocks(
     num_allowed = int(settings.kv_cache_fraction * free_bytes) // block_bytes
 
     def tokens(num_blocks: int) -> int:
-        """Of sequences of any length, or of the longest ones."""
+        """Tokens of sequences of any length, or of the longest ones."""
         if settings.max_kv_tokens or not layers.num_tables:
             return num_blocks // (1 + layers.num_tables) * block_size
         return num_blocks * info.max_seq_len // num_longest
@@ -66,7 +66,7 @@ def num_kv_blocks(
         )
     if settings.max_kv_tokens:
         logger.warning("%s, and %s: it gets %d tokens", wanted, allowed, tokens(num_allowed))
-    else:  # nobody asked for room for the largest batch
+    else:  # the operator did not request a pool for the largest batch
         got = f"{tokens(num_allowed)} tokens ({_size(num_allowed * block_bytes)})"
         logger.info("the KV cache has %s: %s, and --kv-cache-fraction is %g", got, left, fraction)
     return num_allowed
@@ -105,7 +105,7 @@ def pool_with_states(
 
 
 def blocks_beside(theirs: PoolShape, ours: PoolShape, max_seq_len: int) -> Fraction:
-    """Blocks that a pool of `ours` needs for each block of another one, so that both have room for the same sequences,
+    """Blocks that a pool of `ours` needs for each block of `theirs`, so that both have room for the same sequences,
     long and short."""
     longest = Fraction(ours.num_blocks_for(max_seq_len), theirs.num_blocks_for(max_seq_len))
     short = Fraction((1 + ours.layers.num_tables) * theirs.block_size, (1 + theirs.layers.num_tables) * ours.block_size)
@@ -116,7 +116,7 @@ def _num_wanted(info: EngineInfo, settings: EngineSettings, block_size: int, lay
     if settings.max_kv_tokens:
         return -(-settings.max_kv_tokens // block_size) * (1 + layers.num_tables)
     num_blocks = -(-info.max_batch_size * info.max_seq_len // block_size)
-    of_step = layers.num_tables * -(-info.max_num_tokens // block_size)  # that it holds until it has ended
+    of_step = layers.num_tables * -(-info.max_num_tokens // block_size)  # blocks that a step holds until it ends
     return num_blocks + info.max_batch_size * layers.num_blocks_for(info.max_seq_len, block_size) + of_step
 
 

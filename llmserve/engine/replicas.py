@@ -44,7 +44,7 @@ class ReplicatedEngine:
         self._lock = threading.Lock()  # guards the following
         self._open = Counter[str]()  # running answers, by engine
         self._answers = Counter[Tenant]()  # of tenants that have such a limit
-        self._failed = set[str]()  # that have been told of
+        self._failed = set[str]()  # failures that were logged
 
     @property
     def info(self) -> EngineInfo:

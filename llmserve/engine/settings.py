@@ -81,10 +81,10 @@ class GpuSettings:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """For LoRA adapters in memory."""
+    """Limits of LoRA adapters in memory."""
 
     count: int = 64
-    num_bytes: int = 0  # 0: any
+    num_bytes: int = 0  # 0: no limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class _Known:
     num_names: int = 1  # the names under which it was added
     num_uses: int = 0
     slot: int = 0  # 0: not in memory
-    num_bytes: int = 0  # there
+    num_bytes: int = 0  # in memory
     last_used: int = 0
 
     def name_again(self, adapter: SealedAdapter) -> None:
@@ -46,11 +46,11 @@ class AdapterPool:
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._known: dict[str, _Known] = {}
-        self._loaded: list[_Known] = []  # including removed adapters while they are used
+        self._loaded: list[_Known] = []  # including removed adapters that are still in use
         self._clock = 0
 
     def add(self, adapter: SealedAdapter) -> None:
-        """Reads all files, so that problems are reported now."""
+        """Adds an adapter. Reads all of its files, so that problems are reported now."""
         if self._runner is None:
             raise Unsupported(
                 "this engine does not support adapters at run time: only the cpu target does; merge it into an "
@@ -73,7 +73,7 @@ class AdapterPool:
         self._release(added)
 
     def remove(self, digest: str) -> None:
-        """Call it once for every `add`. Running requests keep the adapter."""
+        """Undoes one `add`. Running requests keep the adapter."""
         with self._lock:
             known = self._known[digest]
             known.num_names -= 1
@@ -83,7 +83,7 @@ class AdapterPool:
 
     @property
     def digests(self) -> KeysView[str]:
-        """Digests that requests may name."""
+        """Digests that requests may select."""
         return self._known.keys()
 
     @asynccontextmanager
@@ -137,7 +137,7 @@ class AdapterPool:
             self._unload(idle.pop(0))
 
     def _fits(self, others: Sequence[_Known], num_bytes: int) -> bool:
-        """Whether one more fits next to these."""
+        """Returns whether `num_bytes` more fit in addition to `others`."""
         limits, taken = self._limits, sum(each.num_bytes for each in others)
         return len(others) < limits.count and (not limits.num_bytes or taken + num_bytes <= limits.num_bytes)
 
@@ -149,7 +149,7 @@ class AdapterPool:
             self._drop(known)
 
     def _drop(self, known: _Known) -> None:
-        """Unload it if it was removed and is not in use. Call with the lock held."""
+        """Unloads it if it was removed and is not in use. Call with the lock held."""
         if known.slot and not known.num_uses and self._known.get(known.adapters[0].digest) is not known:
             self._unload(known)
 

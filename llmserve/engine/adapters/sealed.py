@@ -5,8 +5,8 @@
     selftest.npz       prompts, and the engine's results for them with the adapter
     adapter_config.json  PEFT's original file, for information
 
-The weights are read into memory and hashed, not mapped: they are small, and a file that is truncated under a running
-server harms nobody.
+The weights are read into memory and hashed, not mapped: they are small, and truncating a file does not affect a running
+server.
 """
 
 from __future__ import annotations

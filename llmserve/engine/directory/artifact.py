@@ -20,7 +20,7 @@ from llmserve.engine.directory.manifest import Manifest
 from llmserve.errors import EngineFileError, NotFound, raise_problems
 
 MANIFEST_FILE = "manifest.json"
-RETIRED_OPTIONS = frozenset({"group_size"})  # of builds that older manifests name
+RETIRED_OPTIONS = frozenset({"group_size"})  # options in older manifests that this version does not have
 CONFIG_FILE = "config.json"
 ENGINE_FILE = "rank0.engine"
 SELFTEST_FILE = "selftest.npz"

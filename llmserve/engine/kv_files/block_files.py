@@ -41,26 +41,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    used_ns: int  # when it was last used
+    used_ns: int  # time of its last use
     num_bytes: int
     path: Path
 
 
 class BlockFiles:
-    """For one engine, in a folder that other engines share. One thread writes; any may read."""
+    """Files of one engine, in a folder shared with other engines. One thread writes; any thread may read."""
 
     def __init__(
         self, folder: Path, engine: str, block_bytes: int, max_bytes: int = DEFAULT_MAX_BYTES, *, state_bytes: int = 0
     ) -> None:
-        """`engine`: what a block's content depends on besides its hash; a name for a folder. `max_bytes`: of all
-        engines' files. `InvalidArgument` where there can be no such folder; one that is only readable is read.
+        """`engine`: a folder name for everything besides its hash that a block's content depends on. `max_bytes`: limit
+        for all engines' files. Raises `InvalidArgument` if the folder cannot exist. A read-only folder is only read.
 
-        Keys are hashes of blocks, and what `windowed_keys` and `state_key` make of them."""
+        Keys are block hashes, or made from them by `windowed_keys` and `state_key`.
+        """
         self._root = folder
         self._folder = folder / engine
         self.block_bytes = block_bytes
         self.state_bytes = state_bytes
-        self.on_removed: Callable[[bytes], object] = lambda key: None  # removed to make room, by this object
+        self.on_removed: Callable[[bytes], object] = lambda key: None  # called if this object removes one
         self._max_bytes = max_bytes
         self._num_bytes: int | None = None  # of all files; None: not counted yet
         self._told: set[str] = set()
@@ -94,8 +95,8 @@ class BlockFiles:
         return content
 
     def touch(self, keys: Iterable[bytes], ahead_s: float = 0.0) -> None:
-        """Mark them as used now, the last one as the most recent. `ahead_s`: as if used later, so that they outlast
-        files written until then."""
+        """Marks them as used now, the last one as the most recent. `ahead_s`: marks them as used later, so that they
+        outlast files written until then."""
         now = time.time_ns() + int(1e9 * ahead_s)  # clocks of file systems are coarse
         for place, key in enumerate(keys):
             with suppress(OSError):  # missing, or in a read-only folder
@@ -113,7 +114,7 @@ class BlockFiles:
         return chosen[::-1]
 
     def write(self, key: bytes, content: bytes) -> bool:
-        """Whether the block is stored now. The least recently used blocks are removed to make room."""
+        """Writes the block; returns whether it is stored now. Removes least recently used blocks to make room."""
         path = self._path(key)
         num_bytes = len(MAGIC) + CHECKSUM_BYTES + len(content)
         if path.exists():
@@ -150,7 +151,7 @@ class BlockFiles:
         return True
 
     def _trim(self, num_bytes: int) -> int:
-        """Other servers write here, too, so files are counted again. Returns the number of bytes left."""
+        """Counts the files again, because other servers write here, too. Returns the number of bytes left."""
         for path in self._root.glob(f"*/??/{UNFINISHED}*"):
             with suppress(OSError):
                 if path.stat().st_mtime < time.time() - ABANDONED_S:
@@ -174,14 +175,14 @@ class BlockFiles:
         return self._folder / name[:2] / name
 
     def _tell(self, problem: str, why: object) -> None:
-        """Log it once."""
+        """Logs a problem once."""
         if problem not in self._told:
             self._told.add(problem)
             logger.warning("KV cache in %s: %s: %s", self._root, problem, why)
 
 
 def _found_in(folder: Path, pattern: str) -> list[_Found]:
-    """Blocks; other files are ignored."""
+    """Blocks in a folder; other files are ignored."""
     found = []
     for path in folder.glob(pattern):
         with suppress(OSError):  # another server may have removed it
@@ -201,7 +202,7 @@ def is_state(key: bytes) -> bool:
 
 
 def is_whole(key: bytes) -> bool:
-    """Whether it counts as a block: not a state, and not an additional block of layers with a window."""
+    """Whether the key counts as a block: not a state, and not an additional block of layers with a window."""
     return len(key) == HASH_BYTES
 
 

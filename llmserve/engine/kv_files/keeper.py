@@ -35,7 +35,7 @@ MAX_UNWRITTEN = 256 * 2**20  # bytes that wait to be written; blocks evicted abo
 MAX_FETCHED = 2**30  # bytes for one prompt
 PUT_AT_ONCE = 8 * 2**20  # bytes that are put into the pool between two steps after the start
 TOUCHED_AT_ONCE = 1024  # blocks
-START_S = 1.0  # that the engine may read before it is ready
+START_S = 1.0  # time for reading before the engine is ready
 NUM_READERS = 4  # because a file's checksum takes as long as reading it
 MAX_KNOWN = 2**18  # hashes that are remembered
 END_S = 10.0  # for writing blocks when the engine is closed
@@ -59,11 +59,11 @@ class _Kind:
     fallen_out: list[tuple[int, bytes]]
     read: Callable[[int], bytes]
     write: Callable[[int, bytes], None]
-    key: Callable[[bytes], bytes]  # from what the pool finds it by
+    key: Callable[[bytes], bytes]  # from the hash under which the pool finds it
 
 
 class KvKeeper:
-    """Everything except `come_back` is called by the planning thread."""
+    """Keeps the blocks of one engine. The planning thread calls everything except `come_back`."""
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class KvKeeper:
         post: Post,
         wanted: Container[int],
     ) -> None:
-        """`come_back` is called with what `fetch` has begun, in another thread. What was used last is put into the pool
-        here, as far as there is time, and then with `post`: nothing gives way to it. `wanted`: ids of sequences that
-        somebody waits for, at any time."""
-        self.num_stored = 0  # blocks written; those of windows are parts of others, here and in the next count
+        """`come_back` is called from another thread with the result of `fetch`. The most recently used blocks are put
+        into the pool here while there is time, later ones by `post`; none of them evicts a block. `wanted`: ids of
+        sequences that still have a consumer."""
+        self.num_stored = 0  # blocks written; here and in num_restored, blocks of windows do not count
         self.num_restored = 0  # blocks read
         self._files = files
         self._scheduler = scheduler
@@ -89,7 +89,7 @@ class KvKeeper:
         self._known: set[bytes] = set()  # keys that were written or read
         files.on_removed = self._known.discard
         self._unwritten: dict[bytes, bytes] = {}  # contents that wait to be written, by key
-        self._num_given, self._num_done = 0, 0  # bytes to be written, and written: each has one thread that counts
+        self._num_given, self._num_done = 0, 0  # bytes to be written, and written: each is counted by one thread
         self._is_closing = Event()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="llmserve-kv-reader")
         self._first_reader = ThreadPoolExecutor(1, thread_name_prefix="llmserve-kv-first-reader")
@@ -102,7 +102,7 @@ class KvKeeper:
             self._first_reader.submit(self._go_on, last_first, num_looked_at, post)
 
     def fetch(self, sequences: Seq[Sequence]) -> bool:
-        """Whether files are searched for the prompt of these sequences of a request: `come_back` returns them."""
+        """Returns whether files are searched for the prompt of a request's sequences; then `come_back` returns them."""
         pool, hashes = self._scheduler.pool, self._scheduler.shareable_hashes(sequences[0])
         first, num_windowed = len(pool.match(hashes)), len(self._scheduler.windows.keys(hashes))
         room = min(pool.num_free - first, MAX_FETCHED // self._files.block_bytes) - num_windowed
@@ -114,8 +114,8 @@ class KvKeeper:
         return True
 
     def restore(self, fetched: Fetched) -> None:
-        """Put what was read into the pool. What somebody else has computed meanwhile stays, and what has fallen out
-        itself is missing."""
+        """Puts blocks that were read into the pool. Blocks that were computed in the meantime stay; evicted ones are
+        missing."""
         pool, sequence, contents = self._scheduler.pool, fetched.sequences[0], fetched.contents
         hashes = self._scheduler.shareable_hashes(sequence)
         hashes = hashes[: self._longest(hashes, lambda key: key in contents or self._is_here(key))]
@@ -137,7 +137,7 @@ class KvKeeper:
             self._restore_state(hashes[-1], contents[state_key(hashes[-1])])
 
     def _adopted(self, key: bytes, place: int | None, sequence: Sequence, hashes: Seq[bytes]) -> int:
-        """A block for that of the sequence at this place. None: for one of a window."""
+        """Returns a block of the pool for the one at this place of the sequence. None: a block of a window."""
         pool, size = self._scheduler.pool, self._scheduler.config.block_size
         if place is None:
             return pool.adopt(key)
@@ -146,7 +146,7 @@ class KvKeeper:
 
     def _restore_state(self, block_hash: bytes, content: bytes) -> None:
         slots = self._states.pool
-        if slots.num_free > 1 and not slots.has(block_hash):  # the sequence needs one of its own, too
+        if slots.num_free > 1 and not slots.has(block_hash):  # the sequence itself needs a slot, too
             state = slots.adopt(block_hash)
             self.keep()
             self._states.write(state, content)
@@ -160,7 +160,7 @@ class KvKeeper:
             kind.fallen_out.clear()
 
     def close(self, *, saves: bool) -> None:
-        """`saves`: write what is still in the pool, as far as time allows."""
+        """`saves`: write the rest of the pool, as far as time allows."""
         self._is_closing.set()
         self._reader.shutdown(cancel_futures=True)
         self._first_reader.shutdown(cancel_futures=True)
@@ -173,8 +173,8 @@ class KvKeeper:
         self._writer.shutdown(cancel_futures=True)
 
     def _save_all(self, deadline: float) -> None:
-        self.keep()  # the last step may have given away states, and no step follows that would overwrite them
-        self._touch_files(END_S)  # what was in the pool all the time has the oldest files, and would make room first
+        self.keep()  # the last step may have evicted states, and no later step overwrites them
+        self._touch_files(END_S)  # blocks that stayed in the pool have the oldest files, which would be removed first
         for kind in (self._states, self._blocks):
             for block_hash, place in kind.pool.known_blocks():
                 if self._num_given - self._num_done >= MAX_UNWRITTEN:
@@ -188,8 +188,8 @@ class KvKeeper:
             self._files.touch((kind.key(block_hash) for block_hash, _ in kind.pool.known_blocks()), ahead_s)
 
     def _wait_for_writer(self, deadline: float) -> None:
-        """Raises `TimeoutError`."""
-        self._writer.submit(int).result(deadline - time.monotonic())  # after the waiting ones
+        """Waits for all queued writes. Raises `TimeoutError`."""
+        self._writer.submit(int).result(deadline - time.monotonic())  # runs after the queued writes
 
     def _save(self, kind: _Kind, place: int, block_hash: bytes) -> None:
         key = kind.key(block_hash)
@@ -217,7 +217,7 @@ class KvKeeper:
             self._num_done += len(content)
 
     def _start(self, last_first: Seq[bytes]) -> int:
-        """Read what START_S suffices for, and put it into the pool. Returns how many of the keys that are."""
+        """Reads blocks for START_S, and puts them into the pool. Returns the number of keys that were looked up."""
         deadline, num_looked_at = time.monotonic() + START_S, 0
         for contents in self._in_portions(last_first):
             self._adopt(contents)
@@ -239,7 +239,7 @@ class KvKeeper:
             logger.exception("the KV cache starts without the blocks of its folder")
 
     def _in_portions(self, keys: Seq[bytes]) -> Iterator[Mapping[bytes, bytes | None]]:
-        """What their files hold, until the engine is closed. None: nothing."""
+        """Yields contents of files, until the engine is closed. None: the file is missing or damaged."""
         size = max(NUM_READERS, PUT_AT_ONCE // self._files.block_bytes)
         for start in range(0, len(keys), size):
             if self._is_closing.is_set():
@@ -252,7 +252,7 @@ class KvKeeper:
         return dict(zip(keys, self._file_readers.map(self._files.read, keys), strict=True))
 
     def _adopt(self, contents: Mapping[bytes, bytes | None]) -> None:
-        self.keep()  # of what the last step has given away, a place may be free again
+        self.keep()  # the last step may have evicted blocks whose places are free again
         for key, content in contents.items():
             kind, name = self._place(key)
             if content is not None and kind.pool.has_blank and not kind.pool.has(name):
@@ -261,7 +261,7 @@ class KvKeeper:
                 self.num_restored += is_whole(key)
 
     def _touch(self, last_first: Seq[bytes]) -> None:
-        """They are evicted after all others, the first one last."""
+        """Marks them as the last to be evicted, the first one as the very last."""
         for key in reversed(last_first):
             kind, name = self._place(key)
             kind.pool.touch(kind.pool.match([name]))
@@ -276,7 +276,7 @@ class KvKeeper:
             self._come_back(Fetched(sequences, contents))
 
     def _read_into(self, contents: dict[bytes, bytes], hashes: Seq[bytes], here: Set[bytes]) -> None:
-        """What the longest beginning needs beside what is here. What cannot be read is as if it was nowhere."""
+        """Reads what the longest usable beginning needs in addition to `here`. Unreadable files count as missing."""
         lost: set[bytes] = set()
 
         def is_there(key: bytes) -> bool:
@@ -289,16 +289,16 @@ class KvKeeper:
             needed += map(state_key, longest[-1:]) if self._has_states else ()
             missing = [key for key in needed if key not in here and key not in contents]
             if not missing:
-                self._files.touch(reversed(contents))  # an end without its beginning is of no use
+                self._files.touch(reversed(contents))  # a block is useless without earlier ones
                 return
             found = {key: self._unwritten.get(key) for key in missing}
             found |= self._contents([key for key, content in found.items() if content is None])
             lost |= {key for key, content in found.items() if content is None}
-            self._known -= lost  # they are to be written again
+            self._known -= lost  # they must be written again
             contents |= {key: content for key, content in found.items() if content is not None}
 
     def _longest(self, hashes: Seq[bytes], is_there: Callable[[bytes], bool]) -> int:
-        """The most of these blocks that a sequence may start with."""
+        """The largest number of these blocks that a sequence can start with."""
         longest = partial(self._scheduler.windows.longest, is_known=is_there)
         count = longest(hashes[: sum(1 for _ in takewhile(is_there, hashes))])
         while count and self._has_states and not is_there(state_key(hashes[count - 1])):
@@ -306,7 +306,7 @@ class KvKeeper:
         return count
 
     def _keys(self, block_hash: bytes) -> Iterator[bytes]:
-        """Of all that there may be of a sequence up to this block's end."""
+        """Yields the keys of all data that may exist for a sequence up to this block's end."""
         yield block_hash
         yield from windowed_keys(block_hash, self._scheduler.config.windowed_layers.num_tables)
         yield from (state_key(block_hash),) if self._has_states else ()
@@ -316,7 +316,7 @@ class KvKeeper:
         return kind.pool.has(name)
 
     def _place(self, key: bytes) -> tuple[_Kind, bytes]:
-        """Where the item with this key belongs, and how it is found there."""
+        """Returns the kind of the item with this key, and its key in that kind's pool."""
         return (self._states, key[:HASH_BYTES]) if is_state(key) else (self._blocks, key)
 
     @property

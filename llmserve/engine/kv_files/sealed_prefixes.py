@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class PrefixBlock(NamedTuple):
-    """Nothing is said of a block of layers with a window."""
+    """A block's parent and tokens; None for a block of layers with a window."""
 
     parent: bytes | None = None
     token_ids: tuple[int, ...] = ()
@@ -47,12 +47,12 @@ class Header:
     block_bytes: int
     prefixes: tuple[tuple[int, ...], ...]  # token ids
     state_bytes: int = 0  # of each state; 0: the network has none
-    window: int = 0  # of layers whose blocks have tables of their own, as in `WindowedLayers`
+    window: int = 0  # of layers whose blocks have their own tables, as in `WindowedLayers`
     num_tables: int = 0
 
     def blocks(self) -> dict[bytes, PrefixBlock]:
-        """All prefixes' full blocks, and those of a window before their ends, by their keys. In the order of the file:
-        a beginning before its end."""
+        """All prefixes' full blocks, and the blocks of a window before their ends, by key. In the order of the file:
+        earlier blocks first."""
         layers, size = WindowedLayers(self.window, self.num_tables), self.block_size
         found: dict[bytes, PrefixBlock] = {}
         for token_ids in self.prefixes:
@@ -65,7 +65,7 @@ class Header:
         return found
 
     def states(self) -> list[bytes]:
-        """Hashes of the blocks that a state follows, in the order of the file: the last of each prefix."""
+        """Hashes of the blocks followed by a state, in the order of the file: the last block of each prefix."""
         if not self.state_bytes:
             return []
         last = []
@@ -84,9 +84,9 @@ class SealedPrefixes:
         return b"".join((MAGIC, json.dumps(asdict(self.header)).encode(), b"\n", *self.contents))
 
     def fill(self, scheduler: Scheduler, runner: BlockRunner) -> None:
-        """Put them into the pool, as far as there is room, before the first step. Some may already come from files."""
+        """Puts the blocks into the pool before the first step, as far as they fit. Some may already come from files."""
         pool, slots, blocks = scheduler.pool, scheduler.states.slots, self.header.blocks()
-        pool.touch(pool.match(filter(pool.has, blocks)))  # otherwise they would be evicted for the others
+        pool.touch(pool.match(filter(pool.has, blocks)))  # otherwise they would be evicted for the new blocks
         fitting = list(blocks)[: pool.num_free]
         contents = dict(zip(blocks, self.contents, strict=False))
         for block_hash in reversed(fitting):  # the end is evicted first
@@ -119,7 +119,7 @@ def load_prefixes(directory: EngineDirectory, kernels: str, runner: RunnerInfo) 
 
 
 def _read(directory: EngineDirectory, kernels: str, runner: RunnerInfo) -> SealedPrefixes:
-    """Raises one of several errors whose messages say what is wrong."""
+    """Reads and checks the file. Raises one of several errors whose messages say what is wrong."""
     name, sealed = prefix_file(kernels), directory.manifest.prefixes
     if name not in sealed:
         raise ValueError(f"they are for other kernels ({', '.join(sorted(sealed))}); this machine has {kernels}")
@@ -146,7 +146,7 @@ def _read(directory: EngineDirectory, kernels: str, runner: RunnerInfo) -> Seale
 
 
 def seal_file(path: Path, content: bytes) -> None:
-    """Renamed into place: a server that has the old file open keeps it."""
+    """Writes and renames it, so that a server that has the old file open keeps that file."""
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(content)
     part.rename(path)

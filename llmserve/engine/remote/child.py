@@ -1,8 +1,8 @@
-"""The engine's process from its parent's side: what it opens, whether it is ready, how it ended.
+"""The engine's process from its parent's side: its settings, whether it is ready, and how it ended.
 
-It reads one line of standard input, `ChildSpec.line`, and ends when standard input is closed, which also happens if its
-parent dies. On standard output, it reports once that it is ready, or its error. Its standard error is its log, which is
-added to the parent's.
+The process reads one line of standard input, `ChildSpec.line`, and ends when standard input is closed, which also
+happens if its parent dies. On standard output, it reports once that it is ready, or its error. Its standard error is
+its log, which is added to the parent's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ChildSpec:
     """The settings of the process."""
 
     engine_dir: Path
-    tokenizer_dir: Path  # with which guides are compiled
+    tokenizer_dir: Path  # its tokenizer is used to compile guides
     settings: EngineSettings
     socket: Path
     log_level: int = logging.WARNING
@@ -82,7 +82,7 @@ def ready_line(error: LlmserveError | None = None) -> bytes:
 
 
 class Child:
-    """A process that was started. Owns it."""
+    """Owns a process that it has started."""
 
     def __init__(self, command: Sequence[str], spec: ChildSpec) -> None:
         """Raises `InvalidArgument` if no socket can be created."""

@@ -71,7 +71,7 @@ class RemoteEngine:
         self._end = EngineEnd()
         self._watched = set[Tenant]()
         self._adapters = Counter[str]()  # digests, with how often they were added
-        self._calls: dict[int, Future[None]] = {}  # that have no answer yet
+        self._calls: dict[int, Future[None]] = {}  # calls without an answer yet
         self._ids = itertools.count()
         for frame in first[1:]:
             self._receive(frame)
@@ -117,7 +117,7 @@ class RemoteEngine:
             pools=bool(info.pooling), adapters=self._adapters.keys(),
         )  # fmt: skip
         if request.guide is not None:
-            guide_source(request.guide)  # one that cannot travel is refused now
+            guide_source(request.guide)  # refuses guides that cannot be sent
         return self._stream(request)
 
     def stats(self) -> EngineStats:
@@ -127,7 +127,7 @@ class RemoteEngine:
     def allowance(self, tenant: Tenant) -> Allowance:
         """See `MeteringEngine`. For a tenant that is new to this client, its full allowance."""
         self._watch(tenant)
-        told = replace(tenant, adapters=None)  # what its requests may name does not travel
+        told = replace(tenant, adapters=None)  # not sent to the engine
         left, passed_s = self._state.allowances.get(told), time.monotonic() - self._state_at
         if left is None:
             return Allowance(tenant.max_answers, tenant.tokens_per_minute, 0.0)
@@ -195,13 +195,13 @@ class RemoteEngine:
             self._soon(self._send, Frame(Kind.WATCH, tenant_document(tenant)).encoded())
 
     def _soon(self, callback: object, *arguments: object) -> None:
-        """Run on the connection's thread; not at all if that has ended."""
+        """Runs the callback on the connection's thread, unless that has ended."""
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)  # type: ignore[arg-type]
         except RuntimeError:  # the loop is closed
             logger.debug("the connection to engine %s has ended", self._info.name)
 
-    # What follows runs on the connection's thread.
+    # The following methods run on the connection's thread.
 
     def _run(self, connection: socket.socket) -> None:
         try:
@@ -229,7 +229,7 @@ class RemoteEngine:
             self._transport.abort()
 
     def read(self, data: bytes) -> None:
-        """What the socket gives."""
+        """Handles data from the socket."""
         try:
             for frame in self._reader.feed(data):
                 self._receive(frame)

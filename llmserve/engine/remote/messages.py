@@ -39,7 +39,7 @@ from llmserve.engine.remote.frames import Frame, Kind, ProtocolError
 from llmserve.errors import InternalError, LlmserveError, Unsupported
 
 FINISH_REASONS = tuple(FinishReason)
-LIMITS = ("name", "weight", "max_answers", "tokens_per_minute")  # of a tenant, that travel; its counters stay
+LIMITS = ("name", "weight", "max_answers", "tokens_per_minute")  # fields of a tenant that are sent
 PLAIN = ("request_id", "end_id", "num_sequences", "return_log_probs", "return_prompt_log_probs", "num_top_log_probs",
          "return_context_logits", "return_generation_logits", "priority", "speculation", "pooled",
          "second_segment")  # fmt: skip
@@ -50,7 +50,7 @@ Number = TypeVar("Number", int, float)
 
 
 class Flag(IntFlag):
-    """What an event's row has besides its tokens. The lowest bits are the finish reason's number, from 1 on."""
+    """The parts of an event's row after its tokens. The lowest bits are the finish reason's number, from 1 on."""
 
     FINISH = 0x0F
     LOG_PROBS = 0x10
@@ -58,7 +58,7 @@ class Flag(IntFlag):
     TOP = 0x40
     LOGITS = 0x80
     PROMPT = 0x100
-    ERROR = 0x200  # no event: the stream ends with the error that has this number in the document
+    ERROR = 0x200  # not an event: the stream ends with the error that has this number in the document
 
 
 # Plain numbers, because they are checked for each event.
@@ -189,7 +189,7 @@ class EventWriter:
         integers[place] = flags
 
     def fail(self, stream_id: int, error: LlmserveError) -> None:
-        """The stream ends with it."""
+        """Ends the stream with an error."""
         self._integers += (stream_id, len(self._errors), ERROR, 0)
         self._errors.append(error_document(error))
 
@@ -280,7 +280,7 @@ def _usage_row(usage: Usage) -> tuple[int, ...]:
 
 
 def error_document(error: LlmserveError) -> dict[str, Any]:
-    facts = {name: value for name, value in vars(error).items() if not name.startswith("_")}  # notes stay
+    facts = {name: value for name, value in vars(error).items() if not name.startswith("_")}  # notes are not sent
     return {"class": type(error).__name__, "code": error.code.name, "message": str(error), "facts": facts}
 
 

@@ -39,7 +39,7 @@ class RestartRule:
     num_in_a_row: int = 0
 
     def next_pause_s(self, lived_s: float) -> float | None:
-        """None: do not restart."""
+        """The pause before the next restart. None: do not restart."""
         if lived_s >= self.forgotten_after_s:
             self.num_in_a_row = 0
         if self.num_in_a_row >= self.most:
@@ -50,7 +50,7 @@ class RestartRule:
 
 
 class ProcessEngine(ReplaceableEngine):
-    """Owns the process."""
+    """Owns the process of an engine, and restarts it."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class ProcessEngine(ReplaceableEngine):
         self._directory.remove()
 
     def _started(self) -> RemoteEngine:
-        """Raises its loading error."""
+        """Starts a process and connects to it. Raises its loading error."""
         with self._lock:
             if self._closing.is_set():
                 raise Unavailable("the engine has been closed")

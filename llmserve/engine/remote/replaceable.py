@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 class ReplaceableEngine:
-    """A `MeteringEngine`, even if the inner engine does not meter: then all is left. Subclasses replace `_engine`."""
+    """A `MeteringEngine`, even if the inner engine does not enforce limits: then the full allowance is left. Subclasses
+    replace `_engine`."""
 
     _engine: RemoteEngine
 
@@ -35,7 +36,7 @@ class ReplaceableEngine:
         self._down = ""  # why there is no engine now
         # adapters that a restarted engine gets again: one for each directory, the last one first
         self._adapters: dict[str, list[SealedAdapter]] = {}
-        self._num_names = Counter[str]()  # of each: how often it was added
+        self._num_names = Counter[str]()  # how often each was added
 
     @property
     def info(self) -> EngineInfo:
@@ -87,7 +88,7 @@ class ReplaceableEngine:
         return is_first
 
     def _is_put(self, engine: RemoteEngine) -> bool:
-        """Replace the engine that has ended; false, and closed, if no engine is needed any more."""
+        """Replaces the ended engine by `engine`; returns False, and closes it, if no engine is needed any more."""
         given, missing = Counter[str](), Counter[str]()
         while True:
             for digest in missing.elements():

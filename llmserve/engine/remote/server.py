@@ -59,7 +59,7 @@ async def no_guides(kind: str, text: str) -> Guide:
 
 
 class EngineServer:
-    """Does not own `engine`. `serve` may be called once."""
+    """Serves one engine to many clients. Does not own `engine`. `serve` may be called once."""
 
     def __init__(
         self, engine: Engine, *, compile_guide: CompileGuide = no_guides, limits: ClientLimits | None = None
@@ -125,7 +125,7 @@ class Client(asyncio.Protocol):
         self._events: EventWriter | None = None  # in this turn of the loop
         self._tenants = set[Tenant]()
         self._adapters = Counter[str]()  # digests, with how often it added them
-        self._calls = set[asyncio.Task[None]]()  # that change them
+        self._calls = set[asyncio.Task[None]]()  # that add or remove adapters
         self._state: EngineState | None = None  # the last state that it was sent
         self._sent = self._taken = 0  # bytes
         self._taken_at = time.monotonic()
@@ -189,7 +189,7 @@ class Client(asyncio.Protocol):
             raise ProtocolError(f"a frame of kind {frame.kind.name}, which only engines send")
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run after the requests that came before."""
+        """Runs `work` after the requests that came before it."""
         task = self._loop.create_task(work)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
