@@ -1,7 +1,7 @@
-"""PEFT's folder to an adapter directory for one engine: `llmserve adapter build`.
+"""Converts PEFT's folder to an adapter directory for one engine: `llmserve adapter build`.
 
-Matrices have the checkpoint's names. An engine has them as rows of its Program's parameters, possibly in another
-order (`Param.sources` and `Param.orders`). Everything that does not fit is found before anything is written.
+Matrices have the checkpoint's names. An engine has them as rows of its Program's parameters, possibly in another order
+(`Param.sources` and `Param.orders`). Everything that does not fit is found before anything is written.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _problems(adapter: Adapter, places: Mapping[str, Place]) -> Iterator[str]:
 
 
 def _part(change: LowRank, place: Place, dtype: str, factors: Factors, name: str) -> AdapterPart:
-    """Its rows are in the engine's order, and include the scale and the factors of its matrices."""
+    """The part in the engine's row order, multiplied by the scale and by the factors of its matrices."""
     values = np.dtype(FLOATS[dtype].values)
     up = change.up.astype(np.float32) * np.float32(change.scale)
     up = up if place.order is None else up[row_order(len(up), place.order)]

@@ -16,7 +16,7 @@ from llmserve.builder.quantization import Matrix, mix_heads, mixed_blocks, round
 from llmserve.models.graph import Op
 from llmserve.models.number_formats import NumberFormat
 
-SHARE_STEPS = 16383  # of what a query takes of the values in a cache of integers
+SHARE_STEPS = 16383  # of a query's shares of the values in an integer cache
 SHARE_CHUNK = 256  # positions whose shares have a common scale
 
 
@@ -28,8 +28,9 @@ def attention(op: Op, q: Matrix, k: Matrix, v: Matrix, sinks: Matrix | None = No
 def attention_in_integers(
     op: Op, cache: NumberFormat, q: Matrix, k: Matrix, v: Matrix, sinks: Matrix | None = None
 ) -> Matrix:
-    """Queries and keys have a scale for each group of dimensions of a head, values one per head. A query's
-    shares of the values (its weights times their scales) are rounded too, with one scale per SHARE_CHUNK positions."""
+    """Attention with an integer cache: queries and keys have a scale for each group of dimensions of a head, values one
+    per head. A query's shares of the values (its weights times their scales) are rounded too, with one scale per
+    SHARE_CHUNK positions."""
     head_dim, most = int(op.number("head_dim")), np.float32(cache.most)
     v_GTD = _heads(v, int(op.number("num_kv_heads")))
     peak_GT1 = np.abs(v_GTD).max(axis=2, keepdims=True)

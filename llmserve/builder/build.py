@@ -144,7 +144,7 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
     (directory / PROGRAM_FILE).write_text(f"{build.program}\n")
     _copy_pipeline_files(checkpoint, directory, build.tokenizer_code.files)
     progress.phase("hash the checkpoint", _checkpoint_bytes(checkpoint) + build.hashed_bytes)
-    source, tensors = hashed.result(progress)  # before the target measures times
+    source, tensors = hashed.result(progress)  # done before the target measures times
     build.target.tune(directory, earlier, progress)
     written = _files(directory)
     records = work.background.start(partial(_file_records, directory, written))
@@ -204,7 +204,7 @@ def _files(directory: Path) -> list[Path]:
 def _file_records(
     directory: Path, files: Sequence[Path], advance: Advance = lambda name, num_bytes: None
 ) -> dict[str, FileRecord]:
-    """They are on the disk then: what has been written early need not be waited for at the end."""
+    """Hashes files and flushes them to disk, so that early ones need no waiting at the end."""
     records = {}
     for file in files:
         flush(file)

@@ -15,12 +15,12 @@ class Cost:
     """Seconds on two cores of an AMD EPYC with AVX-512. On other machines, all phases are slower or faster alike."""
 
     compile: float  # per GB of weights in the engine's dtype
-    selftest: float  # likewise
+    selftest: float  # per GB of weights in the engine's dtype
     tactics: float  # independent of the size
 
 
 FLOATS, ROUNDED, MIXED = Cost(7.0, 4.5, 7.0), Cost(6.5, 12.5, 2.5), Cost(16.5, 24.0, 2.0)
-EQUALIZE, CALIBRATED_COMPILE = 5.0, 10.0  # a GB
+EQUALIZE, CALIBRATED_COMPILE = 5.0, 10.0  # per GB
 CALIBRATE = 0.01  # per GB and token of the text
 HASH, SEAL = 0.5, 0.2
 

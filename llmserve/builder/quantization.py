@@ -91,7 +91,7 @@ class Scheme(Protocol):
         """`rows` [N, K] in this format; `begin` is the weight's row of the first one."""
 
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
-        """The same numbers, bit for bit, and the rows that have them; None if this format cannot store integers."""
+        """The integers in this format, bit for bit, and which rows fit; None if it cannot store integers."""
 
     @property
     def is_stored(self) -> bool:
@@ -182,8 +182,8 @@ class Int4:
     """Values from 0 to 15 with a zero point in sixteenths of a step. Scales and zero points have a byte each.
 
     A scale is the square of its code, so that groups a thousand times smaller than the row's largest still have one.
-    Each group begins with what cuts nothing off; then the scale and the zero point that are best for its values, and
-    the values that are best for these, are found in turn.
+    For each group, the search starts with a scale that clips nothing. Then it alternates between the best scale and
+    zero point for the values and the best values for these.
     """
 
     format: WeightFormat = INT4
@@ -196,7 +196,7 @@ class Int4:
         return Quantized(self.format, *map(np.concatenate, zip(*strips, strict=True)))
 
     def keep(self, rows: Integers) -> tuple[Quantized, NDArray[np.bool_]] | None:
-        """Scales of one byte fit no other format."""
+        """None: scales of one byte cannot represent another format's scales."""
         return None
 
     def row_scale(self, rows: Matrix) -> Vector:
@@ -315,7 +315,7 @@ def quantized_params(
     """Parameters that are quantized, and how: those that are quantizable and are only used as matrices.
 
     The head uses the wider format, if there is one: logits are compared with each other, and it is a small part of a
-    model. So do the values of the attention, and then the readers of its output, as far as `most_bits` allows: their
+    model. The values of attention also use it, and then the readers of its output, as far as `most_bits` allows: their
     error costs most for their size, as with K-quants.
     """
     weights = options.weights
@@ -369,7 +369,7 @@ def _value_rows(program: Program) -> Iterator[tuple[str, int, int]]:
     made_by = {op.output: op for op in program.ops}
     added = {name for op in program.ops if op.kind is OpKind.ADD for name in op.inputs}
     for value in (made_by[op.inputs[2]] for op in program.ops if op.kind is OpKind.ATTENTION):
-        # a latent, which is part of keys, too, is behind a norm
+        # a latent, which is also part of keys, comes after a norm
         maker, start = made_by[value.inputs[0]] if value.output in added else value, 0
         if maker.kind is OpKind.SLICE:
             maker, start = made_by[maker.inputs[0]], int(maker.number("start"))

@@ -32,8 +32,8 @@ from llmserve.engine.adapters.sealed import AdapterPart
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.number_formats import FLOAT32, FLOATS, NumberFormat
 
-MANY_TOKENS = 2048  # rows of all runs together; products with more rows at a time are faster
-NEAR_ROWS = 4  # rows of an embedding: starting another piece takes longer than reading the rows between
+MANY_TOKENS = 2048  # rows of all runs together; for so many, larger pieces of a matrix are faster
+NEAR_ROWS = 4  # rows of an embedding: reading the rows in between takes less time than starting another piece
 
 Load: TypeAlias = Callable[[str], Weight]
 
@@ -63,10 +63,10 @@ class Observer(Protocol):
 
 
 class ReferenceModel:
-    """`load` gives a parameter by name, in any float dtype; it is computed with in float32.
+    """Computes a Program. `load` returns a parameter by name in any float dtype; computations are in float32.
 
-    `quantized` says which parameters an engine quantizes, and how: they and their inputs are rounded as the engine
-    rounds them, and keys and values as `cache` says. `adapter` is added to the matrices that it has parts for.
+    `quantized`: parameters that an engine quantizes, and how. They and their inputs are rounded as in the engine, and
+    keys and values to `cache`. `adapter` is added to the matrices that it has parts for.
     """
 
     def __init__(
@@ -280,8 +280,8 @@ class ReferenceModel:
 
 
 def _read_by_experts(op: Op, x: Matrix, routes: Matrix) -> Matrix:
-    """A row for each row of `x`, with the maxima of its experts' joint inputs; over as many experts, unless it is
-    scaled."""
+    """Inputs with the same sums of products per row as the inputs of all chosen experts together; divided by their
+    number if inputs are not scaled."""
     if not op.number("scales_inputs"):
         return x
     weights = routes[:, int(op.number("experts_per_token")) :]

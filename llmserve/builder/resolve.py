@@ -79,7 +79,7 @@ class ResolvedBuild:
 
     @property
     def hashed_bytes(self) -> int:
-        """The same, with float32 for parameters that keep the checkpoint's integers."""
+        """As `weight_bytes`, but with float32 for parameters that keep the checkpoint's integers."""
         kept = sum(param.num_elements for param in self.params if param.name in self.kept)
         return self.weight_bytes + FLOAT32.num_bytes(kept) - self.options.floats.num_bytes(kept)
 

@@ -31,7 +31,7 @@ class Rounding:
 
 
 def prepare_rounding(build: ResolvedBuild, progress: Progress, each: Each) -> Rounding:
-    """Nothing if no weight is quantized. Kept integers stay as they are, and so do their columns."""
+    """Measures and equalizes weights that are quantized, if any. Kept integers and their columns do not change."""
 
     def load(name: str) -> Weight:
         return build.weights.rows(name, build.options.dtype)

@@ -20,19 +20,19 @@ from llmserve.models.number_formats import NumberFormat
 SHORT_PROMPT_LENGTHS = (1, 7)
 LONG_PROMPT_LENGTH = 40
 MAX_PROMPT_LENGTH = 300  # the reference is slow, and the build of a large model should not wait for it
-# The reference has the engine's rounded weights and float32 everything else, so what remains is the engine's own:
-# summation order, and the KV cache in `dtype`, whose `tolerance` is accepted. An engine with quantized weights also
-# rounds activations, one with an int8 cache keys and values. The reference too, but the last bit of a float tips some
-# of them over, and that grows from layer to layer: sound computations differ by about as much as the rounding changes.
+# The reference has the engine's rounded weights and float32 for everything else. What differs is the engine's summation
+# order, and its KV cache in `dtype`, whose `tolerance` is accepted. If weights are quantized, the engine also rounds
+# activations, and with an int8 cache keys and values. The reference does, too, but the last bit of a float can change a
+# rounding, which grows from layer to layer: correct engines differ by about as much as rounding changes the logits.
 ROUNDING_CHANGES_ACCEPTED = 2.0
 
 Prompt: TypeAlias = tuple[int, ...]
 
 
 def make_selftest(job: CompileJob, *, cache: NumberFormat, passage: Prompt = ()) -> tuple[SelfTest, Loss | None]:
-    """Every parameter is loaded once for each op that uses it; `job.advance` receives the number of bytes done.
+    """Makes the self-test, and measures the loss on the tokens of `passage` if weights are rounded.
 
-    If weights are rounded, the loss is measured on the tokens of `passage`.
+    Each parameter is loaded once for each op that uses it; `job.advance` receives the number of bytes done.
     """
     options = job.options
     prompts = make_prompts(job.program.vocab_size, options)
@@ -46,7 +46,7 @@ def make_selftest(job: CompileJob, *, cache: NumberFormat, passage: Prompt = ())
     hidden = [hidden_rows(len(prompt), job.program.hidden_width) for prompt in prompts]
     runs = [Run(prompt, hidden=rows) for prompt, rows in zip(prompts, hidden, strict=True)]
     tolerance = options.floats.tolerance
-    chooses = any(op.kind is OpKind.ROUTE for op in job.program.ops)  # which a last bit can change
+    chooses = any(op.kind is OpKind.ROUTE for op in job.program.ops)  # a last bit can change the choice
     if cache.is_rounded or options.weights.activations.is_rounded or chooses:
         runs += [replace(run, rounds=False) for run in runs]
     if passage:

@@ -1,10 +1,10 @@
 """The tensors and parameters of TensorRT-LLM's own Triton backend, as of release 25.05: what `--backend tensorrtllm`
 keeps of the packaged configs, and what it fills in.
 
-From the public source of that release: inflight_batcher_llm/src/{model_state,model_instance_state}.cc say how each
-parameter is read, and all_models/inflight_batcher_llm/*/config.pbtxt which tensors there are. There, a number or flag
-that is not set has its default; three strings (tokenizer_dir, guided_decoding_backend, xgrammar_tokenizer_info_path)
-must be present, but may be empty.
+From the public source of that release: inflight_batcher_llm/src/{model_state,model_instance_state}.cc read the
+parameters, and all_models/inflight_batcher_llm/*/config.pbtxt list the tensors. A number or flag that is not set has
+its default; three strings (tokenizer_dir, guided_decoding_backend, xgrammar_tokenizer_info_path) must be present, but
+may be empty.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a user's own text tells a build about the inputs of its matrices."""
+"""Calibration: measures the inputs of a build's matrices on a user's own text."""

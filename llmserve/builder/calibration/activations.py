@@ -26,9 +26,9 @@ from llmserve.errors import Unsupported
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.number_formats import ROUNDED
 
-SUMMED_TOKENS = 2048  # in float32; more are added in float64
+SUMMED_TOKENS = 2048  # in float32; larger sums are in float64
 EXPERT_BLOCK_INPUTS = (BLOCK_INPUTS, 128, 64)  # feedback within smaller blocks gains less
-MOST_EXPERT_BYTES = 2 << 30  # for what all experts share: Qwen3-30B-A3B has blocks of 128 inputs
+MOST_EXPERT_BYTES = 2 << 30  # for the shares of all experts: Qwen3-30B-A3B has blocks of 128 inputs
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Watched:
     """Statistics by matrix; matrices that read the same values share them."""
 
     inputs: Mapping[str, Inputs]
-    of_experts: Mapping[str, Shares]  # of experts' second matrices, for each expert by itself
+    of_experts: Mapping[str, Shares]  # of experts' second matrices, per expert
 
 
 def watch_inputs(
@@ -71,8 +71,8 @@ def watch_inputs(
 ) -> Watched:
     """`advance` receives names and numbers of elements. `rounded`: matrices that are rounded with feedback.
 
-    Experts' first matrices are one tensor: each row is read by as many, so what all of them read together is what the
-    layer reads. What the second ones read has another meaning in each expert.
+    Experts' first matrices are one tensor. Each row is read by the same number of experts, so their inputs together are
+    the layer's inputs. Inputs of second matrices differ from expert to expert, so each has its own statistics.
     """
     watch = _Watch(each, _of_experts(program, load, rounded))
     ReferenceModel(program, load, each=each, advance=advance).watch([Run(ids) for ids in texts], watch)
@@ -84,9 +84,9 @@ class _Watch:
 
     def __init__(self, each: Each, of_experts: Mapping[str, Shares]) -> None:
         self.inputs: dict[str, Inputs] = {}
-        self.of_experts = of_experts  # zeros at first, as it stays for experts that no token chooses
+        self.of_experts = of_experts  # zeros for experts that no token chooses
         self._each = each
-        self._value = ""  # whose inputs are known
+        self._value = ""  # the value whose inputs are known
 
     def layer(self, op: Op, x: Matrix) -> None:
         is_scaled = op.kind is OpKind.EXPERTS and op.number("scales_inputs")
@@ -127,7 +127,7 @@ def _of_experts(program: Program, load: Load, rounded: Collection[str]) -> Mappi
 
 
 def watched_names(program: Program) -> list[str]:
-    """The parameters that must be read for this."""
+    """The parameters that `watch_inputs` reads."""
     return [name for op in program.ops if op.kind is not OpKind.LOGITS for name in op.weights]
 
 

@@ -32,7 +32,7 @@ class Encoder:
         return self._encode(TextPrompt(text=text))
 
     def messages(self, messages: Any) -> Ids:
-        """Problems with messages, given as parsed JSON."""
+        """Ids of messages, given as parsed JSON."""
         return self._encode(TextPrompt(messages=parse_messages(json.dumps(messages))))
 
     def prompt_ids(self, ids: Any) -> Ids:
@@ -79,7 +79,7 @@ class Encoder:
 
 
 def _open_preprocessor(checkpoint: Checkpoint) -> Preprocessor:
-    """A GGUF file's tokenizer is not a file of its own."""
+    """Opens the tokenizer in a temporary folder, because a GGUF file contains it."""
     if all(checkpoint.text_file(name) is None for name in TOKENIZER_NAMES):
         raise CheckpointError(f"{checkpoint.path} has no tokenizer ({' or '.join(TOKENIZER_NAMES)}); give prompt_ids")
     with temporary_directory(TEMPORARY_PREFIX) as parent:
@@ -89,5 +89,5 @@ def _open_preprocessor(checkpoint: Checkpoint) -> Preprocessor:
             checkpoint.copy_text_file(name, folder / name)
         try:
             return Preprocessor.open(folder)
-        except CheckpointError as error:  # of a file that is gone when this is read
+        except CheckpointError as error:  # names a file of the temporary folder
             raise CheckpointError(str(error).replace(str(folder), str(checkpoint.path))) from error

@@ -49,7 +49,7 @@ def shares_of(moments: Moments, damping: float = DAMPING) -> Shares:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WithFeedback:
-    """A scheme that chooses values for the inputs that the matrix reads, not each by itself. Rows are independent."""
+    """A scheme that compensates for each input's rounding error in later inputs. Rows are independent."""
 
     scheme: GridScheme
     shares: Shares
@@ -73,7 +73,7 @@ class WithFeedback:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OfExperts:
-    """The same for a matrix of stacked experts: each expert is rounded for its own inputs."""
+    """Like `WithFeedback`, for a matrix of stacked experts: each expert is rounded for its own inputs."""
 
     scheme: GridScheme
     shares: Shares  # [E, B, C, C]

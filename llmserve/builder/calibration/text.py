@@ -75,7 +75,7 @@ def read_calibration(path: Path, encoder: Encoder, *, max_seq_len: int) -> Calib
                 texts += [ids[begin : begin + longest] for begin in range(0, len(ids), longest)]
                 left -= len(ids)
                 num_used += 1
-        except CheckpointError as error:  # which every line would say
+        except CheckpointError as error:  # the same error for every line
             problems.append(f"line {number}: {error}")
             break
         except (InvalidArgument, Unsupported) as error:

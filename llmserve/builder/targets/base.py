@@ -36,7 +36,7 @@ class CompileJob:
     each: Each = one_by_one
     shares: Mapping[str, Shares] = field(default_factory=dict)  # parameter -> statistics of its inputs, if known
     threads: int = 1  # workers, for steps that are not done piece by piece
-    parts: Mapping[str, Sequence[WeightPart]] | None = None  # parameters that are rounded; None: as the options say
+    parts: Mapping[str, Sequence[WeightPart]] | None = None  # rounded parameters; None: determined by the options
 
     @property
     def quantized(self) -> Mapping[str, Sequence[WeightPart]]:

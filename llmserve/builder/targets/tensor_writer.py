@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A tensor's part of a piece."""
+    """A tensor and the items of it to write."""
 
     tensor: str
     items: NDArray[Any]  # in the order of the file
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 
 class Packer(Protocol):
-    """How a target lays out numbers."""
+    """Defines a target's layout of numbers."""
 
     def floats(self, tensor: str, values: NDArray[Any]) -> Part: ...
 

@@ -16,7 +16,7 @@ from llmserve.engine.cpu.op_codes import Before, Blocks, OpCode, RowsOf
 from llmserve.models.graph import Op, OpKind
 from llmserve.models.number_formats import BLOCKS, INT4, INT8, WeightFormat
 
-ACTIVATIONS = {  # on its own, and before a quantization
+ACTIVATIONS = {  # codes for an activation as its own op, and before a quantization
     "silu": (OpCode.GATED_SILU, Before.GATED_SILU),
     "gelu_tanh": (OpCode.GATED_GELU_TANH, Before.GATED_GELU_TANH),
     "gelu": (OpCode.GATED_GELU, Before.GATED_GELU),
@@ -55,7 +55,7 @@ class Grouped(NamedTuple):
     values: DType  # by `pack_panels`
     groups: DType  # by `pack_groups`
     group_columns: int  # of a panel
-    inputs: int = 32  # in which there are so many columns
+    inputs: int = 32  # inputs that share these columns
     blocks: Blocks | None = None
 
     @property
@@ -68,7 +68,7 @@ def _blocks(values: DType, blocks: Blocks, num_bytes: int, inputs: int) -> Group
     return Grouped(OpCode.LINEAR_BLOCKS, values, DType.INT8, num_bytes * PANEL_COLUMNS, inputs, blocks)
 
 
-GROUPED: Mapping[WeightFormat, Grouped] = {  # all the operations that the target has
+GROUPED: Mapping[WeightFormat, Grouped] = {  # all formats that the target multiplies
     INT8: Grouped(OpCode.LINEAR_INT8, DType.INT8, DType.FLOAT16, PANEL_COLUMNS),
     INT4: Grouped(OpCode.LINEAR_INT4, DType.INT4, DType.INT8, 2 * PANEL_COLUMNS),
     BLOCKS["Q4_0"]: _blocks(DType.INT4, Blocks.SCALE, 2, 32),

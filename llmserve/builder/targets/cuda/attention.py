@@ -49,12 +49,12 @@ class Queries(NamedTuple):
 class AttentionLowering(RoundedValues):
     @property
     def _query_tokens(self) -> int:
-        """The same in all layers, as tiles belong to the step."""
+        """Tokens in a tile of queries. The same in all layers, because tiles belong to the step."""
         return max(1, self._tile_queries // max(groups(self._program), default=1))
 
     @property
     def _tile_queries(self) -> int:
-        """The same in all layers."""
+        """Rows in a tile of queries. The same in all layers."""
         return tile_queries(self._program, self._tiles, self._cache_dtype)
 
     def _rope(self, op: Op) -> None:
@@ -189,7 +189,7 @@ class AttentionLowering(RoundedValues):
             )
 
     def _can_be_rounded(self, op: Op) -> bool:
-        """Whether only products of integers read it, and its heads are whole groups."""
+        """Whether only products of integers read the output of `op`, and its heads are whole groups."""
         head_dim = int(op.number("head_dim"))
         return op.output in self._only_rounded and head_dim % GROUP == 0 and head_dim == power_of_two(head_dim)
 
@@ -274,8 +274,8 @@ def groups(program: Program) -> set[int]:
 
 
 def tile_queries(program: Program, tiles: Tiles, cache_dtype: str) -> int:
-    """The number of rows in a tile of attention. Fewer take fewer instructions in answers, where a tile has one token;
-    more read the cache less often in prompts, which integers gain nothing from."""
+    """The number of rows in a tile of attention. Small tiles need fewer instructions in answers, where a tile has one
+    token. Large ones read the cache less often in prompts, but that does not make integers faster."""
     widest = max((op.number("head_dim") for op in _attentions(program)), default=0)
     is_quarter = CACHES[cache_dtype].is_rounded or widest > WIDEST_HEAD
     least = power_of_two(max(groups(program), default=1))
@@ -302,7 +302,7 @@ def _attentions(program: Program) -> list[Op]:
 
 
 def _warps(tile_dim: int, *, is_rounded: bool) -> Warps:
-    """Of a run of positions. The same in both kernels, as sums over a tile depend on it."""
+    """Warps for a run of positions. The same in both kernels, because sums over a tile depend on it."""
     if is_rounded:
         return {"num_warps": 4 if tile_dim <= WIDEST_HEAD else 8, "half_on": ()}
     # Eight warps multiply the same queries twice; four have enough registers only where matrix products leave their

@@ -25,7 +25,7 @@ from llmserve.engine.cuda.layout import (
 )
 from llmserve.models.number_formats import FLOAT32
 
-STRIDE_BYTES = 16  # that a thread loads at once
+STRIDE_BYTES = 16  # loaded at once by a thread
 COLUMNS_OF_WARP = 256
 ANY_ROWS = (1, 1 << 30)
 ONE = Extent()
@@ -53,11 +53,11 @@ class Recorder:
     """Records launches in order. Equal kernels are stored once, and so are tensors of equal constants."""
 
     def __init__(self, columns: int) -> None:
-        self._columns = columns  # of a tile of what is done to each row by itself
+        self._columns = columns  # columns in a tile of ops that process each row separately
         self._kernels: dict[Kernel, int] = {}
-        self.part = StepPart.BODY  # of what comes next
+        self.part = StepPart.BODY  # the part of the step that the following launches belong to
         self.launches: list[Launch] = []
-        self.tactics: dict[int, tuple[Tactic, ...]] = {}  # of a kernel
+        self.tactics: dict[int, tuple[Tactic, ...]] = {}  # by kernel
         self.tensors: dict[str, PlacedTensor] = {}
         self.constants: dict[str, NDArray[np.float32]] = {}
         self.scratch_bytes = 0
@@ -71,7 +71,8 @@ class Recorder:
         grid: tuple[Extent, Extent, Extent], *, tile: ProductTile | None = None, num_warps: int = 4,
         num_stages: int = 3, most_registers: int = 0, rows: tuple[int, int] = ANY_ROWS, half_on: tuple[str, ...] = (),
     ) -> int:  # fmt: skip
-        """`rows`: the smallest and the largest number for which it runs. Returns the number of its kernel."""
+        """Records a launch for a number of rows in `rows`, the smallest and the largest. Returns the number of its
+        kernel."""
         number = self._kernel(
             function, arguments, constants,
             num_warps=tile.num_warps if tile else num_warps,
@@ -86,7 +87,7 @@ class Recorder:
         self, of: int, function: str, arguments: Mapping[str, Argument], constants: Constants,
         grid: tuple[Extent, Extent, Extent], tile: ProductTile,
     ) -> None:  # fmt: skip
-        """What may be launched instead of kernel `of`."""
+        """Records an alternative to kernel `of`."""
         number = self._kernel(
             function, arguments, constants, num_warps=tile.num_warps, num_stages=tile.num_stages, most_registers=0
         )
@@ -120,7 +121,7 @@ class Recorder:
         self.launch(function, arguments, {**constants, "TILE_COLUMNS": tile}, grid, num_warps=num_warps)
 
     def scratch(self, *counts: int) -> tuple[Argument, ...]:
-        """For one launch and the next: float32 arrays, one after the other."""
+        """Float32 arrays, one after the other, for one launch and the next."""
         found, end = [], 0
         for count in counts:
             found.append(Argument(Address(Room.SCRATCH.value, "", end), TYPES[FLOAT32.name]))

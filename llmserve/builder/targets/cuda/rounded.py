@@ -21,14 +21,15 @@ Rounding: TypeAlias = tuple[Mapping[str, Argument], Mapping[str, int]]
 
 class RoundedValues(Values):
     def _rounded(self, x: str) -> tuple[Place, Place]:
-        """Where a value's integers and their scales are; made for the first product that needs them."""
+        """Places of a value's integers and their scales; computed for the first product that needs them."""
         if x not in self._done_rounding:
             self._launch_rounding(x, self._rounded_at_once(x, self._buffers[x].width))
         integers, scales = _names(x)
         return self._buffers[integers], self._buffers[scales]
 
     def _rounded_at_once(self, x: str, width: int) -> Rounding:
-        """For ops that produce a value's integers directly: next to the value, or instead if no other op needs it."""
+        """Places for ops that produce a value's integers directly: in addition to the value, or instead if no op needs
+        it."""
         self._done_rounding.add(x)
         self._uses.update(dict.fromkeys(_names(x), self._rounded_uses[x]))
         integers, scales = _names(x)

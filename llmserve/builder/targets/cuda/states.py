@@ -11,13 +11,13 @@ from llmserve.models.graph import Op
 from llmserve.models.number_formats import FLOAT32
 
 COLUMNS_OF_WARP = 128  # of rows that several others are added to
-CHUNKS = Extent(of_tiles=True)  # not fewer than sequences
+CHUNKS = Extent(of_tiles=True)  # at least as many as sequences
 
 
 class StateLowering(Values):
     @property
     def _state_floats(self) -> int:
-        """Of a slot."""
+        """Floats in a slot."""
         return sum(map(_num_floats, self._program.ops))
 
     def _convolution(self, op: Op) -> None:
@@ -88,13 +88,13 @@ class StateLowering(Values):
         )  # fmt: skip
 
     def _states_of(self, op: Op) -> Argument:
-        """Where the op's own numbers are in the first slot."""
+        """The address of the op's state in the first slot."""
         ops = self._program.ops
         before = sum(map(_num_floats, ops[: ops.index(op)]))
         return Argument(Address(Room.STATES.value, "", FLOAT32.num_bytes(before)), TYPES[FLOAT32.name])
 
 
 def _num_floats(op: Op) -> int:
-    """Rounded up to whole loads."""
+    """Floats of an op's state, rounded up to whole loads."""
     of_load = STRIDE_BYTES // FLOAT32.num_bytes(1)
     return -(-op.state_floats // of_load) * of_load

@@ -142,7 +142,7 @@ class CudaTarget:
         return StoredKernels(Path(given)) if given else self._compiler
 
     def tune(self, directory: Path, earlier: Path, progress: Progress) -> None:
-        """The GPU may be in another machine."""
+        """Does nothing, because the GPU may be in another machine."""
 
     def _kernel_problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
         """Problems with the file of kernels, if one is given; checked before anything is rounded."""
@@ -258,7 +258,7 @@ def _compiled(
 
 
 def _kernels_digest(compiled: Mapping[str, Sequence[Compiled]]) -> str:
-    """Kernels from another compiler may compute different bits."""
+    """A digest of kernels, because those from another compiler may compute different bits."""
     digest = hashlib.sha256()
     for name in sorted(compiled):
         for each in compiled[name]:
