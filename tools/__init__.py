@@ -1,1 +1,1 @@
-"""Tools of the repository; none is part of the package that is installed."""
+"""Tools of the repository; none is part of the installed package."""

@@ -1,8 +1,8 @@
-"""Our engine against the limits that are measured in the same run: `make bench`.
+"""Measures our engine against limits of the machine that are measured in the same run: `make bench`.
 
-Prefill and decode at several batch sizes for every precision; then the whole engine: Python's share of a step,
-in-flight against static batching, time to the first token under load, opening and memory. At last a network of
-Baichuan2-7B's shape, from its build to its deletion.
+It measures prefill and decode at several batch sizes for every precision. Then it measures the whole engine: Python's
+share of a step, in-flight against static batching, time to the first token under load, opening and memory. Finally, it
+builds, measures and deletes a network of Baichuan2-7B's shape.
 """
 
 from __future__ import annotations

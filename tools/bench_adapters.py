@@ -1,10 +1,10 @@
-"""What adapters cost: the same steps with and without them, in turn, in one run. `make bench-adapters`.
+"""Measures the cost of adapters: the same steps with and without them, in turn, in one run. `make bench-adapters`.
 
-`--peers` measures one adapter at batch 1 in llama.cpp and OpenVINO GenAI, too: they give all sequences of a batch the
-same adapters.
+`--peers` also measures one adapter at batch 1 in llama.cpp and OpenVINO GenAI, which use the same adapters for all
+sequences of a batch.
 
-Random adapters of rank 16 for every linear layer of a network: one at batch 1, eight at batch 16. Sequences with one
-adapter stand together, as the scheduler has them.
+The adapters are random, of rank 16, for every linear layer of a network: one at batch 1, eight at batch 16. Sequences
+with the same adapter are adjacent, as the scheduler arranges them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from tools.benchmark.rounds import Entry, Findings, run_worker
 from tools.benchmark.shapes import SHAPES, Shape
 
 RANK = 16
-CASES = ((1, Cell("decode", 1, 32, 64)), (8, Cell("decode", 16, 32, 64)))  # adapters, and the cell
+CASES = ((1, Cell("decode", 1, 32, 64)), (8, Cell("decode", 16, 32, 64)))  # number of adapters, and the cell
 WITH_ADAPTERS = ("OpenVINO GenAI", "llama.cpp")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "W_pack", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def write_adapter(folder: Path, shape: Shape, checkpoint: Path, seed: int) -> Path:
-    """As PEFT saves one."""
+    """Writes a random adapter in PEFT's format."""
     folder.mkdir()
     random = np.random.default_rng(seed)
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": PROJECTIONS}
@@ -66,7 +66,7 @@ def write_adapter(folder: Path, shape: Shape, checkpoint: Path, seed: int) -> Pa
 
 
 def load_adapters(runner: CpuRunner, engine: Path, shape: Shape, checkpoint: Path, folder: Path, count: int) -> None:
-    """Into slots 1 to `count`."""
+    """Loads adapters into slots 1 to `count`."""
     for slot in range(1, count + 1):
         source, output = write_adapter(folder / f"peft{slot}", shape, checkpoint, slot), folder / f"adapter{slot}"
         build_adapter(source, engine, output)
@@ -74,7 +74,7 @@ def load_adapters(runner: CpuRunner, engine: Path, shape: Shape, checkpoint: Pat
 
 
 def costs(shape: Shape, precision: str, folder: Path, threads: int, rounds: int) -> list[str]:
-    """A row of the table: how much longer a step takes, per case; medians over the rounds."""
+    """Returns a row of the table: how much longer a step takes in each case, as medians over the rounds."""
     job = Job(OURS_MODULE, precision, shape.name, folder, threads, tuple(cell for _, cell in CASES))
     ours.prepare(job)
     path = EngineDirectory.open(ours.engine_directory(job)).engine_file
@@ -107,7 +107,7 @@ def percents(ratios: Sequence[float]) -> str:
 
 
 def peer_cost(entry: Entry, rounds: int) -> str:
-    """One adapter at batch 1: how much longer a step takes; or why it was not measured."""
+    """Returns how much longer a step takes with one adapter at batch 1, or why it was not measured."""
     (_, cell), *_ = CASES
     with TemporaryDirectory(prefix="peft-", dir=entry.job.folder) as temporary:
         adapter = write_adapter(Path(temporary) / "one", entry.job.shape, entry.job.checkpoint.resolve(), 1)

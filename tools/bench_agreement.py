@@ -1,12 +1,12 @@
-"""`llmserve bench` beside NVIDIA's aiperf: the same load on the same server, by turns; do they agree?
+"""Compares `llmserve bench` with NVIDIA's aiperf: they put the same load on the same server, in turn.
 
-    make bench-agreement                        a server of ours whose engine takes its time and nothing of the machine
-    make bench-agreement URL=localhost:8000     one that is running
+    make bench-agreement                        our server, with an engine that sleeps and uses no CPU time
+    make bench-agreement URL=localhost:8000     a running server
 
-Requests of both have prompts of as many words, each prompt new, so that the server's prefix cache knows none of them.
-Of times the median counts, for a request that happens to wait for one more step of the engine moves a mean of thirty
-by a twentieth; and of each number the median over the rounds. Exit code 1: they differ by more than 5 %. There is one
-user: several show more of how they happen to fall into step with the engine than of the clients.
+Both send prompts with the same number of words. Each prompt is new, so that the server's prefix cache has none of them.
+Times are medians, because one request that waits for one more step moves a mean of thirty by a twentieth. Each number
+is the median over the rounds. The exit code is 1 if results differ by more than 5 %. By default there is one user: with
+several, results depend more on their alignment with the engine's steps than on the clients.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from llmserve.benchmark.workload import Writer
 
-MOST = 0.05  # that they may differ by
+MOST = 0.05  # the largest accepted difference
 NUM_WORDS, NUM_TOKENS, NUM_WARM = 40, 12, 4
-STEP_MS = 100  # of our server's engine: aiperf itself takes 3 ms to the first token, of two cores that it has
-OPEN_TIMES = 4  # as many requests at a rate: each meets another moment of a step, and they overlap
+STEP_MS = 100  # of our server's engine: aiperf alone needs 3 ms to the first token, with two cores for itself
+OPEN_TIMES = 4  # times as many requests at a rate: each arrives at another moment of a step, and they overlap
 METRICS = {
     "output_token_throughput": "tokens/s",
     "request_throughput": "requests/s",
@@ -48,7 +48,7 @@ class Load(NamedTuple):
 
 
 def loads(concurrency: int, rate: float, requests: int) -> list[Load]:
-    """Those that are not 0."""
+    """Returns the loads whose size is not 0."""
     users, pace = ["--concurrency", str(concurrency)], ["--request-rate", str(rate), "--arrival-pattern", "constant"]
     closed = Load("1 user" if concurrency == 1 else f"{concurrency} users", requests, users, users)
     arrivals = ["--rate", str(rate), "--arrivals", "constant"]
@@ -78,7 +78,7 @@ def main() -> None:
 
 @contextmanager
 def _paced_server() -> Iterator[str]:
-    """The shipped pipelines over an engine that sleeps."""
+    """Runs the shipped pipelines over an engine that sleeps."""
     command = [sys.executable, "-m", "tools.server_benchmark.shipped", "serve", "--step-ms", str(STEP_MS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -89,7 +89,7 @@ def _paced_server() -> Iterator[str]:
 
 
 def _compare(options: argparse.Namespace) -> list[float]:
-    """Print the tables; returns by how much the numbers differ."""
+    """Prints the tables, and returns the differences of the numbers."""
     generator = np.random.default_rng()
     differences = []
     for load in loads(options.concurrency, options.rate, options.requests):
@@ -105,7 +105,7 @@ def _compare(options: argparse.Namespace) -> list[float]:
 
 
 def _table(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, float]]) -> list[float]:
-    """Print it; returns by how much they differ."""
+    """Prints a table, and returns the differences."""
     print("| | llmserve bench | aiperf | difference |\n|---|---|---|---|")
     differences = []
     for metric, name in METRICS.items():
@@ -149,7 +149,7 @@ def _theirs(folder: Path, load: Load, options: argparse.Namespace, generator: np
 
 
 def _tokenizer(folder: Path) -> Path:
-    """One that aiperf can load without a network. It counts nothing: the server does."""
+    """Writes a tokenizer that aiperf can load offline. It is not used for counting, which the server does."""
     made = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.save(str(folder / "tokenizer.json"))
@@ -164,13 +164,13 @@ def _run(command: Sequence[str], folder: Path) -> None:
 
 
 def _numbers(document: Mapping[str, Any]) -> dict[str, float]:
-    """Those of METRICS, which one writes as numbers and the other as distributions of one."""
+    """Returns the values of METRICS: numbers in one program's document, distributions of one value in the other's."""
     found = {metric: document[metric] for metric in METRICS}
     return {metric: _median(value) for metric, value in found.items()}
 
 
 def _median(value: Any) -> float:
-    """Of a distribution; a rate has none."""
+    """The median of a distribution, or a rate as it is."""
     if isinstance(value, dict):
         value = value["p50"] if "p50" in value else value["avg"]
     return float(value)

@@ -1,8 +1,8 @@
-"""What a batch costs live streams, and what a killed server costs a batch: `make bench-batches`.
+"""Measures what a batch costs live streams, and what killing the server costs a batch: `make bench-batches`.
 
-Sixteen clients stream from `llmserve serve ENGINE`, in turn beside a batch and alone: a busy machine slows both.
-The server with the batch is killed at the end of each of its turns; the next one goes on. In the end every request of
-the batch must have one result, in order, with the text that a request by itself gets.
+Sixteen clients stream from `llmserve serve ENGINE`, in turn with a batch and without: other work on the machine slows
+both. The server with the batch is killed at the end of each of its turns, and continues it in the next turn. At the
+end, every request of the batch must have one result, in order, with the same text as a separate request.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ FINISH_S = 1800.0
 
 @dataclass
 class Measured:
-    """Seconds between the tokens of live streams, turn by turn."""
+    """Seconds between the tokens of live streams, by turn."""
 
     alone: list[list[float]] = field(default_factory=list)
     beside: list[list[float]] = field(default_factory=list)
-    done: list[int] = field(default_factory=list)  # results when the server was killed, turn by turn
+    done: list[int] = field(default_factory=list)  # results when the server was killed, by turn
     full_step_s: float = 0.0
 
     def p99_ms(self, turns: Sequence[Sequence[float]]) -> float:
@@ -73,7 +73,7 @@ def main() -> None:
 async def measure(
     engine: Path, folder: Path, num_requests: int, num_turns: int, seconds: float
 ) -> tuple[Measured, list[str]]:
-    """And what is wrong with the results."""
+    """Also returns what is wrong with the results."""
     prompts = make_prompts(NUM_PROMPTS, seed=1, longest=40)
     log, kept = folder / "log.txt", ("--batch-dir", str(folder / "batches"))
     found, batch_id = Measured(), ""
@@ -93,7 +93,7 @@ async def measure(
 
 
 async def live_gaps(server: Endpoint, num_streams: int, seconds: float) -> list[float]:
-    """Of streams that follow each other, `num_streams` at a time."""
+    """Gaps of streams that follow each other, `num_streams` at a time."""
     prompts, gaps, ends = make_prompts(NUM_PROMPTS, seed=2), [], time.monotonic() + seconds
     asker = Asker(server.grpc, server.http, max_tokens=LIVE_TOKENS)
 
@@ -141,7 +141,7 @@ async def counts(server: Endpoint, batch_id: str) -> tuple[int, int]:
 
 
 async def check(server: Endpoint, batch_id: str, prompts: Sequence[str], num_requests: int) -> list[str]:
-    """Waits for the batch. What is wrong with its results."""
+    """Waits for the batch, and returns what is wrong with its results."""
     ends = time.monotonic() + FINISH_S
     async with httpx.AsyncClient(base_url=f"http://{server.http}", timeout=TIMEOUT_S) as client:
         while (batch := await batch_of(client, batch_id))["status"] != "completed":

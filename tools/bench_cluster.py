@@ -1,10 +1,10 @@
-"""What routing by cached prefixes is worth: four workers of one engine, prompts with shared beginnings.
+"""Measures the gain of routing by cached prefixes: four workers of one engine, and prompts with shared beginnings.
 
     python -m tools.bench_cluster ENGINE [--prefixes 16] [--prefix-words 200] [--pool-tokens 1536] [--requests 160]
 
-All prefixes together are several times what one worker's KV cache holds. The same requests are asked of a front end
-that routes by cached prefixes and of one that takes workers in turn, each before workers of its own, by turns. Counted
-is what a client sees, the time until the first piece of an answer, and what workers say of their caches.
+All prefixes together need several times the size of one worker's KV cache. The same requests go, in turn, to a front
+end that routes by cached prefixes and to one that uses workers round-robin, each with its own workers. The results are
+the time until the first piece of an answer at the client, and the workers' cache metrics.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROUTERS = ("kv", "round-robin")
 
 
 class Measured(NamedTuple):
-    median_ms: float  # to the first piece
+    median_ms: float  # until the first piece
     p99_ms: float
     hit_rate: float  # of blocks, over all workers
 
@@ -50,7 +50,7 @@ def first_piece_s(url: str, prompt: str) -> float:
 
 
 def hit_rate(cluster: LocalCluster) -> float:
-    """Each worker's rate, by how many requests it had."""
+    """The workers' hit rates, weighted by their numbers of requests."""
     found = [(value_of(cluster.metrics(number), "dynamo_component_kv_cache_hit_rate"),
               value_of(cluster.metrics(number), "dynamo_component_requests_total"))
              for number in range(NUM_WORKERS)]  # fmt: skip
@@ -63,7 +63,7 @@ def value_of(metrics: str, name: str) -> float:
 
 
 def measure(engine: Path, router: str, prompts: Sequence[str], pool_tokens: int) -> Measured:
-    """The first quarter of the prompts counts nothing: caches are empty."""
+    """Measures one router. The first quarter of the prompts is not counted, because caches are empty."""
     with TemporaryDirectory(prefix="llmserve-cluster-") as folder:
         flags = ("--max-kv-tokens", str(pool_tokens))
         cluster = LocalCluster(
@@ -72,7 +72,7 @@ def measure(engine: Path, router: str, prompts: Sequence[str], pool_tokens: int)
         try:
             with ThreadPoolExecutor(NUM_USERS) as users:
                 times = list(users.map(lambda prompt: first_piece_s(cluster.url, prompt), prompts))
-            time.sleep(1)  # until workers have said how it went
+            time.sleep(1)  # until workers have published their metrics
             counted = [1e3 * seconds for seconds in times[len(times) // 4 :]]
             return Measured(statistics.median(counted), quantile(counted, 0.99), hit_rate(cluster))
         finally:
@@ -80,7 +80,7 @@ def measure(engine: Path, router: str, prompts: Sequence[str], pool_tokens: int)
 
 
 def make_prompts(num_prefixes: int, prefix_words: int, count: int) -> list[str]:
-    """Each of a prefix that others have, too, and words of its own."""
+    """Prompts, each with one of the shared prefixes and its own words."""
     chance = random.Random(0)
 
     def words(number: int) -> str:

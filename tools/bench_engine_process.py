@@ -1,9 +1,9 @@
-"""CPU time per token of an engine in this process and in one of its own.
+"""Measures CPU time per token of an engine in this process and in its own process.
 
     python -m tools.bench_engine_process ENGINE [--streams 64] [--tokens 256] [--rounds 5]
 
-By turns. "consumer" is this process: of the engine in it everything, else only what a server still does with tokens.
-Then what a message of one step costs to write and to read.
+Both run in turn. "consumer" is this process: with the engine in this process, it includes the engine; otherwise only
+what a server does with tokens. Then it measures how long writing and reading the message of one step takes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NUM_MESSAGES = 500
 
 
 class Cost(NamedTuple):
-    """Of one round, each per token: CPU time here and in the engine's process, and time by the clock; microseconds."""
+    """Results of one round, per token, in microseconds: CPU time here and in the engine's process, and elapsed time."""
 
     consumer_us: float
     engine_us: float
@@ -66,7 +66,7 @@ def measured(engine: Engine, pid: int, num_streams: int, num_tokens: int, round_
 
 
 def message_cost(num_streams: int) -> tuple[int, float, float]:
-    """Bytes of a step's message, and microseconds to write and to read it."""
+    """Bytes of a step's message, and microseconds for writing and reading it."""
     events = [TokenEvent((1000 + number,)) for number in range(num_streams)]
 
     def written() -> bytes:

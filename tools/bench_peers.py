@@ -1,7 +1,7 @@
-"""Our engine beside OpenVINO GenAI, llama.cpp, ik_llama.cpp and transformers: `make bench-peers`.
+"""Compares our engine with OpenVINO GenAI, llama.cpp, ik_llama.cpp and transformers: `make bench-peers`.
 
-The same random weights, prompts and number of threads for all, in turn, each in a process of its own. A peer that
-cannot be installed or run is reported with the reason and stops nobody else.
+All of them get the same random weights, prompts and number of threads, in turn, each in its own process. If a peer
+cannot be installed or run, the reason is reported and the others continue.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ QUALITY_COLUMN = "smollm2"
 
 
 def measured_losses(options: Options, python: Path, missing: Mapping[str, str]) -> dict[str, Losses]:
-    """What the roundings whose speeds are measured cost a trained network: by contestant. ik_llama.cpp runs the files
-    of llama.cpp."""
+    """The loss of a trained network for each measured precision, by contestant. ik_llama.cpp runs llama.cpp's files, so
+    it has the same losses."""
     chosen = {(one.engine, one.precision) for one in options.chosen((*OURS, *PEERS)) if one.bits <= 8}
     contestants = [one for one in CONTESTANTS if (one.engine, one.precision) in chosen]
     [column] = (column for column in COLUMNS if column.name == QUALITY_COLUMN)

@@ -1,9 +1,9 @@
-"""First token of a prompt whose beginning is cached, beside prompts that are cold or as short as the rest.
+"""Compares the time to the first token of prompts: with a cached beginning, all new, and as short as the uncached rest.
 
     python -m tools.bench_prefix_hit ENGINE... [--prefix 1536] [--rest 24] [--rounds 9]
 
-A network with states finds a kept state instead of keys and values. What a hit costs it more than a dense network is
-the ratio of their columns "hit / rest".
+A network with states finds a kept state instead of keys and values. Compare the column "hit / rest" of such a network
+with that of a dense one to see what a hit costs more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llmserve.engine.open import open_engine
 from llmserve.engine.settings import EngineSettings
 
 MS = 1e3
-IDS = range(100, 4000)  # ordinary tokens of any vocabulary
+IDS = range(100, 4000)  # ordinary tokens in any vocabulary
 MAX_KV_TOKENS = 16_384
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -37,7 +37,7 @@ async def first_token_s(engine: Engine, prompt: Sequence[int]) -> float:
 
 
 async def measured(engine: Engine, prefix: int, rest: int, rounds: int) -> Mapping[str, list[float]]:
-    """Seconds of each round. A beginning is found from its third prompt on: the second one shows where it ends."""
+    """Seconds of each round. A beginning is found from its third prompt on; the second one shows where it ends."""
     drawn, found = random.Random(1), defaultdict[str, list[float]](list)
     for _ in range(rounds):
         beginning = drawn.choices(IDS, k=prefix)

@@ -1,8 +1,8 @@
-"""What rounding costs, ours and others': `make bench-quality`.
+"""Measures the loss by rounding, ours and other engines': `make bench-quality`.
 
-llmserve, OpenVINO and llama.cpp in 8 and 4 bits against transformers in float32, with the same weights and token ids:
-SmolLM2-135M-Instruct, the demo network, and networks with outliers. A peer that cannot be installed or run is reported
-with the reason and stops nobody else.
+It compares llmserve, OpenVINO and llama.cpp in 8 and 4 bits with transformers in float32, with the same weights and
+token ids: SmolLM2-135M-Instruct, the demo network, and networks with outliers. If a peer cannot be installed or run,
+the reason is reported and the others continue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""llmserve beside a real Triton: `make bench-server`.
+"""Compares llmserve with a real Triton: `make bench-server`.
 
-Both serve the same Python models at the same time on this machine, and are asked in turn; the order changes with every
-round. The load comes from this process, over the loopback device.
+Both serve the same Python models at the same time on this machine. They get requests in turn, in a different order in
+every round. The load comes from this process, over the loopback device.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tools.servers import RevivedServer, llmserve_server, on_cpus, triton_server
 ROOT = Path(__file__).resolve().parents[1]
 TOKEN_COSTS = "token of the shipped pipelines"
 TOKEN_STREAMS = (32, 256)
-END_S = 5.0  # that a server may take to end after its first connection has
+END_S = 5.0  # time for a server to end after its first connection has ended
 
 
 def main() -> None:
     given = options()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # which ends the servers, too
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the servers, too
     workloads = choose(given.only)
     measures_tokens = not given.only or any(name in TOKEN_COSTS for name in given.only)
     findings = Findings({})
@@ -51,7 +51,7 @@ def main() -> None:
         for number in range(given.rounds):
             for workload in workloads:
                 one_after_the_other(workload, servers, findings, given.seconds, round_number=number + 1)
-    for _ in range(given.rounds if measures_tokens else 0):  # by itself: other servers would be in its way
+    for _ in range(given.rounds if measures_tokens else 0):  # alone, because other servers would disturb it
         add_token_costs(findings, given.seconds)
     num_cpus = len(given.server_cpus)
     page = markdown_report(machine_name(), findings, seconds=given.seconds, server_cpus=num_cpus)
@@ -76,7 +76,7 @@ def one_after_the_other(
 def measure_again_if_it_ends(
     workload: Workload, name: str, server: RevivedServer, findings: Findings, seconds: float
 ) -> Measured:
-    """Once more, also if it has stopped answering; what a server does every time is a failure."""
+    """Measures again if the server ends or stops answering; if it does so every time, it is a failure."""
     try:
         return measure(workload, server.endpoint(), seconds)
     except (RuntimeError, OSError) as error:

@@ -1,11 +1,12 @@
-"""What speculation is worth: the same prompts with it and without, in turn, in one run. `make bench-speculation`.
+"""Compares the same prompts with and without speculation, in turn, in one run: `make bench-speculation`.
 
-Answers must be equal. Four kinds of prompt: code to repeat with a change, a text to summarize, a story, which repeats
-nothing, and facts to write as JSON by a schema.
+Answers must be equal. There are four kinds of prompts: code to repeat with a change, a text to summarize, a story,
+which repeats nothing, and facts to write as JSON with a schema.
 
-Earlier answers draft, too. So no engine is asked the same twice: each round has engines of its own. `--before` prompts,
-others of the kind, are answered first, and not timed. Of two engines in a process, the first is a little faster: in
-every other round it is the one with drafts. What counts is the time in which all answers of a group are under way.
+Drafts also come from earlier answers, so no engine gets the same prompt twice: each round has its own engines.
+`--before` other prompts of the kind are answered first, and not timed. The first of two engines in a process is a
+little faster, so every other round starts with the one that drafts. Only the time while all answers of a group run
+counts.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tools.benchmark.lookup.lookup_job import LookupJob
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_SUMMARIES = 100
-BATCH_BEFORE = 8  # prompts that are answered together before those that are timed
+BATCH_BEFORE = 8  # prompts that are answered together before the timed ones
 Prompts: TypeAlias = Sequence[Sequence[int]]
 
 FUNCTIONS: Sequence[Callable[..., object]] = (
@@ -101,10 +102,10 @@ class Speed(NamedTuple):
 async def answers(
     engine: Engine, prompts: Prompts, num_tokens: int, guide: Guide | None
 ) -> tuple[list[list[int]], Speed]:
-    """Their tokens, and what came after the last first token, up to the first end."""
+    """Their tokens, and the speed from the last first token to the first end."""
     firsts: list[float] = []
     ends: list[float] = []
-    told: list[tuple[float, int]] = []  # when so many came
+    told: list[tuple[float, int]] = []  # number of tokens at each time
 
     async def answer(name: str, prompt: Sequence[int]) -> list[int]:
         tokens: list[int] = []
@@ -133,8 +134,8 @@ def measure(
     speculation: Speculation,
     guide: Guide | None,
 ) -> str:
-    """A row: tokens a second without and with it, their ratio, and how many drafts were accepted. The prompts of a
-    group are answered together; those `before` are not timed."""
+    """Returns a row: tokens per second without and with speculation, their ratio, and the share of accepted drafts. The
+    prompts of a group are answered together; those in `before` are not timed."""
     engine_dir, num_tokens = arguments.engine, arguments.tokens
     modes = (Speculation.OFF, speculation)
     settings = {
@@ -157,7 +158,7 @@ def measure(
             earlier = engines[speculation].stats()
             told = {mode: [] for mode in modes}
             speeds: dict[Speculation, list[Speed]] = {mode: [] for mode in modes}
-            for group, mode in itertools.product(groups, in_turn):  # other work slows both down
+            for group, mode in itertools.product(groups, in_turn):  # in turn, because other work slows both down
                 found, speed = asyncio.run(answers(engines[mode], group, num_tokens, guide))
                 told[mode] += found
                 speeds[mode].append(speed)
@@ -176,7 +177,7 @@ def measure(
 
 
 def measure_peer(arguments: argparse.Namespace, peer: str, prompts: Prompts) -> str:
-    """Likewise of another engine's prompt lookup, without how many were accepted; batch 1."""
+    """Like `measure`, for another engine's prompt lookup at batch 1, without the share of accepted drafts."""
     job = LookupJob(
         str(arguments.gguf.resolve()), [list(prompt) for prompt in prompts], arguments.tokens, arguments.rounds,
         threads=arguments.threads or usable_cores(),

@@ -1,8 +1,8 @@
-"""On a machine with an NVIDIA GPU: does everything work there? `make check-gpu` and `make check-cuda`.
+"""Tests everything on a machine with an NVIDIA GPU: `make check-gpu` and `make check-cuda`.
 
-The machine, a build, what every engine promises, answers against Hugging Face's, and what only one target has: each
-step passes, fails or is not run, with the reason, and one report says all of it. It is written after every step, and
---resume goes on where an earlier run ended. Exit code 0 when every step has passed.
+It checks the machine, a build, the contract of every engine, answers against Hugging Face's, and what only one target
+has. Each step passes, fails or is not run, with a reason, and one report has the results. The report is written after
+every step, and --resume continues an earlier run. The exit code is 0 if every step has passed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_time = lambda: time.monotonic() < ends  # noqa: E731
     results = run_steps(steps, say, earlier=earlier, chosen=given.steps, record=record, is_time=is_time)
     passed = _passed(results)
-    if passed:  # nothing is left to go on with
+    if passed:  # the run is complete, so there is nothing to resume
         shutil.rmtree(work)
     report = given.output / subject.command
     say(f"\nreport: {report}.json and {report}.md")
@@ -73,7 +73,7 @@ def _write(folder: Path, subject: Subject, results: Mapping[str, Result]) -> Non
 
 
 def _earlier(folder: Path, subject: Subject) -> Mapping[str, Result]:
-    """Results of the report that lies there; none where there is none. Exits where it is another's."""
+    """Results of an existing report; empty if there is none. Exits if the report is for something else."""
     path = folder / f"{subject.command}.json"
     if not path.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""The main job in one go: build -> eval -> serve -> chat, with the commands that a user would type.
+"""Runs the main workflow: build -> eval -> serve -> chat, with the commands that a user would type.
 
 Run it through `make demo`. Each step prints its command first; the script stops at the first one that fails.
 """

@@ -1,4 +1,4 @@
-"""A trained network answers in Chinese: pull, build in int8, serve, ask, and open the page.
+"""Runs a trained network that answers in Chinese: pull, build in int8, serve, ask, and open the page.
 
 Run it through `make demo-chat`. Each step prints its command first; the script stops at the first one that fails.
 """

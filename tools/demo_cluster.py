@@ -1,8 +1,8 @@
-"""A cluster on one machine: `make demo-cluster`. A worker is killed in mid-stream, and nobody who reads notices.
+"""Runs a cluster on one machine: `make demo-cluster`. A worker is killed during an answer, and clients do not notice.
 
-Behind a front end of Dynamo, which gives every worker its share, four workers answer with one engine. A question is
-asked once undisturbed, and then six times at once while a worker is killed: greedily, and by chance. Then tritonclient
-asks the same workers through a server of ours, with parameters that Dynamo's own front end does not take.
+Four workers of one engine answer behind a front end of Dynamo, which distributes requests. A prompt is first answered
+without interruption, then six times at once while a worker is killed: once greedily and once with sampling. Then
+tritonclient asks the same workers through our server, with parameters that Dynamo's own front end does not accept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tools.cluster.local import LocalCluster
 
 PROMPT = "Summarize:\nIf the key is in the dictionary, its value is returned; otherwise the default, which is None."
 NEW_TOKENS, KILLED_AFTER, NUM_STREAMS = 160, 40, 6
-STREAMED_TOKENS = 800  # enough for it to be seen which worker answers
+STREAMED_TOKENS = 800  # enough to see which worker answers
 ASKED: Mapping[str, Mapping[str, Any]] = {"greedy": {"temperature": 0}, "by chance": {"temperature": 1.0, "seed": 7}}
 TENSORS: tuple[tuple[str, Any, Any], ...] = (
     ("text_input", PROMPT.encode(), np.object_), ("max_tokens", STREAMED_TOKENS, np.int32), ("stream", True, np.bool_),
@@ -36,7 +36,7 @@ TENSORS: tuple[tuple[str, Any, Any], ...] = (
 
 
 def pieces(url: str, fields: Mapping[str, Any]) -> Iterator[str]:
-    """Of an answer, as they come."""
+    """Yields the pieces of an answer as they arrive."""
     body = {"model": "demo", "prompt": PROMPT, "max_tokens": NEW_TOKENS, "ignore_eos": True, "stream": True, **fields}
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
@@ -51,7 +51,7 @@ def text_of(url: str, fields: Mapping[str, Any]) -> str:
 
 
 def interrupted(cluster: LocalCluster, fields: Mapping[str, Any], worker: int) -> list[str]:
-    """Several answers at once, so that every worker has some; this one's go on elsewhere."""
+    """Returns simultaneous answers, enough for every worker. This one is killed, so its answers fail over."""
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         others = [pool.submit(text_of, cluster.url, fields) for _ in range(NUM_STREAMS - 1)]
         text = ""
@@ -64,7 +64,7 @@ def interrupted(cluster: LocalCluster, fields: Mapping[str, Any], worker: int) -
 
 
 def stream(url: str, killed: Callable[[], None] = lambda: None) -> str:
-    """The text of a stream as tritonclient reads it; `killed` is called in the middle."""
+    """Returns the text of a stream as tritonclient reads it; `killed` is called in the middle."""
     results: queue.Queue[Any] = queue.Queue()
     with triton.InferenceServerClient(url) as client:
         client.start_stream(callback=lambda result, error: results.put(error or result))
@@ -90,7 +90,7 @@ def tensor(name: str, value: Any, dtype: Any) -> Any:
 
 
 def streamed(cluster: LocalCluster, engine: Path) -> bool:
-    """A stream of tritonclient while the worker that answers it is killed."""
+    """Runs a stream of tritonclient while the worker that answers it is killed."""
     server = cluster.add_server(engine)
     undisturbed = stream(server.grpc)
     print(f"== tritonclient, with penalties: {undisturbed[:70]!r} ... {STREAMED_TOKENS} tokens", flush=True)

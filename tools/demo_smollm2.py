@@ -1,6 +1,6 @@
-"""A trained network from a GGUF file: build it in three precisions, chat with each, and say what each one costs.
+"""Builds a trained network from a GGUF file in three precisions, chats with each, and reports what each one costs.
 
-That is its size, its speed, its loss beside float16, and its summaries beside those of transformers in float32.
+It reports size, speed, loss compared with float16, and summaries compared with those of transformers in float32.
 
 Run it through `make demo-smollm2`, which fetches the file. Each step prints its command first; the script stops at the
 first one that fails.
@@ -25,7 +25,7 @@ from tools.smollm2.speed import NEW_TOKENS, PROMPT_TOKENS, measure
 
 QUESTION = "What is the capital of France?"
 SUITE = "eval/suites/docstrings-chat.yaml"
-Facts = Mapping[str, str]  # column -> what it says of one engine
+Facts = Mapping[str, str]  # column -> value for one engine
 
 
 def build_and_chat(checkpoint: Path, precision: str, engine: Path) -> None:
@@ -37,7 +37,7 @@ def build_and_chat(checkpoint: Path, precision: str, engine: Path) -> None:
 
 
 def summarize(checkpoint: Path, precision: str, engine: Path) -> Path:
-    """The report of `llmserve eval`. An engine that fails the gate ends nothing here: the table says so."""
+    """Runs `llmserve eval` and returns its report. Continues if the engine fails the gate, which the table shows."""
     report = Path("eval-results") / f"{engine.name}-docstrings-chat.json"
     (ROOT / report).unlink(missing_ok=True)
     arguments = ["eval", str(engine.relative_to(ROOT)), "--hf-model-dir", str(checkpoint.relative_to(ROOT))]
@@ -51,7 +51,7 @@ def summarize(checkpoint: Path, precision: str, engine: Path) -> Path:
 
 
 def facts_of(engine: Path, baseline: Path, report: Path) -> Facts:
-    """A row of the table. `baseline`: the engine of the same checkpoint that the loss is counted from; `report`: of
+    """Returns a row of the table. `baseline`: the engine of the same checkpoint to compare the loss with; `report`: of
     `llmserve eval`."""
     return size(engine) | speed(engine) | loss_of(engine, baseline) | verdict_of(report)
 

@@ -1,11 +1,11 @@
-"""How often the release gate is wrong: many runs of it on samples whose true loss is known.
+"""Measures how often the release gate is wrong: many runs of it on samples whose true loss is known.
 
 python -m tools.gate_rates REPORT.json [--trials 400]
 
-The report is one of `llmserve eval` on an engine that is nearly as good as its baseline; its samples are the world that
-runs are drawn from. An engine that loses is made from them in the way that is hardest to see: a few answers are spoiled
-whole (their score becomes 0), the others stay. Evidence grows by a factor instead, as it does when rounding gets
-coarser. Every trial draws new samples, spoils some, and asks the gate.
+The report is one of `llmserve eval` on an engine that is nearly as good as its baseline. Runs draw their samples from
+it. A worse engine is simulated in the way that is hardest to detect: a few answers are spoiled completely (their score
+becomes 0), the others stay. Divergence is multiplied by a factor instead, as if rounding became coarser. Every trial
+draws new samples, spoils some, and runs the gate.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SEED = 20
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What samples are drawn from: both sides' scores of each, and its mean divergence."""
+    """The population of samples: scores of both sides for each, and its mean divergence."""
 
     metric: str
     margin: float
@@ -60,7 +60,7 @@ class World:
         )
 
     def text_verdict(self, generator: np.random.Generator, num_samples: int, loss: float) -> Verdict:
-        """Of an engine that truly loses `loss` margins."""
+        """The gate's verdict on an engine that truly loses `loss` margins."""
         drawn = generator.integers(self.baseline.size, size=num_samples)
         baseline, engine = self.baseline[drawn], self.engine[drawn].copy()
         kept_loss = float((self.baseline - self.engine).mean())
@@ -81,7 +81,7 @@ def rates(
     losses: Sequence[float] = LOSSES,
     sizes: Sequence[int] = SIZES,
 ) -> Iterator[tuple[float, int, Counter[Verdict]]]:
-    """True loss in margins, number of samples, and how often each verdict came."""
+    """Yields the true loss in margins, the number of samples, and how often each verdict occurred."""
     for num_samples in sizes:
         for loss in losses:
             generator = np.random.default_rng((SEED, num_samples, int(10 * loss)))

@@ -1,7 +1,7 @@
-"""Everything that a check of CUDA engines needs on a machine without a network, in one folder: `make gpu-kit`.
+"""Puts everything that a check of CUDA engines needs on a machine without a network into one folder: `make gpu-kit`.
 
-No GPU is needed: kernels are compiled here, for the networks that `tools.check_gpu --target cuda --kit FOLDER` builds;
-beside them are the CPU library, which chooses tokens, and packages that a machine with PyTorch may lack.
+It does not need a GPU. Kernels are compiled here, for the networks that `tools.check_gpu --target cuda --kit FOLDER`
+builds. The kit also has the CPU library, which chooses tokens, and packages that a machine with PyTorch may lack.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tools.gpu_check.__main__ import METADATA
 from tools.gpu_check.checks import CHECKPOINT, CONTRACT_NETWORK, ROOT, kernel_file
 from tools.gpu_check.speed_of_networks import LAYER_PRECISIONS, LAYERS
 
-MOST_BYTES = 30 << 20  # the repository is as much again
-# What `llmserve serve`, `eval` and the contract's tests import and an image with PyTorch and transformers may lack.
+MOST_BYTES = 30 << 20  # the repository has the same size again
+# Imported by `llmserve serve`, `eval` and the contract's tests, but not in every image with PyTorch and transformers.
 PACKAGES = (
     "annotated-doc", "annotated-types", "datasets", "dill", "fastapi", "grpcio", "hpack", "httptools", "jsonschema",
     "jsonschema-specifications", "llguidance", "multiprocess", "nltk", "opentelemetry-api", "protobuf",
@@ -64,10 +64,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def add_wheels(folder: Path, python: str) -> None:
-    """Of the versions that are installed here."""
+    """Adds wheels of the versions that are installed here."""
     wanted = {name: f"{name}=={metadata.version(name)}" for name in PACKAGES}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    source = wanted.pop("rouge-score")  # is published as source only, and is nothing but Python
+    source = wanted.pop("rouge-score")  # published as source only, and pure Python
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), source], check=True)
     for_python = ["--python-version", python, "--implementation", "cp", "--only-binary=:all:"]
     for_python += [f"--platform={name}" for name in PLATFORMS]

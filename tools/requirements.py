@@ -1,4 +1,4 @@
-"""What an extra of pyproject.toml asks for beside llmserve itself: pip installs it while the kernels compile.
+"""Prints the packages that an extra of pyproject.toml requires: pip installs them while the kernels compile.
 
 python -m tools.requirements check > requirements.txt
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-OWN = "llmserve["  # an extra names others of llmserve's
+OWN = "llmserve["  # an extra may name other extras of llmserve
 
 
 def of_extra(project: Mapping[str, Any], extra: str) -> Iterator[str]:

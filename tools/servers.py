@@ -1,4 +1,4 @@
-"""The two servers that are compared: `llmserve serve`, and the real Triton of the `nvidia-pytriton` wheel."""
+"""Starts the two servers that are compared: `llmserve serve`, and the real Triton of the `nvidia-pytriton` wheel."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LLMSERVE = (str(Path(sys.executable).parent / "llmserve"), "serve", "--host", HO
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A running server and the repository, or engine, that it serves."""
+    """A running server, and the repository or engine that it serves."""
 
     repository: Path
     http_port: int
     grpc_port: int
     metrics_port: int
     pid: int
-    exchanges: list[Exchange] | None = None  # what was asked and answered, for those who want to keep it
+    exchanges: list[Exchange] | None = None  # requests and answers, if they are recorded
 
     @property
     def grpc(self) -> str:
@@ -45,7 +45,7 @@ class Endpoint:
 
 
 class RevivedServer(ExitStack):
-    """A server that is started when it is needed, and again when it has ended by itself or been ended."""
+    """A server that is started when it is needed, and restarted after it has ended."""
 
     def __init__(self, start: Callable[[], AbstractContextManager[Endpoint]]) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class RevivedServer(ExitStack):
         self._endpoint = None
 
     def has_ended(self, *, within_s: float = 0.0) -> bool:
-        """Whether it has ended by itself, or does so within `within_s` seconds."""
+        """Returns whether it has ended by itself, or does so within `within_s` seconds."""
         deadline = time.monotonic() + within_s
         while self._endpoint is not None:
             try:
@@ -79,9 +79,9 @@ class RevivedServer(ExitStack):
 
 @contextmanager
 def on_cpus(cpus: Set[int], start: Callable[[], AbstractContextManager[Endpoint]]) -> Iterator[Endpoint]:
-    """A server that keeps to `cpus`, while this thread keeps to the others."""
+    """Starts a server on `cpus`, while this thread uses the others."""
     own = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cpus)  # which a process that is started inherits
+    os.sched_setaffinity(0, cpus)  # inherited by processes that are started
     try:
         with start() as endpoint:
             os.sched_setaffinity(0, own - cpus)
@@ -106,7 +106,7 @@ def llmserve_server(
     ports: Sequence[int] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Endpoint]:
-    """`ports`: of HTTP, gRPC and metrics; any that are free. `environment`: besides that of this process."""
+    """`ports`: for HTTP, gRPC and metrics; None: free ones. `environment`: additional variables."""
     command = [*LLMSERVE, f"--model-repository={repository}"]
     whole = {**os.environ, **(environment or {})}
     with _running(command, repository, log, flags, environment=whole, ports=ports) as endpoint:
@@ -117,7 +117,7 @@ def llmserve_server(
 def engine_server(
     engine: Path, log: Path, *flags: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[Endpoint]:
-    """`llmserve serve ENGINE`, without a repository."""
+    """Starts `llmserve serve ENGINE`, without a repository."""
     whole = {**os.environ, **(environment or {})}
     with _running([*LLMSERVE, str(engine)], engine, log, flags, environment=whole, ports=None) as endpoint:
         yield endpoint
@@ -177,7 +177,7 @@ def _running(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """With the processes that it has started, which outlive a server that has to be killed."""
+    """Ends a process and its child processes, which survive a server that is killed."""
     try:
         started = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -194,7 +194,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait_until_live(process: subprocess.Popen[bytes], http_port: int, log: Path) -> None:
-    """Until the server is ready, or would be but for models that do not load."""
+    """Waits until the server is ready."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:

@@ -1,9 +1,9 @@
-"""Thousands of streaming clients, each a process of its own: `make soak-clients`.
+"""Runs thousands of streaming clients, each in its own process: `make soak-clients`.
 
-They ask `llmserve serve ENGINE --model-repository REPOSITORY`, a repository in the shape of tensorrtllm_backend's,
-and as many ask through grpcio's server in front of it, so that what our own wire does to a client shows. A share of the
-runs is starved: many clients and some busy processes on one core. Every text must be that of `llmserve run`, and every
-client must end. Spaces are not compared: a postprocessing that decodes each token by itself loses some.
+They send requests to `llmserve serve ENGINE --model-repository REPOSITORY`, with a repository like
+tensorrtllm_backend's. As many clients go through grpcio's server in front of it, to show effects of our own wire. A
+share of the runs is starved: many clients and some busy processes on one core. Every text must equal that of `llmserve
+run`, and every client must end. Spaces are not compared: a postprocessing that decodes tokens one by one loses some.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_TOKENS = 24
 AT_ONCE = {"quiet": 2, "starved": 12}
 NUM_BUSY = 4  # processes that keep the starved core busy
 HANG_S = {"quiet": 60.0, "starved": 300.0}
-STACKS_S = 10.0  # for a client that hangs to say where
+STACKS_S = 10.0  # for a hanging client to print its stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def soak(machine: str, num_runs: int, wires: dict[str, str], expected: str) -> list[Run]:
-    """`num_runs` of each wire, in turn."""
+    """Runs `num_runs` clients of each wire, in turn."""
     wanted = [(wire, address) for _ in range(num_runs) for wire, address in wires.items()]
 
     def one(number: int) -> Run:
@@ -87,7 +87,7 @@ def outcome_of(address: str, expected: str, hang_s: float) -> str:
     try:
         text, problems = client.communicate(timeout=hang_s)
     except subprocess.TimeoutExpired:
-        client.send_signal(signal.SIGABRT)  # faulthandler writes where each thread is
+        client.send_signal(signal.SIGABRT)  # faulthandler prints each thread's stack
         try:
             text, problems = client.communicate(timeout=STACKS_S)
         except subprocess.TimeoutExpired:
@@ -104,7 +104,7 @@ def letters(text: str) -> str:
 
 
 def text_of_run(engine: str) -> str:
-    """What `llmserve run` answers."""
+    """Returns the answer of `llmserve run`."""
     command = [str(Path(sys.executable).parent / "llmserve"), "run", engine, "--input-text", PROMPT]
     done = subprocess.run(
         [*command, "--max-output-len", str(MAX_TOKENS)], check=True, stdout=subprocess.PIPE, text=True
@@ -115,7 +115,7 @@ def text_of_run(engine: str) -> str:
 
 @contextmanager
 def relay(target: str) -> Iterator[str]:
-    """The address of grpcio's server in front of `target`."""
+    """Yields the address of grpcio's server in front of `target`."""
     command = [sys.executable, "-m", "tools.client_soak.relay", target]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -127,7 +127,7 @@ def relay(target: str) -> Iterator[str]:
 
 @contextmanager
 def starved_core() -> Iterator[None]:
-    """This process, and what it starts, shares one core with processes that never wait."""
+    """Makes this process, and those that it starts, share one core with processes that never wait."""
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(own)})
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(NUM_BUSY)]
@@ -156,7 +156,7 @@ def table(runs: Sequence[Run]) -> str:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", type=Path, required=True)
-    later = RELEASES[RELEASES.index("0.7.1") :]  # before it counts had another type
+    later = RELEASES[RELEASES.index("0.7.1") :]  # earlier releases have counts of another type
     parser.add_argument("--release", choices=later, default=LATER, help="of tensorrtllm_backend")
     parser.add_argument("--runs", type=int, default=2000, help="of each wire")
     parser.add_argument("--starved", type=float, default=0.25, help="share of the runs")

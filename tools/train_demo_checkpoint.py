@@ -1,12 +1,11 @@
-"""Make the demo checkpoint again, from the docstrings of installed packages. No network is used.
+"""Rebuild the demo checkpoint from the docstrings of installed packages. No network is used.
 
     python -m tools.train_demo_checkpoint train --output /tmp/demo --minutes 60
     python -m tools.train_demo_checkpoint score build/checkpoints/baichuan2-tiny-docsum
 
-Training pairs come from this interpreter's standard library and site-packages and every `--packages DIR`; those near
-an evaluation pair are dropped. More packages give a larger corpus: install what
-tools/demo_checkpoint/corpus-packages.txt names into an environment of its own and name that one's site-packages with
-`--packages`.
+Training pairs come from this interpreter's standard library and site-packages and from every `--packages DIR`; pairs
+near an evaluation pair are dropped. For a larger corpus, install the packages in
+tools/demo_checkpoint/corpus-packages.txt into a separate environment, and give its site-packages with `--packages`.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from tools.demo_checkpoint.decontaminate import Decontaminator
 REPOSITORY = Path(__file__).resolve().parent.parent
 EVALUATION_PAIRS = REPOSITORY / "eval" / "data" / "docstrings.jsonl"
 PAIRS_PER_PACKAGE = 2000
-STANDARD_LIBRARY_REPEATS = 2  # the evaluation pairs' own kind of text, and little of it: 2 % of the pairs
+STANDARD_LIBRARY_REPEATS = 2  # the same kind of text as the evaluation pairs, but rare: 2 % of the pairs
 EVALUATION_PAIRS_PER_PACKAGE = 25
-STANDARD_LIBRARY = "py" + sysconfig.get_python_version()  # as the origin of a pair
+STANDARD_LIBRARY = "py" + sysconfig.get_python_version()  # the origin in a pair's id
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 Packages = Annotated[list[Path] | None, typer.Option(help="A further folder of packages; may be repeated.")]
@@ -100,9 +99,9 @@ def score(checkpoints: list[Path]) -> None:
 
 
 def training_pairs(roots: list[Path], seed: int) -> list[corpus.Pair]:
-    """Clean, unlike each other and unlike the evaluation pairs, at most so many of one package.
+    """Returns clean pairs, distinct and unlike the evaluation pairs, with a limit per package.
 
-    Those of the standard library, which need not be named among the roots, come several times.
+    Pairs of the standard library, which does not have to be among the roots, are repeated.
     """
     library = list(corpus.collect([Path(sysconfig.get_path("stdlib"))], STANDARD_LIBRARY))
     raw = [*library, *corpus.collect(roots, "package")]

@@ -1,11 +1,11 @@
-"""Make a draft engine's checkpoint for an engine: some layers of its network, trained on the engine's own answers.
+"""Make a checkpoint for a draft engine: some layers of an engine's network, trained on that engine's own answers.
 
     python -m tools.train_draft answers ENGINE --output answers.jsonl
     python -m tools.train_draft train CHECKPOINT ENGINE answers.jsonl --output drafting --layers 0,1,2,29
 
-The embedding and the head stay the network's. So the layers only have to learn which token the network would choose,
-not what tokens mean. Prompts are what the draft engine is for: give your own with `--prompts`. Without it, they ask for
-stories and for summaries of docstrings of installed packages. No network is used.
+The embedding and the head do not change, so the layers only have to learn which token the network would choose, not
+what tokens mean. Give prompts like those that the draft engine is for with `--prompts`. By default, prompts ask for
+stories and for summaries of docstrings of installed packages. No network connection is used.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ NOUNS = (
     "dragon giant witch mermaid bear lion elephant frog bee spider mouse owl swan goat camel"
 )
 DOCUMENT_LETTERS = range(250, 2000)
-AT_ONCE = 64  # answers of an engine
+AT_ONCE = 64  # concurrent answers of an engine
 TOKENS_PER_BATCH = 4096  # of a training step, padding included
 HELD_OUT = 96  # examples
 WARMUP_STEPS = 30
 REPORT_EVERY = 50  # steps
-TOKENIZER_FILES = "tokenizer*"  # of an engine
+TOKENIZER_FILES = "tokenizer*"  # in an engine directory
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
@@ -71,7 +71,7 @@ class Example(NamedTuple):
 
 
 def default_prompts(seed: int) -> list[str]:
-    """Half stories, half summaries; without the stories that bench_speculation asks for."""
+    """Half stories, half summaries; without the stories of bench_speculation."""
     rng = random.Random(seed)
     pairs = training_pairs([Path(sysconfig.get_path("purelib"))], seed)
     documents = sorted({pair.document for pair in pairs if len(pair.document) in DOCUMENT_LETTERS})
@@ -168,7 +168,7 @@ def _cosine(progress: float) -> float:
 
 
 def _batches(examples: Sequence[Example], rng: random.Random) -> list[list[Example]]:
-    """Of similar lengths, in random order."""
+    """Batches of examples with similar lengths, in random order."""
     batches: list[list[Example]] = []
     width = 0
     for example in sorted(examples, key=lambda example: example.length + rng.random() * 32):
@@ -187,7 +187,7 @@ def _endless_batches(examples: Sequence[Example], rng: random.Random) -> Iterato
 
 
 class Student:
-    """Layers of a network that learn its answers. Only tokens of the answers compete in training."""
+    """Layers of a network that learn its answers. Only tokens that occur in the answers compete in training."""
 
     def __init__(self, checkpoint: Path, layers: Sequence[int], examples: Sequence[Example]) -> None:
         import torch
@@ -218,7 +218,7 @@ class Student:
         return float(loss.detach())
 
     def accuracy(self, examples: Sequence[Example]) -> float:
-        """How often the best token is the network's."""
+        """The share of tokens for which the best one is the network's."""
         import torch
 
         right = total = 0
@@ -270,13 +270,13 @@ def _shortened(checkpoint: Path, layers: Sequence[int]) -> PreTrainedModel:
 
 
 def _save(model: PreTrainedModel, output: Path) -> None:
-    """Float32, also where the network came from a GGUF file, which transformers itself refuses to save."""
+    """Writes float32, also for a network from a GGUF file, which transformers refuses to save."""
     from safetensors.torch import save_file
 
     output.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
-        if all(tensor.data_ptr() != other.data_ptr() for other in tensors.values()):  # a head may be the embedding
+        if all(tensor.data_ptr() != other.data_ptr() for other in tensors.values()):  # a head may share memory
             tensors[name] = tensor.contiguous()
     save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
     config = model.config.to_dict()
