@@ -1,1 +1,1 @@
-"""What `make bench` and `make bench-peers` are made of; `tools/bench.py` and `tools/bench_peers.py` begin them."""
+"""Parts of `make bench` and `make bench-peers`, which `tools/bench.py` and `tools/bench_peers.py` start."""

@@ -1,5 +1,5 @@
-"""What the machine's measured limits allow in a cell. A step reads every weight once, and each sequence's cache; and it
-multiplies every weight once per token. Of experts, these are those that its tokens choose."""
+"""The speed that a machine's measured limits allow in a cell. A step reads every weight once, and each sequence's
+cache. It multiplies every weight once per token. With experts, only the experts that its tokens choose count."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tools.benchmark.shapes import Shape
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Per second."""
+    """Measured rates, per second."""
 
     read_bytes: float
-    products: float  # of floats
+    products: float  # multiply-adds of floats
     products_int8: float
 
 
@@ -34,7 +34,7 @@ class Bounds:
 def bounds(
     cell: Cell, contestant: Contestant, shape: Shape, limits: Limits, *, weight_bytes: int, kv_bytes_per_token: float
 ) -> Bounds:
-    """`weight_bytes`: that a step of one token reads."""
+    """`weight_bytes`: bytes that a step of one token reads."""
     products_per_s = limits.products_int8 if contestant.multiplies_int8 else limits.products
     if cell.phase == "prefill":
         tokens = cell.batch * cell.prompt_tokens

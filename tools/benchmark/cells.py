@@ -1,4 +1,4 @@
-"""The cells of a table, and what is measured in one.
+"""The cells of a table, and how one is measured.
 
 A model answers every prompt greedily. `prefill` is the time from the prompt to its first token; `decode` is the time of
 the steps after that, all sequences together, one token each.
@@ -13,11 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
-FIRST_ID = 3  # below are special tokens
-MIN_STEPS = 8  # of a decode cell that is cut short
+FIRST_ID = 3  # lower ids are special tokens
+MIN_STEPS = 8  # in a decode cell that ends early
 WARM_STEPS = 2
-PREFILL_CALLS = 4  # one takes less than a second, in which whatever else the machine does counts
-LONG_PROMPT = 1000  # tokens; from here on a cell takes so long that it is measured once
+PREFILL_CALLS = 4  # one takes less than a second, so other work on the machine would distort it
+LONG_PROMPT = 1000  # tokens; longer cells take so long that they are measured once
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Cell:
     phase: str  # "prefill" or "decode"
     batch: int
     prompt_tokens: int
-    new_tokens: int  # the first one comes from the prefill
+    new_tokens: int  # including the one from the prefill
 
     @property
     def name(self) -> str:
@@ -39,12 +39,12 @@ class Cell:
 
     @property
     def calls(self) -> int:
-        """How often it is measured in one pass, each time with other prompts."""
+        """The number of measurements in one pass, each with other prompts."""
         return PREFILL_CALLS if self.phase == "prefill" and not self.is_long else 1
 
     @property
     def most_tokens(self) -> int:
-        """Of one sequence."""
+        """Tokens of one sequence."""
         return self.prompt_tokens + self.new_tokens + WARM_STEPS
 
     @property
@@ -63,20 +63,20 @@ LONG_CELLS = (
 class Model(Protocol):
     """A network in some engine. `start` and `step` are timed; `prepare` and `release` are not."""
 
-    weight_bytes: int  # that a step reads: without the embedding, of which it reads rows
+    weight_bytes: int  # read by a step: without the embedding, of which a step reads only some rows
     kv_bytes_per_token: float
     versions: dict[str, str]
 
     def prepare(self, batch: int, max_tokens: int) -> None:
-        """Room for `batch` sequences of `max_tokens` tokens each."""
+        """Allocates memory for `batch` sequences of `max_tokens` tokens each."""
         ...
 
     def start(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Compute the prompts, all of one length; the first new token of each."""
+        """Computes the prompts, which have equal lengths; returns the first new token of each."""
         ...
 
     def step(self) -> list[int]:
-        """One more token of each sequence."""
+        """Computes and returns one more token of each sequence."""
         ...
 
     def release(self) -> None: ...
@@ -84,7 +84,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measurement: so many tokens in so many seconds, and the tokens of the first sequence."""
+    """One measurement: tokens, seconds, and the tokens of the first sequence."""
 
     tokens: int
     seconds: float
@@ -96,7 +96,7 @@ class Sample:
 
 
 def random_prompts(cell: Cell, vocab: int, seed: int) -> list[list[int]]:
-    """Different for every seed, so that no cache of prompts is met."""
+    """Prompts that differ for every seed, so that no cache has them."""
     rng = np.random.default_rng((seed, cell.batch, cell.prompt_tokens))
     return [[int(i) for i in rng.integers(FIRST_ID, vocab, cell.prompt_tokens)] for _ in range(cell.batch)]
 
@@ -110,7 +110,7 @@ def measure_cell(model: Model, cell: Cell, prompts: Sequence[Sequence[int]], *, 
         seconds = time.perf_counter() - started
         if cell.phase == "prefill":
             return Sample(cell.batch * cell.prompt_tokens, seconds, tuple(ids))
-        for _ in range(WARM_STEPS if cell.is_long else 0):  # instead of a prompt that is computed for this alone
+        for _ in range(WARM_STEPS if cell.is_long else 0):  # instead of a warm-up with its own long prompt
             ids[0] = model.step()[0]
         started = time.perf_counter()
         seconds = 0.0
@@ -123,8 +123,8 @@ def measure_cell(model: Model, cell: Cell, prompts: Sequence[Sequence[int]], *, 
 
 
 def warm_up(model: Model, cell: Cell, prompts: Sequence[Sequence[int]]) -> None:
-    """Meet the shapes of `cell` once: some engines compile for them, and all fault in their memory. Decode behind
-    a long prompt warms itself up."""
+    """Runs the shapes of `cell` once, because some engines compile for them, and all allocate memory. Decoding after a
+    long prompt warms itself up."""
     if cell.is_long and cell.phase == "decode":
         return
     model.prepare(cell.batch, cell.most_tokens)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 WEIGHTS_FILE = "model.safetensors"
-PACKED = ("_blocks", "_scales")  # what gpt-oss has of experts
+PACKED = ("_blocks", "_scales")  # suffixes of gpt-oss's tensors of experts
 
 
 class Described(Protocol):
@@ -26,8 +26,8 @@ class Described(Protocol):
 
 
 def make_checkpoint(folder: Path, shape: Described) -> Path:
-    """`folder` with config.json and weights of `shape`: float16, and gpt-oss's experts in MXFP4. One that is there is
-    kept: the same shape gives the same bytes."""
+    """Makes `folder` with config.json and weights of `shape`: float16, and gpt-oss's experts in MXFP4. An existing one
+    is kept, because the same shape gives the same bytes."""
     if (folder / WEIGHTS_FILE).is_file():
         return folder
     staging = folder.with_name(f"{folder.name}.partial")
@@ -63,13 +63,13 @@ def _header(shape: Described) -> dict[str, Any]:
 
 
 def _random_tensor(name: str, dimensions: tuple[int, ...]) -> NDArray[Any]:
-    """Of a size that keeps activations near 1 and makes greedy answers vary. Depends on the name only."""
+    """Returns numbers whose size keeps activations near 1 and makes greedy answers vary. Only the name matters."""
     random = np.random.default_rng(zlib.crc32(name.encode()))
     if name.endswith("_scales"):  # exponents, with 127 for 1
         return random.integers(119, 122, dimensions, np.uint8)
     if name.endswith("_blocks"):
         low, high = (random.integers(0, 15, dimensions, np.uint8) for _ in range(2))
-        packed: NDArray[Any] = low + (low > 7) | high + (high > 7) << 4  # GGUF has no code 8, a zero below zero
+        packed: NDArray[Any] = low + (low > 7) | high + (high > 7) << 4  # GGUF has no code 8, negative zero
         return packed
     values = random.standard_normal(dimensions, np.float32)
     if name.endswith("norm.weight"):

@@ -1,4 +1,4 @@
-"""Who is measured: engines, the precisions that each offers, and which precisions are equal."""
+"""The contestants: engines, the precisions that each offers, and which precisions are compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Contestant:
     engine: str
     precision: str  # a key of WEIGHTS; "gguf": the file as it is, Q4_K_M or gpt-oss's MXFP4
     module: str  # has prepare(job) and open_model(job)
-    longest_prompt: int = sys.maxsize  # tokens; what is longer takes it unbearable time
+    longest_prompt: int = sys.maxsize  # tokens; longer prompts take far too long
 
     @property
     def is_ours(self) -> bool:
@@ -24,17 +24,17 @@ class Contestant:
 
     @property
     def requirement(self) -> str:
-        """The module of `environment.Group` that must be there."""
+        """The module that a `environment.Group` must provide."""
         return self.module.rpartition(".")[2]
 
     @property
     def bits(self) -> int:
-        """Of a weight: precisions with as many are compared with each other."""
+        """Bits of a weight: precisions with equal bits are compared."""
         return GGUF_BITS if self.precision == GGUF else WEIGHTS[self.precision].bits
 
     @property
     def multiplies_int8(self) -> bool:
-        """Whether its products could be those of 8-bit integers, so that the bound is their rate."""
+        """Whether it could multiply 8-bit integers, so that their rate is the bound."""
         return self.bits <= 8
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The peers' own virtual environment: `.venv-bench`. What cannot be installed is left out, with the reason."""
+"""The peers' own virtual environment, `.venv-bench`. Packages that cannot be installed are left out, with a reason."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-# Which torch is taken decides about gigabytes: other packages may not change it.
+# The choice of torch affects gigabytes of downloads, so other packages may not change it.
 TORCH = "torch==2.13.0"
 STATUS_FILE = "installed.json"
 INSTALL_TIMEOUT_S = 3600
 REASON_LINES = 3
-SOURCES = Path(__file__).with_name("peers")  # of what is compiled with theirs
+SOURCES = Path(__file__).with_name("peers")  # sources that are compiled into peers
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requirements that belong together. `tools.benchmark.peers` modules named in `modules` need them."""
+    """Requirements that are installed together. The `tools.benchmark.peers` modules in `modules` need them."""
 
     name: str
     requirements: tuple[str, ...]
     modules: tuple[str, ...]
-    without_dependencies: tuple[str, ...] = ()  # installed as they are, after the others
-    environment: Callable[[], dict[str, str]] = dict  # of pip
+    without_dependencies: tuple[str, ...] = ()  # installed without dependencies, after the others
+    environment: Callable[[], dict[str, str]] = dict  # variables for pip
 
     @property
     def key(self) -> str:
-        """What was asked for; another one is installed again."""
+        """Identifies the requirements: if it differs, the group is installed again."""
         return " ".join((*self.requirements, *self.without_dependencies, *map(str, self.environment().items())))
 
 
 def native() -> dict[str, str]:
-    """llama.cpp compiled for this processor."""
+    """Compiles llama.cpp for this processor."""
     languages = [f"-DCMAKE_{language}_FLAGS='-include {SOURCES / 'tiles.h'}'" for language in ("C", "CXX")]
     return {"CMAKE_ARGS": " ".join(["-DGGML_NATIVE=ON", *languages])}
 
 
 def from_source() -> dict[str, str]:
-    """ik_llama.cpp's wheel is compiled for processors without AVX-512."""
+    """Compiles ik_llama.cpp, because its wheel is for processors without AVX-512."""
     arguments = f"{native()['CMAKE_ARGS']} -DCMAKE_PROJECT_INCLUDE={SOURCES / 'ik_llama.cmake'}"
     return {"CMAKE_ARGS": arguments, "PIP_NO_BINARY": "ik-llama-cpp-python"}
 
@@ -54,7 +54,7 @@ GROUPS = (
     Group("torch", (TORCH,), ("torch_eager", "openvino_genai")),
     Group("transformers", ("transformers>=4.51,<5.6", "accelerate"), ("torch_eager", "openvino_genai")),
     Group("openvino", ("openvino-genai", "openvino", "openvino-tokenizers"), ("openvino_genai",)),
-    # optimum-intel asks for torchvision too, which it needs for images only
+    # optimum-intel also requires torchvision, but only for images
     Group("export", ("nncf>=3.3", "optimum~=2.3.0", "setuptools", "requests"), ("openvino_genai",), ("optimum-intel",)),
     Group("gguf", ("gguf",), ("llama_cpp", "ik_llama_cpp")),
     Group("llama.cpp", ("llama-cpp-python",), ("llama_cpp", "ik_llama_cpp"), (), native),
@@ -63,7 +63,7 @@ GROUPS = (
 
 
 def groups_of(modules: Iterable[str]) -> tuple[Group, ...]:
-    """What these need, and the network that losses are measured against. Compiling others takes half an hour."""
+    """Groups that these modules need, and those for the losses' reference. Compiling others takes half an hour."""
     needed = {"torch_eager", *modules}
     return tuple(group for group in GROUPS if not needed.isdisjoint(group.modules))
 
@@ -75,7 +75,7 @@ class Environment:
         self._say = say
 
     def install(self, groups: tuple[Group, ...] = GROUPS) -> dict[str, str]:
-        """Make it, install what is missing, and return why modules cannot run: module -> reason."""
+        """Makes the environment and installs what is missing. Returns module -> reason for modules that cannot run."""
         self._folder.mkdir(exist_ok=True)
         if not self.python.exists():
             self._say(f"creating {self._folder.name}")
@@ -99,7 +99,7 @@ class Environment:
         return json.loads(path.read_text()) if path.exists() else {}
 
     def _install(self, group: Group) -> str:
-        """The reason why it failed, or nothing."""
+        """Returns why it failed, or an empty string."""
         self._say(f"installing {', '.join((*group.requirements, *group.without_dependencies))}")
         constraints = str(self._folder / "constraints.txt")
         reason = self._pip("--constraint", constraints, *group.requirements, environment=group.environment())
@@ -123,6 +123,6 @@ class Environment:
 
 
 def last_lines(text: str) -> str:
-    """The end of what a program complained about, on one line."""
+    """Returns the end of a program's error output, on one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " / ".join(lines[-REASON_LINES:])[:500] or "no message"

@@ -1,4 +1,4 @@
-"""A few layers of published networks with states, whose numbers are random: what runs on a GPU, and fits it soon."""
+"""A few layers of published networks with states, with random numbers: small enough for quick runs on a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Hybrid:
         return {**COMMON, **self.fields}
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """As `Shape.tensors`."""
+        """See `Shape.tensors`."""
         architecture = architecture_for(self.config())
         params = architecture.params(architecture.from_hf(self.config()))
         yield from {name: shape for param in params

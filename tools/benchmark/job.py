@@ -1,4 +1,4 @@
-"""What a measuring process is told, and what it reports: JSON on both sides, for it may run in another environment."""
+"""The job and the report of a measuring process: JSON, because the process may run in another environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.benchmark.shapes import SHAPES, Shape
 
 
 class Prepared(Protocol):
-    """What a peer must know to make its own files from a checkpoint."""
+    """Data that a peer needs to make its own files from a checkpoint."""
 
     @property
     def precision(self) -> str: ...
@@ -24,7 +24,7 @@ class Prepared(Protocol):
     def checkpoint(self) -> Path: ...
 
     def file(self, name: str) -> Path:
-        """Of what is made from the checkpoint for this engine and kept."""
+        """The path of a file that is made from the checkpoint for this engine, and kept."""
         ...
 
 
@@ -33,13 +33,13 @@ class Job:
     module: str
     precision: str
     shape_name: str
-    folder: Path  # where checkpoints and what is made of them are kept
+    folder: Path  # for checkpoints and files made from them
     threads: int
     cells: tuple[Cell, ...]
     passes: int = 2  # over all cells
     max_seconds: float = 4.0  # of a decode cell
     seed: int = 0
-    adapter: str = ""  # a LoRA adapter as PEFT saves one, in a folder of `folder`, for all sequences; empty: none
+    adapter: str = ""  # a PEFT LoRA adapter for all sequences, in a folder of `folder`; empty: none
 
     @property
     def shape(self) -> Shape:
@@ -50,7 +50,7 @@ class Job:
         return self.folder / f"checkpoint-{self.shape_name}"
 
     def file(self, name: str) -> Path:
-        """Of what is made from the checkpoint for this engine and kept."""
+        """The path of a file that is made from the checkpoint for this engine, and kept."""
         return self.folder / f"{self.shape_name}-{name}"
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""A network as large as those that people serve: built, opened, asked, deleted; each precision in a process of its own.
+"""Builds, opens, runs and deletes a network of a commonly served size; each precision in its own process.
 
 python -m tools.benchmark.large JOB REPORT
 """
@@ -35,7 +35,7 @@ from tools.benchmark.markdown import table
 SHAPE = "7b"
 PRECISIONS = ("int8", "float16")
 DECODE = Cell("decode", 1, 32, 64)
-SPARE_BYTES = 2 * 2**30  # of disk, and of memory beside the engine
+SPARE_BYTES = 2 * 2**30  # on disk, and in memory in addition to the engine
 SAMPLE_S = 0.05
 TIMEOUT_S = 3600
 GB = 1e9
@@ -45,7 +45,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`record` is what the process reported; it is empty where `reason` says why there is nothing."""
+    """`record` is the process's report; it is empty if `reason` says why there is none."""
 
     name: str
     record: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class PhaseClock:
 
 @contextmanager
 def peak_memory() -> Iterator[list[int]]:
-    """A list whose last entry is the most that this process had in memory, its mapped files left out, in bytes."""
+    """Yields a list whose entry is this process's peak memory so far in bytes, without mapped files."""
     peaks, ended = [_anonymous_bytes()], threading.Event()
 
     def watch() -> None:
@@ -98,7 +98,7 @@ def _anonymous_bytes() -> int:
 
 
 def build_and_measure(job: Job) -> dict[str, Any]:
-    """In a process of its own."""
+    """Runs in its own process."""
     clock, directory = PhaseClock(), ours.engine_directory(job)
     began, cpu_began = time.perf_counter(), time.process_time()
     with peak_memory() as peaks:
@@ -123,7 +123,7 @@ def build_and_measure(job: Job) -> dict[str, Any]:
 def measure_large(
     contestants: Sequence[Contestant], job: Job, measure_limits: Callable[[], dict[str, float]], say: Say
 ) -> list[Finding]:
-    """`job` says folder, threads and seconds of a cell. Leaves no file that was not there before."""
+    """`job` has folder, threads and seconds per cell. Removes all files that it creates."""
     job = replace(job, shape_name=SHAPE, cells=(DECODE,))
     chosen = [one for one in contestants if one.precision in PRECISIONS]
     had_checkpoint = job.checkpoint.is_dir()
@@ -164,7 +164,7 @@ def _measure(one: Contestant, job: Job, measure_limits: Callable[[], dict[str, f
 
 
 def what_is_short(job: Job, *, free_bytes: int, memory_bytes: int) -> str:
-    """Why this cannot be built and opened here, or nothing."""
+    """Returns why this cannot be built and opened here, or an empty string."""
     num_others = job.shape.num_parameters - job.shape.head_products
     engine_bytes = WEIGHTS[job.precision].num_bytes(num_others) + 2 * job.shape.head_products
     checkpoint_bytes = 0 if job.checkpoint.is_dir() else 2 * job.shape.num_parameters
@@ -185,7 +185,7 @@ def _free_bytes(folder: Path) -> int:
 
 
 def _run(job: Job) -> tuple[dict[str, Any], str]:
-    """What the process reported, and why it failed, if it did."""
+    """Returns the process's report, and why it failed, if it did."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "tools.benchmark.large", job.to_json(), str(report)]
@@ -203,7 +203,7 @@ def _run(job: Job) -> tuple[dict[str, Any], str]:
 
 
 def large_section(findings: Sequence[Finding]) -> str:
-    """For the page: builds, and the engines that they made."""
+    """A section of the page: builds, and the engines that they made."""
     lines = [
         [
             found.name,

@@ -1,4 +1,4 @@
-"""Rows and ratios as Markdown tables, for the terminal and the report alike."""
+"""Rows and ratios as Markdown tables, for the terminal and for the report."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def rate_table(rows: Sequence[Row]) -> str:
-    """Tokens per second: median (lowest-highest); and what was lost, where that was measured."""
+    """Tokens per second as median (lowest-highest), and the loss if it was measured."""
     losses = {str(row.contestant): f"{row.losses.mean:.4f}" for row in rows if row.losses is not None}
     return _by_cell(rows, lambda row: row.rate.text(), {"mean KL, nats": losses} if losses else {})
 
 
 def fraction_table(rows: Sequence[Row]) -> str:
-    """Share of the nearer limit; `m` where that is memory, `x` where it is multiplication."""
+    """The share of the nearer limit; `m` if that is memory, `x` if it is multiplication."""
     return _by_cell(
         rows, lambda row: f"{row.fraction:.2f} {'m' if row.bounds.reading <= row.bounds.multiplying else 'x'}"
     )
@@ -52,7 +52,7 @@ def limits_table(limits: Sequence[Mapping[str, float]]) -> str:
 def _by_cell(
     rows: Sequence[Row], text: Callable[[Row], str], others: Mapping[str, Mapping[str, str]] | None = None
 ) -> str:
-    """`others`: columns after the cells, by contestant; nothing is said of one that a column lacks."""
+    """`others`: columns after the cells, by contestant; a cell is empty if a column lacks the contestant."""
     cells = _unique(row.cell for row in rows)
     found = {(row.contestant, row.cell): text(row) for row in rows}
     lines = [

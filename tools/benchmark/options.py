@@ -1,4 +1,4 @@
-"""What both benchmark commands are told, and how they begin."""
+"""Options of both benchmark commands, and their common start."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Options:
     cells: tuple[str, ...]
 
     def chosen(self, contestants: Sequence[Contestant]) -> list[Contestant]:
-        """Those that `--only` names, or all."""
+        """Contestants that `--only` names, or all."""
         return [one for one in contestants if not self.only or any(text in str(one) for text in self.only)]
 
     def job(self) -> Job:
-        """What is the same for everyone; module, precision and network are filled in."""
+        """The common part of all jobs; module, precision and network are filled in later."""
         seconds, passes = (2.0, 1) if self.quick else (4.0, 2)
         cells = CELLS if self.quick else (*CELLS, *LONG_CELLS)
         cells = tuple(cell for cell in cells if not self.cells or any(text in cell.name for text in self.cells))
@@ -49,11 +49,11 @@ class Options:
             make_checkpoint(self.folder / f"checkpoint-{name}", SHAPES[name])
 
     def machine(self) -> str:
-        """In words."""
+        """A description of the machine."""
         return f"{machine_name()}; {self.threads} threads; kernels for {chosen_isa()}"
 
     def host_class(self) -> str:
-        """For file names."""
+        """The machine's class, for file names."""
         return f"{self.threads}x-{chosen_isa()}"
 
     def limits(self) -> dict[str, float]:

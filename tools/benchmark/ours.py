@@ -1,5 +1,5 @@
-"""Our CPU engine as a `Model`: planned steps, one call into the library each, without queue and server. `RunnerModel`
-is any runner's."""
+"""Our CPU engine as a `Model`: planned steps, each with one call into the library, without queue and server.
+`RunnerModel` works with any runner."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def build_options(precision: str) -> BuildOptions:
-    """`precision`: a dtype, or a quantization, with float16 for what is not quantized; "float16+kv-int8": with an int8
-    KV cache."""
+    """`precision`: a dtype; or a quantization, with float16 for the rest; or "float16+kv-int8" for an int8 cache."""
     numbers, _, cache = precision.partition("+")
     options = BuildOptions(kv_cache_dtype=cache.removeprefix("kv-") or AUTO)
     return replace(options, quantization=numbers) if numbers in QUANTIZED else replace(options, dtype=numbers)
@@ -41,12 +40,12 @@ def engine_directory(job: Job) -> Path:
 
 
 def source(job: Job) -> Path:
-    """What it is built from: the checkpoint, or the file that llama.cpp runs."""
+    """The input of a build: the checkpoint, or the file that llama.cpp runs."""
     return gguf_path(job) if job.precision == GGUF else job.checkpoint
 
 
 def prepare(job: Job) -> None:
-    """Build the engine, unless one is there that is younger than the library: tactics and layouts are its own."""
+    """Builds the engine unless one exists that is newer than the library, which determines tactics and layouts."""
     directory = engine_directory(job)
     manifest = directory / "manifest.json"
     if not manifest.is_file() or manifest.stat().st_mtime < _library_file().stat().st_mtime:
@@ -71,13 +70,13 @@ def open_model(job: Job) -> RunnerModel:
 
 
 def num_kv_blocks(job: Job, block_size: int) -> int:
-    """For the largest cell; each sequence may leave its last block nearly empty."""
+    """Blocks for the largest cell; each sequence may leave its last block nearly empty."""
     return max(cell.batch * (-(-cell.most_tokens // block_size) + 1) for cell in job.cells)
 
 
 class RunnerModel:
-    """See `Model`. The cache is one pool; sequence s of a cell has the blocks s * n to s * n + n - 1. `adapters`: the
-    slot of each sequence's; none: no sequence has one."""
+    """See `Model`. The cache is one pool; sequence s of a cell has the blocks s * n to s * n + n - 1. `adapters`: each
+    sequence's slot; empty: no adapters."""
 
     def __init__(
         self, runner: Runner, plan: BuildPlan, versions: Mapping[str, str], *, adapters: Sequence[int] = ()
@@ -111,7 +110,7 @@ class RunnerModel:
         self._tables = []
 
     def _long_prompt(self, s: int, prompt: Sequence[int]) -> int:
-        """Steps of as many tokens as the engine takes; the first new token of sequence `s`."""
+        """Computes a prompt in steps of as many tokens as the engine allows; returns its first new token."""
         most, block_size = self._runner.info.max_num_tokens, self._runner.info.block_size
         tokens: Sequence[int] = ()
         for start in range(0, len(prompt), most):
@@ -124,7 +123,7 @@ class RunnerModel:
         return token
 
     def _advance(self, new_ids: Sequence[Sequence[int]]) -> list[int]:
-        """One step: these tokens of each sequence, and a sample after each."""
+        """Runs one step with these tokens of each sequence, and a sample after each."""
         start, count = self._length, len(new_ids[0])
         self._length += count
         num_blocks = -(-self._length // self._runner.info.block_size)

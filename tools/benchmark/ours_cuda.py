@@ -19,7 +19,7 @@ from tools.benchmark import ours
 from tools.benchmark.job import Job
 from tools.benchmark.ours import RunnerModel
 
-TARGET: Target | None = None  # the registry's
+TARGET: Target | None = None  # None: the target in the registry
 OPEN_DEVICE: Callable[[], Device] = NvidiaDevice
 MAX_BATCH, MAX_NUM_TOKENS = 256, 2048
 
@@ -34,7 +34,7 @@ def engine_directory(job: Job) -> Path:
 
 
 def prepare(job: Job) -> None:
-    """Build the engine, unless it is there."""
+    """Builds the engine, unless it exists."""
     directory = engine_directory(job)
     if not (directory / "manifest.json").is_file():
         build_engine(job.checkpoint, directory, build_options(job.precision), target=TARGET)
@@ -45,5 +45,5 @@ def open_model(job: Job) -> RunnerModel:
     device = OPEN_DEVICE()
     num_blocks = ours.num_kv_blocks(job, read_header(path).block_size)
     runner = CudaRunner(path, device, num_blocks=num_blocks, threads=job.threads)
-    plan = plan_build(job.checkpoint, build_options(job.precision), measure=lambda: 0.0)  # its cache is not the CPU's
+    plan = plan_build(job.checkpoint, build_options(job.precision), measure=lambda: 0.0)  # for the GPU's cache size
     return RunnerModel(runner, plan, {"gpu": device.name})

@@ -1,4 +1,4 @@
-"""A JSON report as a plot: `python -m tools.benchmark.plot REPORT.json PLOT.svg`, in an environment with matplotlib."""
+"""Plots a JSON report: `python -m tools.benchmark.plot REPORT.json PLOT.svg`, in an environment with matplotlib."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import matplotlib as mpl
 
 mpl.use("svg")
 
-from matplotlib import pyplot  # after the backend has been chosen
+from matplotlib import pyplot  # after the backend is chosen
 
 COLORS = {"llmserve": "#c23b22", "OpenVINO GenAI": "#2a6f97", "llama.cpp": "#6a994e", "transformers": "#8d8d8d"}
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """One panel per network and bits of a weight; bars are medians, whiskers the lowest and the highest."""
+    """One panel per network and bits per weight; bars are medians, whiskers the lowest and the highest value."""
     shapes = list(dict.fromkeys(row["shape"] for row in report["rows"]))
     bits = sorted({row["bits"] for row in report["rows"]}, reverse=True)
     figure, panels = pyplot.subplots(
@@ -29,7 +29,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
             panel.set_title(f"{shape}, {width} bits per weight")
             panel.set_ylabel("tokens/s")
     figure.suptitle(report["machine"])
-    mpl.rcParams["svg.hashsalt"] = "llmserve"  # the same report, the same file
+    mpl.rcParams["svg.hashsalt"] = "llmserve"  # makes the file depend only on the report
     figure.savefig(path, metadata={"Date": None})
 
 

@@ -1,4 +1,4 @@
-"""A module in a process of its own, in the interpreter of its environment."""
+"""Runs a module in its own process, with the interpreter of its environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_module(python: Path, arguments: Sequence[str], *, threads: int, timeout_s: float) -> str:
-    """`python -m arguments...` with so many threads; the reason why it failed, or nothing."""
+    """Runs `python -m arguments...` with this number of threads. Returns why it failed, or an empty string."""
     environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Findings as a JSON file and a Markdown page. Neither names the host; its class is its cores and instructions."""
+"""Findings as a JSON file and a Markdown page, which name the host's class (cores, instruction set), not the host."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def _serving_parts(findings: Findings) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Three digits behind the point, where there is anything behind it."""
+    """At most three decimals, none for a whole number."""
     return f"{value:,.0f}" if value == round(value) else f"{value:,.3f}"
 
 
 def write_reports(folder: Path, name: str, content: dict[str, Any], page: str) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     json_path, page_path = folder / f"{name}.json", folder / f"{name}.md"
-    partial_path = folder / f"{name}.json.partial"  # whoever is cut off here leaves the earlier report whole
+    partial_path = folder / f"{name}.json.partial"  # an interruption leaves the earlier report intact
     partial_path.write_text(json.dumps(content, indent=1) + "\n")
     partial_path.replace(json_path)
     page_path.write_text(page)

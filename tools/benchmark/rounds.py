@@ -1,4 +1,4 @@
-"""Contestants in turn, round after round: each in a process of its own, one at a time, the limits measured between."""
+"""Runs contestants in turn, round after round: each in its own process, one at a time. Measures limits in between."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Findings:
-    """Everything that was measured, and what failed: (contestant and shape) -> reason."""
+    """All measurements, and failures: (contestant and shape) -> reason."""
 
     samples: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=dict)  # (entry, cell) -> records
     opened: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Findings:
     serving: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # entry -> what -> numbers
     limits: list[dict[str, float]] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
-    losses: dict[str, Losses] = field(default_factory=dict)  # contestant -> what its rounding costs a trained network
+    losses: dict[str, Losses] = field(default_factory=dict)  # contestant -> loss of a trained network by its rounding
 
     def add(self, entry: str, record: dict[str, Any]) -> None:
         if record["kind"] == "sample":
@@ -65,7 +65,7 @@ class Findings:
 def entries_for(
     contestants: Sequence[Contestant], shapes: Sequence[str], python: Callable[[Contestant], Path], job: Job
 ) -> list[Entry]:
-    """Every contestant with every network; `job` says the rest. Who takes too long for a prompt is spared its cell."""
+    """Every contestant with every network, and the settings of `job` without prompts that take it too long."""
     cells = {one: tuple(cell for cell in job.cells if cell.prompt_tokens <= one.longest_prompt) for one in contestants}
     return [
         Entry(
@@ -79,9 +79,9 @@ def entries_for(
 
 
 def prepare(entries: Sequence[Entry], say: Say) -> Findings:
-    """Make what each entry opens; those that fail are left out of the rounds."""
+    """Makes the files that each entry opens. Entries that fail are left out of the rounds."""
     findings = Findings()
-    for entry in sorted(entries, key=lambda entry: entry.contestant.is_ours):  # ours may read a file of a peer's
+    for entry in sorted(entries, key=lambda entry: entry.contestant.is_ours):  # ours may read a peer's file
         say(f"preparing {entry}")
         _run("prepare", entry, findings, say)
     return findings
@@ -96,7 +96,7 @@ def run_rounds(
     measure_limits: MeasureLimits,
     say: Say,
 ) -> None:
-    """Up to `rounds` rounds. None but the first is begun if it would end after `minutes`, judged by those before."""
+    """Runs up to `rounds` rounds. After the first, a round starts only if it should end within `minutes`."""
     began, longest = time.monotonic(), 0.0
     for number in range(rounds):
         elapsed = time.monotonic() - began
@@ -112,7 +112,7 @@ def run_rounds(
 
 
 def serve(entries: Sequence[Entry], findings: Findings, say: Say) -> None:
-    """The whole engine under load, once for each entry."""
+    """Measures the whole engine under load, once for each entry."""
     for entry in entries:
         if str(entry) not in findings.failures:
             say(f"serving: {entry}")
@@ -126,7 +126,7 @@ def _run(command: str, entry: Entry, findings: Findings, say: Say) -> None:
 
 
 def run_worker(command: str, entry: Entry, findings: Findings) -> str:
-    """Add what it reports to `findings`; the reason why it failed, or nothing."""
+    """Adds the report to `findings`. Returns why it failed, or an empty string."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.jsonl"
         reason = _execute(command, entry, report)

@@ -1,5 +1,5 @@
-"""The whole engine, queue and batching included: opening, memory, Python's share, in-flight against static batching,
-and time to the first token under load."""
+"""Measures the whole engine with its queue and batching: opening, memory, Python's share, in-flight against static
+batching, and time to the first token under load."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tools.benchmark.workload import Task, arriving, ideal_gain, mixed_tasks, st
 BATCH = 32
 NUM_TASKS = 96
 NUM_OPENINGS = 7
-LOAD = 0.7  # of the throughput that in-flight batching reached
+LOAD = 0.7  # share of the throughput of in-flight batching
 WARM_TOKENS = 16
 SHARE_TOKENS = 64
 READ_BYTES = 2**24
@@ -52,7 +52,7 @@ class StepTiming:
 
 
 class TimedRunner:
-    """A runner with a batch of at most `max_batch_size` sequences, which notes what each step took."""
+    """A runner with batches of at most `max_batch_size` sequences, which records the time of each step."""
 
     def __init__(self, runner: CpuRunner, max_batch_size: int) -> None:
         self._runner = runner
@@ -76,7 +76,7 @@ class TimedRunner:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """When the tokens of one task came, in seconds of time.perf_counter."""
+    """Times of one task's tokens, in seconds of time.perf_counter."""
 
     submitted: float
     times: tuple[float, ...]
@@ -103,7 +103,7 @@ class Client:
         return Served(submitted, tuple(times))
 
     async def serve_all(self, tasks: Sequence[Task]) -> list[Served]:
-        """Each when it arrives."""
+        """Submits each task at its arrival time."""
 
         async def later(task: Task) -> Served:
             await asyncio.sleep(task.arrival_s)
@@ -112,8 +112,8 @@ class Client:
         return list(await asyncio.gather(*map(later, tasks)))
 
     async def serve_static(self, tasks: Sequence[Task], *, padded: bool) -> float:
-        """Seconds for all, one batch after the other. `padded`: an answer that is complete keeps its place, and is
-        computed on, until the longest one is; otherwise it leaves, and the place stays empty."""
+        """Returns the seconds for all, one batch after the other. `padded`: a complete answer is continued until the
+        batch's longest one is complete; otherwise it leaves, and its place stays empty."""
         started = time.perf_counter()
         for batch in static_batches(tasks, BATCH):
             longest = max(task.new_tokens for task in batch)
@@ -122,7 +122,7 @@ class Client:
 
 
 def serve(job: Job, say: Say) -> None:
-    """All measurements of an engine that `ours.prepare` has built, as records."""
+    """Makes all measurements of an engine that `ours.prepare` has built, as records."""
     path = EngineDirectory.open(engine_directory(job)).engine_file
     say({"kind": "serving", "what": "opening", **opening(path, job.threads)})
     tasks = mixed_tasks(NUM_TASKS, vocab=job.shape.vocab, seed=job.seed)
@@ -147,7 +147,7 @@ def opened_engine(job: Job, path: Path, longest: int) -> Iterator[tuple[Inflight
     num_blocks = BATCH * (-(-longest // block_size) + 1)
     runner = TimedRunner(CpuRunner.open(path, num_blocks=num_blocks, threads=job.threads), BATCH)
     info = EngineDirectory.open(engine_directory(job)).info()
-    settings = SchedulerSettings(enable_block_reuse=False)  # the same prompts come several times
+    settings = SchedulerSettings(enable_block_reuse=False)  # the same prompts are used several times
     engine = InflightEngine(runner, info, settings)
     try:
         yield engine, runner
@@ -156,7 +156,7 @@ def opened_engine(job: Job, path: Path, longest: int) -> Iterator[tuple[Inflight
 
 
 def opening(path: Path, threads: int) -> dict[str, float]:
-    """Seconds until an engine whose file is in the page cache can take a step, and what it holds after one."""
+    """Measures the seconds until an engine in the page cache can run a step, and its memory after one."""
     with path.open("rb") as file:
         while file.read(READ_BYTES):
             pass
@@ -178,7 +178,7 @@ def opening(path: Path, threads: int) -> dict[str, float]:
 
 
 async def python_share(client: Client, runner: TimedRunner, tasks: Sequence[Task]) -> dict[str, float]:
-    """Of the decode steps of a full batch, each from its begin to the next one's: the time outside of the library."""
+    """The share of time outside the library, in decode steps of a full batch, each until the next one begins."""
     runner.timings.clear()
     await asyncio.gather(*(client.serve(task, SHARE_TOKENS) for task in tasks))
     pairs = [
@@ -206,7 +206,7 @@ async def static_against_inflight(client: Client, tasks: Sequence[Task]) -> dict
 
 
 async def under_load(client: Client, tasks: Sequence[Task], per_second: float) -> dict[str, float]:
-    """Milliseconds to the first token and between tokens, with requests arriving and leaving, and alone."""
+    """Measures milliseconds to the first token and between tokens, alone and while requests arrive and leave."""
     alone = [(await client.serve(task, 1)).first_token_s for task in tasks[:5]]
     started = time.perf_counter()
     served = await client.serve_all(arriving(tasks, per_second=per_second))

@@ -1,6 +1,5 @@
-"""The networks that are measured: Llama-shaped, a mixture of experts, and a hybrid with states. How fast they are does
-not depend on what their weights say, but for the experts that a token chooses; random routers choose all alike.
-"""
+"""The measured networks: Llama-shaped, a mixture of experts, and a hybrid with states. Their speed does not depend on
+the values of weights, except for the choice of experts; random routers choose all equally often."""
 
 from __future__ import annotations
 
@@ -45,11 +44,11 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def weights_read(self, tokens: int) -> float:
-        """By a step of so many tokens, beside a step of one."""
+        """The weights that a step of `tokens` tokens reads, relative to a step of one."""
         return 1.0
 
     def config(self) -> dict[str, Any]:
-        """config.json as Hugging Face writes it."""
+        """config.json in Hugging Face's format."""
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -92,7 +91,7 @@ class Shape:
 
 
 class BaichuanShape(Shape):
-    """Baichuan2's: one matrix for queries, keys and values; the rows of the output head are divided by their length."""
+    """Baichuan2's shape: one matrix for queries, keys and values; the head's rows are normalized."""
 
     def config(self) -> dict[str, Any]:
         own = {
@@ -112,13 +111,13 @@ class BaichuanShape(Shape):
 
 
 class OlmoeShape(Shape):
-    """OLMoE's: 64 experts, 8 for each token; norms over all heads of queries, and of keys."""
+    """OLMoE's shape: 64 experts, 8 per token; norms over all heads of queries, and of keys."""
 
     num_experts, num_chosen = 64, 8
 
     @property
     def layer_products(self) -> int:
-        """Of a token: the experts that it chooses, and its router."""
+        """Multiply-adds per token: its chosen experts, and the router."""
         attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
         return self.layers * (attention + self.num_chosen * self._expert + self.num_experts * self.hidden)
 
@@ -137,7 +136,7 @@ class OlmoeShape(Shape):
         return 3 * self.hidden * self.intermediate
 
     def weights_read(self, tokens: int) -> float:
-        """Each token chooses its experts as if it were alone."""
+        """Each token chooses experts independently."""
         share = self.num_chosen / self.num_experts
         chosen = self.layers * self.num_chosen * self._expert
         others = self.layer_products + self.head_products - chosen
@@ -169,7 +168,7 @@ class OlmoeShape(Shape):
 
 
 class Qwen3MoeShape(OlmoeShape):
-    """Qwen3's mixtures: 128 experts, 8 for each token; wide heads, each with a norm."""
+    """The shape of Qwen3's mixtures: 128 experts, 8 per token; wide heads, each with a norm."""
 
     num_experts, num_chosen = 128, 8
 
@@ -203,7 +202,7 @@ class Qwen3MoeShape(OlmoeShape):
 
 
 class GptOssShape(OlmoeShape):
-    """gpt-oss's: 32 experts in MXFP4, 4 for each token; biases, attention sinks, a window in every second layer."""
+    """gpt-oss's shape: 32 experts in MXFP4, 4 per token; biases, attention sinks, a window in every second layer."""
 
     num_experts, num_chosen = 32, 4
 
@@ -213,7 +212,7 @@ class GptOssShape(OlmoeShape):
 
     @property
     def num_parameters(self) -> int:
-        """Numbers of its tensors: two codes of an expert are one."""
+        """Elements of its tensors; two codes of an expert, in one byte, count as one."""
         return sum(math.prod(dimensions) for _, dimensions in self.tensors())
 
     def config(self) -> dict[str, Any]:
@@ -259,7 +258,7 @@ class GptOssShape(OlmoeShape):
 
 
 class Lfm2Shape(Shape):
-    """LFM2's: short convolutions, and attention with normed heads in some layers; tied embeddings."""
+    """LFM2's shape: short convolutions, and attention with normed heads in some layers; tied embeddings."""
 
     attention: tuple[int, ...] = (2, 5, 8, 10, 12, 14)  # layers
     taps = 3  # of a convolution
@@ -323,8 +322,8 @@ SHAPES = {
         Shape("0.4b", hidden=896, intermediate=4864, layers=24, heads=14, kv_heads=2),
         Shape("1.1b", hidden=2048, intermediate=5632, layers=22, heads=32, kv_heads=4),  # TinyLlama's
         BaichuanShape("7b", 4096, 11008, layers=32, heads=32, kv_heads=32, vocab=125696, max_positions=4096),
-        BaichuanShape("7b-layers", 4096, 11008, layers=2, heads=32, kv_heads=32, max_positions=4096),  # some of it
-        Shape("llama-7b-layers", 4096, 11008, layers=2, heads=32, kv_heads=32),  # the same for peers
+        BaichuanShape("7b-layers", 4096, 11008, layers=2, heads=32, kv_heads=32, max_positions=4096),  # 2 layers
+        Shape("llama-7b-layers", 4096, 11008, layers=2, heads=32, kv_heads=32),  # the same size for peers
         OlmoeShape("olmoe-layers", 2048, 1024, layers=4, heads=16, kv_heads=16),  # a quarter of OLMoE-1B-7B
         Qwen3MoeShape("qwen3-30b-layers", 2048, 768, layers=3, heads=32, kv_heads=4),  # of 48
         GptOssShape("gpt-oss-layers", 2880, 2880, layers=3, heads=64, kv_heads=8),  # of 24

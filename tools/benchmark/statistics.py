@@ -1,4 +1,4 @@
-"""Several measurements of the same thing, and what they say together."""
+"""Several measurements of the same value, summarized."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ class Spread:
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
-    """The value at `fraction` of the sorted ones, the nearest that was measured."""
+    """The value at `fraction` of the sorted ones; always a measured one."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]

@@ -1,4 +1,4 @@
-"""Findings as rows: rates, how near they come to the limits, and ratios to the best peer at equal precision."""
+"""Findings as rows: rates, their share of the limits, and ratios to the best peer at equal precision."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Row:
     cell: str
     rate: Spread  # tokens per second
     bounds: Bounds
-    losses: Losses | None = None  # of a trained network in this precision
+    losses: Losses | None = None  # of a trained network at this precision
 
     @property
     def fraction(self) -> float:
-        """Of the nearer limit."""
+        """The share of the nearer limit."""
         return self.rate.median / self.bounds.nearer
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Ours over a peer."""
+    """Our rate divided by a peer's."""
 
     shape: str
     contestant: Contestant
@@ -40,7 +40,7 @@ class Ratio:
 
 
 def median_limits(findings: Findings) -> Limits:
-    """The medians of what was measured between the entries."""
+    """The medians of the limits measured between entries."""
     measured = findings.limits
     return Limits(
         *(median(limits[name] for limits in measured) for name in ("read_bytes", "products", "products_int8"))
@@ -48,7 +48,7 @@ def median_limits(findings: Findings) -> Limits:
 
 
 def rows_of(entries: Sequence[Entry], findings: Findings) -> list[Row]:
-    """One per entry and cell that was measured."""
+    """One row for each measured entry and cell."""
     if not findings.limits:
         return []
     limits = median_limits(findings)
@@ -71,12 +71,12 @@ def rows_of(entries: Sequence[Entry], findings: Findings) -> list[Row]:
 
 
 def ratios_of(rows: Sequence[Row]) -> list[Ratio]:
-    """For each of our rows, to the best peer with as many bits per weight."""
+    """For each of our rows, the ratio to the best peer with as many bits per weight."""
     return _ratios(rows, lambda ours, theirs: theirs.contestant.bits == ours.contestant.bits)
 
 
 def ratios_at_no_greater_loss(rows: Sequence[Row]) -> list[Ratio]:
-    """For each of our rows whose loss was measured, to the best of all peers that cannot be told to lose more."""
+    """For our rows with a measured loss: the ratio to the best peer whose loss is not significantly higher."""
     verdicts: dict[tuple[Contestant, Contestant], bool] = {}
 
     def counts(ours: Row, theirs: Row) -> bool:
@@ -95,7 +95,7 @@ def _loses_no_more(row: Row, ours: Losses) -> bool:
 
 
 def _ratios(rows: Sequence[Row], counts: Callable[[Row, Row], bool]) -> list[Ratio]:
-    """To the best of the peers that count beside ours."""
+    """The ratio of each of our rows to the best peer for which `counts` is true."""
     found = []
     for ours in rows:
         if not ours.contestant.is_ours:

@@ -2,8 +2,8 @@
 
     python -m tools.benchmark.worker prepare|measure|serve JOB REPORT
 
-Each engine has a process of its own, so that threads, allocators and peak memory of one are not another's. The report
-is a file of JSON lines, written as they come: what was measured before a crash is not lost.
+Each engine has its own process, so that threads, allocators and peak memory are separate. The report is a file of JSON
+lines that are written one by one, so that a crash loses no earlier measurement.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Say = Callable[[dict[str, Any]], None]
 
 class EngineModule(Protocol):
     def prepare(self, job: Job) -> None:
-        """Make from the checkpoint what the engine opens, unless it is there. Not timed."""
+        """Makes the files that the engine opens from the checkpoint, unless they exist. Not timed."""
         ...
 
     def open_model(self, job: Job) -> Model: ...
@@ -55,7 +55,7 @@ def measure(engine: EngineModule, job: Job, say: Say) -> None:
 
 
 def peak_bytes() -> int:
-    """Of resident memory, since this program began; `getrusage` would begin with what its parent held."""
+    """Peak resident memory since this program began; `getrusage` would include its parent's."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].removesuffix("kB")) * 1024
 

@@ -1,4 +1,4 @@
-"""Requests of mixed lengths, and what batching can at best make of them."""
+"""Requests of mixed lengths, and the best possible gain of batching for them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tools.benchmark.cells import FIRST_ID
 class Task:
     prompt: tuple[int, ...]
     new_tokens: int
-    arrival_s: float = 0.0  # after the first one's
+    arrival_s: float = 0.0  # after the first one
 
 
 def mixed_tasks(
     count: int, *, vocab: int, prompt_tokens: int = 32, shortest: int = 8, longest: int = 256, seed: int = 0
 ) -> list[Task]:
-    """Random prompts; answers of `shortest` to `longest` tokens, every octave as likely as another: most answers are
-    short, some are long."""
+    """Random prompts, and answers of `shortest` to `longest` tokens. All octaves of lengths are equally likely, so most
+    answers are short, and some are long."""
     rng = np.random.default_rng(seed)
     lengths = np.exp(rng.uniform(np.log(shortest), np.log(longest + 1), count)).astype(int)
     prompts = rng.integers(FIRST_ID, vocab, (count, prompt_tokens)).tolist()
@@ -36,13 +36,13 @@ def arriving(tasks: Sequence[Task], *, per_second: float, seed: int = 0) -> list
 
 
 def static_batches(tasks: Sequence[Task], size: int) -> list[Sequence[Task]]:
-    """In the order of arrival; the next one starts when the longest answer of this one is complete."""
+    """Batches in order of arrival; each starts when the longest answer of the previous one is complete."""
     return [tasks[begin : begin + size] for begin in range(0, len(tasks), size)]
 
 
 def ideal_gain(tasks: Sequence[Task], size: int) -> float:
-    """Steps of static batching over the fewest that `size` places could do with: the gain if every step cost the same
-    and in-flight batching left no place empty."""
+    """Steps of static batching, divided by the fewest steps that `size` places need: the gain if all steps cost the
+    same and in-flight batching left no place empty."""
     static = sum(max(task.new_tokens for task in batch) for batch in static_batches(tasks, size))
     total = sum(task.new_tokens for task in tasks)
     return static / max(-(-total // size), max(task.new_tokens for task in tasks))

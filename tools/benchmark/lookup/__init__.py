@@ -1,1 +1,1 @@
-"""What prompt lookup is worth to other engines. Each file runs in an environment that has the engine."""
+"""The gain of prompt lookup in other engines. Each file runs in an environment that has the engine."""

@@ -13,11 +13,11 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from tools.benchmark.lookup.lookup_job import Q8_0, Answer, LookupJob
 
-DRAFTED = 10  # tokens: the library's own choice
+DRAFTED = 10  # tokens; the library's default
 
 
 def quantized(source: Path, threads: int) -> Path:
-    """In Q8_0, beside `source`."""
+    """Converts it to Q8_0, in the same folder as `source`."""
     path = source.with_suffix(Q8_0)
     if not path.is_file():
         params = llama_cpp.llama_model_quantize_default_params()

@@ -1,4 +1,4 @@
-"""What a peer is asked: the same prompts with prompt lookup and without, in turn. It answers with a line of JSON."""
+"""A job for a peer: the same prompts with and without prompt lookup, in turn. The result is a line of JSON."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
-Q8_0 = ".q8_0.gguf"  # ends the name of the peers' own file
-# answers a prompt with so many tokens, and returns the seconds from the first one to the last
+Q8_0 = ".q8_0.gguf"  # suffix of the peers' own file
+# generates a number of tokens for a prompt; returns the seconds from the first token to the last
 Answer: TypeAlias = Callable[[Sequence[int], int], float]
 
 
@@ -30,7 +30,7 @@ class LookupJob:
         return json.dumps(asdict(self))
 
     def run(self, plain: Answer, lookup: Answer) -> None:
-        """Print tokens a second without and with it, each the median over the rounds, from the first token on."""
+        """Prints tokens per second without and with it, from the first token on, as medians over the rounds."""
         seconds: dict[str, list[float]] = {"without": [], "with": []}
         for _ in range(self.rounds):
             for mode, answer in (("without", plain), ("with", lookup)):

@@ -11,12 +11,12 @@ import openvino_genai
 
 from tools.benchmark.lookup.lookup_job import Q8_0, Answer, LookupJob
 
-DRAFTED, GRAM = 10, 3  # tokens; the second as in llmserve
+DRAFTED, GRAM = 10, 3  # tokens; the second is llmserve's value
 
 
 def main() -> None:
     job = LookupJob.read()
-    rounded = Path(job.gguf).with_suffix(Q8_0)  # llama.cpp has made it
+    rounded = Path(job.gguf).with_suffix(Q8_0)  # made by llama.cpp
     path = str(rounded if rounded.is_file() else job.gguf)
 
     def answering(looks_up: bool) -> Answer:

@@ -1,1 +1,1 @@
-"""Other engines behind `benchmark.model.Model`. These modules run in an environment of their own, without llmserve."""
+"""Other engines as `tools.benchmark.cells.Model`. These modules run in their own environment, without llmserve."""

@@ -1,5 +1,5 @@
-"""A checkpoint (Llama's form, OLMoE's, LFM2's) as a GGUF file, its numbers as they are; llama.cpp's own quantizer makes
-the others from it."""
+"""Writes a checkpoint (of Llama's, OLMoE's or LFM2's form) as a GGUF file with unchanged numbers. llama.cpp's own
+quantizer makes the other files from it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from safetensors import safe_open
 from llmserve.checkpoint.gguf.architectures import ARCHITECTURES
 from tools.benchmark.job import Prepared
 
-# What llama.cpp's users would take; its quantizer keeps the output matrix of Q4_0 in Q6_K.
+# The types that llama.cpp's users would choose; its quantizer keeps the output matrix of Q4_0 in Q6_K.
 FILE_TYPES = {"int8": "Q8_0", "int4": "Q4_0", "Q4_K_M": "Q4_K_M", "gguf": "Q4_K_M"}
-GPT_OSS = "gpt_oss"  # whose experts are in MXFP4 in every file
+GPT_OSS = "gpt_oss"  # its experts are in MXFP4 in every file
 
-NAMES = {"qwen3_moe": "qwen3moe", GPT_OSS: "gpt-oss"}  # where they differ
+NAMES = {"qwen3_moe": "qwen3moe", GPT_OSS: "gpt-oss"}  # where GGUF's names differ
 PACKED = re.compile(r"\.experts\.(gate_up|down)_proj_(blocks|scales|bias)$")
 MXFP4 = gguf.GGMLQuantizationType.MXFP4
 EXPERT = re.compile(r"(\.experts\.)(\d+)\.")
@@ -50,7 +50,7 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
 
 
 def write_adapter_gguf(folder: Path, path: Path) -> None:
-    """`folder`: a LoRA adapter as PEFT saves one, of one rank, for a network of Llama's form."""
+    """`folder`: a LoRA adapter in PEFT's format, with one rank, for a network of Llama's form."""
     config = json.loads((folder / "adapter_config.json").read_text())
     network = json.loads(Path(config["base_model_name_or_path"], "config.json").read_text())
     writer = gguf.GGUFWriter(path, network["model_type"])
@@ -70,23 +70,23 @@ def write_adapter_gguf(folder: Path, path: Path) -> None:
 
 
 def gguf_name(name: str, config: Mapping[str, Any]) -> str:
-    """model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight; of an expert, where all of them are."""
+    """model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight; of an expert: the tensor of all experts."""
     return ARCHITECTURES[architecture(config)].to_gguf(name)
 
 
 def architecture(config: Mapping[str, Any]) -> str:
-    """In llama.cpp's word."""
+    """llama.cpp's name of the architecture."""
     name: str = config["model_type"]
     return NAMES.get(name, name)
 
 
 def _experts(name: str, read: Callable[[str], NDArray[Any]]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Of a tensor of gpt-oss's: its form in GGUF, where gates and ups are two, and a block is its exponent and 16 bytes
-    with the codes of inputs i and i + 16."""
+    """Yields a tensor of gpt-oss in GGUF's form: gates and ups are two tensors, and a block has its exponent and 16
+    bytes with the codes of inputs i and i + 16."""
     stem, _, kind = name.rpartition("_")
     layer = stem.removeprefix("model.layers.").partition(".")[0]
     if kind == "scales":
-        return  # with the blocks
+        return  # stored with the blocks
     values = read(name)
     if kind == "blocks":
         codes = np.stack([values & 15, values >> 4], -1).reshape(*values.shape[:-1], 32)
@@ -135,7 +135,7 @@ def _converted(name: str, values: NDArray[Any], config: Mapping[str, Any]) -> ND
         return values.astype(np.float32)
     if name.endswith("conv.conv.weight"):
         return values[:, 0].astype(np.float32)
-    if config["model_type"] != "llama":  # turned by halves there, too
+    if config["model_type"] != "llama":  # GGUF's other networks also pair the two halves of a head
         return values
     if name.endswith("q_proj.weight"):
         return _interleaved(values, config["num_attention_heads"])
@@ -145,14 +145,14 @@ def _converted(name: str, values: NDArray[Any], config: Mapping[str, Any]) -> ND
 
 
 def _interleaved(rows: NDArray[Any], heads: int) -> NDArray[Any]:
-    """llama.cpp turns neighbouring pairs of a head; the checkpoint pairs its two halves."""
+    """Reorders rows: llama.cpp rotates neighbouring pairs of a head; the checkpoint pairs its two halves."""
     count, cols = rows.shape
     halves = rows.reshape(heads, 2, count // heads // 2, cols)
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(count, cols))
 
 
 def file_type(job: Prepared) -> str:
-    """The name that llama.cpp's quantizer has for it."""
+    """The type's name in llama.cpp's quantizer."""
     is_gpt_oss = json.loads((job.checkpoint / "config.json").read_text())["model_type"] == GPT_OSS
     return "MXFP4_MOE" if is_gpt_oss and job.precision == "gguf" else FILE_TYPES.get(job.precision, "F16")
 
@@ -162,7 +162,7 @@ def gguf_path(job: Prepared) -> Path:
 
 
 def read_by_one_token(path: Path) -> int:
-    """Bytes: all weights, and of experts those that are chosen; of an embedding that is not the head only a row."""
+    """Bytes that one token reads: all weights except idle experts and an embedding that is not the head."""
     file = gguf.GGUFReader(path)
     fields = {name.rpartition(".")[2]: field.contents() for name, field in file.fields.items()}
     share = fields.get("expert_used_count", 1) / fields.get("expert_count", 1)

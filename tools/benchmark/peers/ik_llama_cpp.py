@@ -1,6 +1,6 @@
-"""ik_llama.cpp, a fork of llama.cpp with other kernels for CPUs, by ik-llama-cpp-python. It runs llama.cpp's files.
+"""ik_llama.cpp, a fork of llama.cpp with other CPU kernels, through ik-llama-cpp-python. It runs llama.cpp's files.
 
-It is imported late: it has a library of the same name as llama.cpp's, which makes the files.
+It is imported late, because its library has the same name as llama.cpp's, which makes the files.
 """
 
 from __future__ import annotations
@@ -28,5 +28,5 @@ class IkLlamaModel(BatchedModel):
 
     def context_params(self, batch: int) -> Any:
         params = super().context_params(batch)
-        params.flash_attn = batch == 1  # with several sequences it ends the process
+        params.flash_attn = batch == 1  # with several sequences, it crashes the process
         return params

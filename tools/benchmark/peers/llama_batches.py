@@ -1,4 +1,4 @@
-"""What the interfaces of llama.cpp and ik_llama.cpp share: one `llama_decode` per step, many sequences in it."""
+"""Common parts of llama.cpp and ik_llama.cpp: one `llama_decode` per step, with many sequences in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KV_BYTES = 2  # float16, the default of both
 
 
 class BatchedModel:
-    """See `Model`. A context has a fixed number of sequences: each cell gets its own, before the clock starts."""
+    """See `Model`. A context has a fixed number of sequences, so each cell gets its own, before timing starts."""
 
     def __init__(self, library: Any, job: Job) -> None:
         """`library`: a module with the functions of llama.h."""
@@ -35,7 +35,7 @@ class BatchedModel:
         self._ids: list[int] = []
 
     def context_params(self, batch: int) -> Any:
-        """Those of the library, but for sizes and threads."""
+        """The library's defaults, except for sizes and threads."""
         return self._library.llama_context_default_params()
 
     def prepare(self, batch: int, max_tokens: int) -> None:
@@ -60,7 +60,7 @@ class BatchedModel:
         self._context = None
 
     def _advance(self, new_ids: Sequence[Sequence[int]]) -> list[int]:
-        """Tokens of one sequence after another, as many in a call as the context takes."""
+        """Processes the tokens of one sequence after another, as many per call as the context allows."""
         best: dict[int, int] = {}
         tokens = [
             (sequence, position, token, position == self._length + len(ids) - 1)

@@ -21,10 +21,10 @@ from tools.benchmark.job import Job, Prepared
 
 MAX_BATCH_TOKENS = 2048
 CACHE_GIB = 1
-KV_BYTES = 1  # 8 bits, the default on a CPU, without the scales
+KV_BYTES = 1  # 8 bits, the default on a CPU, without scales
 WEIGHTS = "openvino_model.bin"
 WEIGHT_FORMATS = {"float16": "fp16", "int8": "int8", "int4": "int4"}
-LARGEST_SHARE = {"float16": 1.1, "int8": 0.6, "int4": 0.45}  # of float16's bytes; some tensors stay wider
+LARGEST_SHARE = {"float16": 1.1, "int8": 0.6, "int4": 0.45}  # share of float16's bytes; some tensors stay wider
 
 
 def model_directory(job: Prepared) -> Path:
@@ -32,8 +32,8 @@ def model_directory(job: Prepared) -> Path:
 
 
 def prepare(job: Prepared) -> None:
-    """`optimum-cli export openvino --weight-format fp16|int8|int4`, with its defaults; where a row does not divide into
-    groups of int4, into smaller ones."""
+    """Runs `optimum-cli export openvino --weight-format fp16|int8|int4` with its defaults. If a row does not divide
+    into int4's groups, groups are smaller."""
     directory = model_directory(job)
     if directory.is_dir():
         return
@@ -51,7 +51,7 @@ def prepare(job: Prepared) -> None:
 
 
 def check_precision(job: Prepared, num_bytes: int) -> None:
-    """A model that was not quantized after all would be measured as one that was."""
+    """Raises if a model was not quantized, because it would be measured as if it were."""
     floats = sum(file.stat().st_size for file in job.checkpoint.glob("*.safetensors"))
     if json.loads((job.checkpoint / "config.json").read_text())["torch_dtype"] == "float32":
         floats //= 2
@@ -64,7 +64,7 @@ def open_model(job: Job) -> GenaiModel:
 
 
 class GenaiModel:
-    """See `Model`. The requests of a cell are added together; each `step` of the pipeline gives every one a token."""
+    """See `Model`. A cell's requests are added together; each `step` of the pipeline generates a token for each."""
 
     def __init__(self, job: Job) -> None:
         directory = model_directory(job)
@@ -84,7 +84,7 @@ class GenaiModel:
         self._config = genai.GenerationConfig()
         self._handles: list[Any] = []
         self._num_requests = 0
-        if job.adapter:  # only `generate` hands it to the network, which keeps it
+        if job.adapter:  # only `generate` passes the adapter to the network, which keeps it
             once = genai.GenerationConfig(max_new_tokens=1, adapters=options["adapters"])
             self._pipeline.generate([openvino.Tensor(np.array([[FIRST_ID]], np.int64))], [once])
 
@@ -109,7 +109,7 @@ class GenaiModel:
         self._handles = []
 
     def _read(self) -> list[int]:
-        """Step until each request has a new token: once, or more often when prompts are cut into chunks."""
+        """Steps until each request has a new token: once, or more often if prompts are split into chunks."""
         self._pipeline.step()
         while not all(handle.can_read() for handle in self._handles):
             self._pipeline.step()

@@ -1,4 +1,4 @@
-"""transformers on a GPU as its users make it fast: a static cache, and the forward pass of a step compiled."""
+"""transformers on a GPU, as optimized by its users: a static cache, and the forward pass of a step compiled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def prepare(job: Job) -> None:
-    """Nothing: it opens the checkpoint itself, and compiles what it meets when it is warmed up."""
+    """Does nothing: the engine opens the checkpoint itself, and compiles during the warm-up."""
 
 
 def open_model(job: Job) -> CompiledModel:
@@ -23,7 +23,7 @@ def open_model(job: Job) -> CompiledModel:
 
 
 class CompiledModel(EagerModel):
-    """See `Model`. Prompts are computed without compiling, as `generate` does."""
+    """See `Model`. Prompts are computed without compilation, like in `generate`."""
 
     def __init__(self, job: Job, device: str, compile_: Compile) -> None:
         super().__init__(job)
@@ -36,7 +36,7 @@ class CompiledModel(EagerModel):
 
     @torch.inference_mode()
     def prepare(self, batch: int, max_tokens: int) -> None:
-        """A cache of the same size is the same memory, so what was recorded for it is run again."""
+        """Reuses the cache for a size, because the recorded step uses its memory."""
         known = self._caches.get((batch, max_tokens))
         if known is None:
             known = transformers.StaticCache(config=self._model.config, max_cache_len=max_tokens)
@@ -56,5 +56,5 @@ class CompiledModel(EagerModel):
     @torch.inference_mode()
     def _next(self, model: Callable[..., Any], ids: torch.Tensor, **more: torch.Tensor) -> list[int]:
         output = model(ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1, **more)
-        self._ids = output.logits[:, -1].argmax(-1)  # a copy: what was recorded writes its output there again
+        self._ids = output.logits[:, -1].argmax(-1)  # a copy, because the recorded step overwrites its output
         return [int(i) for i in self._ids.tolist()]

@@ -1,4 +1,4 @@
-"""transformers on torch, as its users run it on a CPU: eager, scaled dot-product attention, a dynamic cache."""
+"""transformers on torch, as used on a CPU: eager, scaled dot-product attention, a dynamic cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def prepare(job: Job) -> None:
-    """Nothing: it opens the checkpoint itself."""
+    """Does nothing: the engine opens the checkpoint itself."""
 
 
 def open_model(job: Job) -> EagerModel:
