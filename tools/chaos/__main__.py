@@ -1,4 +1,4 @@
-"""`make chaos`: one server under load while its processes, network, disk and clock fail.
+"""`make chaos`: runs one server under load while its processes, network, disk and clock fail.
 
 python -m tools.chaos ENGINE [--seconds 600] [--seed 1] [--report docs/benchmarks/chaos.md]
 """
@@ -36,7 +36,7 @@ QUIET_S, END_S = 1.0, 90.0
 
 
 class Storm:
-    """The users of one server, and its faults; made in the event loop that runs it."""
+    """The users of one server, and its faults. Create it in the event loop that runs it."""
 
     def __init__(self, server: Endpoint, clock: Clock) -> None:
         self._server, self._clock = server, clock
@@ -53,7 +53,7 @@ class Storm:
             keys = list(itertools.product(KINDS, self._prompts))
             found = await asyncio.gather(
                 *(asker.ask(*key) for key in keys)
-            )  # all at once: the most memory that load can need
+            )  # in parallel, to reach the most memory that the load can need
             self._expected = {key: answer.text for key, answer in zip(keys, found, strict=True)}
             if errors := [answer.error for answer in found if answer.error]:
                 raise RuntimeError(f"an answer before the load: {errors[0]}")
@@ -76,7 +76,7 @@ class Storm:
     async def _user(self, asker: Asker, began: float, seconds: float) -> None:
         is_last = False
         while not is_last:
-            is_last = time.monotonic() >= began + seconds  # so that one is asked after the last fault
+            is_last = time.monotonic() >= began + seconds  # so that a request is sent after the last fault
             prompt, kind = next(self._questions)
             begin_s, answer = time.monotonic() - began, None
             try:
@@ -87,7 +87,7 @@ class Storm:
             await asyncio.sleep(THINK_S)
 
     async def _strike(self, fault: Fault) -> None:
-        """Returns when the fault is over."""
+        """Applies the fault, and returns when it is over."""
         await getattr(self, f"_{fault.kind}")(fault.lasts_s)
 
     async def _kill_engine(self, lasts_s: float) -> None:
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report", type=Path, help="file to write the report to")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the server, too
     plan = make_plan(given.seed, given.seconds)
     asked, checks = chaos(given.engine, plan, given.seconds)
     command = f"make chaos CHAOS_SECONDS={given.seconds} CHAOS_SEED={given.seed}"

@@ -1,4 +1,4 @@
-"""Shifts the wall clock of programs that are started with `environment`; setting the machine's clock needs root."""
+"""Shifts the wall clock of programs started with `environment`, because setting the machine's clock needs root."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ class Clock:
         return {"LD_PRELOAD": str(self._library), "CHAOS_CLOCK": str(self._offset)}
 
     def jump(self, seconds: int) -> None:
-        """So far from the true time, from now on."""
+        """Sets the difference from the true time."""
         with self._offset.open("r+b" if self._offset.exists() else "wb") as file:
             file.write(struct.pack("=q", seconds))

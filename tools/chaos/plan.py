@@ -1,20 +1,20 @@
-"""Which faults come when: the same seed and length give the same plan."""
+"""Plans the times of faults: the same seed and length give the same plan."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
-MOST_KILLS = 5  # of the engine: after so many in a row it is left alone, by design
-CALM_S = 4.0  # between the end of a fault and the next one, at least
+MOST_KILLS = 5  # of the engine: by design, it is not restarted after this many in a row
+CALM_S = 4.0  # at least, from the end of a fault to the next one
 LONGEST_PAUSE_S = 2.0
-RESTARTS_S = (2.0, 4.0, 8.0, 16.0, 32.0)  # until a killed engine may answer again; its pauses double
+RESTARTS_S = (2.0, 4.0, 8.0, 16.0, 32.0)  # for a killed engine to answer again; its pauses double
 FAULTS = ("kill_engine", "pause_engine", "pause_server", "slow_network", "cut_network", "full_disk", "clock_jump")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`begin_s` since the load began. A kill and a cut last no time."""
+    """`begin_s` is the time since the load began. A kill and a cut have no duration."""
 
     kind: str
     begin_s: float
@@ -22,7 +22,7 @@ class Fault:
 
 
 def make_plan(seed: int, seconds: float) -> list[Fault]:
-    """Every kind comes before any comes again. The last calm ends with the load."""
+    """Returns faults: every kind occurs before any is repeated. The load ends after a calm period."""
     generator = random.Random(seed)
     plan: list[Fault] = []
     num_kills, begin_s = 0, CALM_S

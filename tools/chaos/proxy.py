@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can delay what passes, and cut all connections."""
+"""A TCP proxy on loopback that can delay data and cut all connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHUNK = 1 << 16
 
 
 class Proxy:
-    """In front of `HOST:target_port`; `delay_s` holds up each piece in both directions."""
+    """Forwards to `HOST:target_port`; `delay_s` delays each piece in both directions."""
 
     def __init__(self, target_port: int) -> None:
         self.delay_s = 0.0
@@ -21,12 +21,12 @@ class Proxy:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> str:
-        """HOST:PORT."""
+        """Starts it, and returns HOST:PORT."""
         self._server = await asyncio.start_server(self._accept, HOST, 0)
         return f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
 
     def cut(self) -> None:
-        """Connections end at once, in the middle of whatever passes; new ones are taken."""
+        """Aborts all connections at any point of their data; new ones are accepted."""
         for writer in self._writers:
             writer.transport.abort()
 
@@ -69,7 +69,7 @@ class Proxy:
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:
-    """Closes it, whatever has become of the connection."""
+    """Closes it, in whatever state the connection is."""
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()

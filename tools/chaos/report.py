@@ -1,4 +1,4 @@
-"""`docs/benchmarks/chaos.md`."""
+"""Writes `docs/benchmarks/chaos.md`."""
 
 from __future__ import annotations
 

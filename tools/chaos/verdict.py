@@ -1,4 +1,4 @@
-"""The checks of a chaos test: what faults may do to answers, and what they may not."""
+"""The checks of a chaos test: acceptable and unacceptable effects of faults on answers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from tools.chaos.plan import Fault
 from tools.soak.asking import StreamedAnswer
 from tools.soak.verdict import Check
 
-MEMORY_SHARE = 0.05  # of the server's process, at rest before and after
-CLEAR_ERRORS = (  # the server is not there, or the connection broke
+MEMORY_SHARE = 0.05  # of the server's process, idle before and after
+CLEAR_ERRORS = (  # errors for a missing server or a broken connection
     "Unavailable:", "HTTPStatusError: Server error '503", "ReadError:", "RemoteProtocolError:", "ConnectError:",
     "WriteError:",
 )  # fmt: skip
-IN_STREAM = ("LlmserveError: ", "Unfinished: in the stream: ")  # an error in a stream has no status, so it has to say
+IN_STREAM = ("LlmserveError: ", "Unfinished: in the stream: ")  # errors in a stream have no status to check
 ENGINE_ENDED = "the engine's process has ended"
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Times since the load began. `answer` is None for a request that has not ended."""
+    """Times are since the load began. `answer` is None if the request has not ended."""
 
     kind: str
     expected: str
@@ -31,7 +31,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class AtRest:
-    """The server with nothing to do."""
+    """The idle server."""
 
     rss_bytes: int
     used_blocks: float
@@ -39,7 +39,7 @@ class AtRest:
 
 
 def wrong(asked: Asked) -> str:
-    """What is wrong with how a request ended; empty: nothing."""
+    """Returns what is wrong with the end of a request, or an empty string."""
     if asked.answer is None:
         return f"{asked.kind}: it has not ended"
     if not asked.answer.error:
@@ -75,7 +75,7 @@ def judge(plan: Sequence[Fault], asked: Sequence[Asked], before: AtRest, after: 
 
 
 def recovery_s(fault: Fault, asked: Sequence[Asked]) -> float | None:
-    """From a fault's end until the first whole answer to what was asked after that; None: there was none."""
+    """Seconds from a fault's end to the first complete answer to a later request; None: there was none."""
     over_s = fault.begin_s + fault.lasts_s
     ends = [one.end_s for one in asked if one.begin_s >= over_s and one.answer is not None and not one.answer.error]
     return min(ends) - over_s if ends else None

@@ -1,6 +1,6 @@
-"""A streaming client in the form of those that tensorrtllm_backend publishes: `client.py HOST:PORT PROMPT MAX_TOKENS`.
+"""A streaming client like those that tensorrtllm_backend publishes: `client.py HOST:PORT PROMPT MAX_TOKENS`.
 
-The client is a module's variable that nobody closes, so `tritonclient` closes its channel while the interpreter ends.
+The client is a module variable that is never closed, so `tritonclient` closes its channel at interpreter exit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def tensor(name: str, value: Any) -> Any:
 
 
 def answer(client: Any, prompt: str, max_tokens: int) -> str:
-    """The streamed answer, put together."""
+    """Returns the streamed answer as one text."""
     answers: queue.Queue[Any] = queue.Queue()
     client.start_stream(callback=partial(lambda into, result, error: into.put(error or result), answers))
     inputs = [
@@ -31,7 +31,7 @@ def answer(client: Any, prompt: str, max_tokens: int) -> str:
         tensor("stream", np.array([[True]])),
     ]
     client.async_stream_infer("ensemble", inputs)
-    client.stop_stream()  # which waits for the end of the stream
+    client.stop_stream()  # waits for the end of the stream
     text = b""
     while not answers.empty():
         one = answers.get()

@@ -1,7 +1,7 @@
 """grpcio's server in front of another one: `python -m tools.client_soak.relay HOST:PORT`.
 
-It prints its port, and serves until SIGTERM. Streams are handed on as they are, so that a client meets grpcio's wire
-and the same answers.
+It prints its port, and serves until SIGTERM. Streams are forwarded unchanged, so a client uses grpcio's wire and gets
+the same answers.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".venv-cluster"
-MIGRATION_LIMIT = 3  # workers that a stream may lose
+MIGRATION_LIMIT = 3  # the most workers that a stream may lose
 READY_S, END_S = 60, 30
 LOCAL = "127.0.0.1"
 BLOCKS_IN_USE = "dynamo_component_gpu_cache_usage_percent"
@@ -45,13 +45,13 @@ def is_there() -> bool:
 
 
 class LocalCluster:
-    """Its processes end with it. `folder` gets what they say, and the records by which they find each other."""
+    """Owns the cluster's processes. `folder` gets their logs, and the records by which they find each other."""
 
     def __init__(
         self, folder: Path, engine: Path, *, num_workers: int = 2, router: str = "kv", name: str = "demo",
         worker_flags: Sequence[str] = (), worker: Sequence[str] = ("llmserve", "worker"),
     ) -> None:  # fmt: skip
-        """`worker`: the program that takes the place of ours, in the cluster's environment."""
+        """`worker`: the worker program to use instead of ours, in the cluster's environment."""
         self._folder = folder
         self._name = name
         self._worker = worker
@@ -87,7 +87,7 @@ class LocalCluster:
         return self.workers[-1]
 
     def add_server(self, engine: Path, *flags: str) -> Server:
-        """Ours, whose tokens come from the workers. It prints where it listens when it is ready."""
+        """Starts our server, which gets its tokens from the workers. It prints its addresses when it is ready."""
         number = sum(path.name.startswith("server") for path in self._folder.iterdir())
         ports = ("--host", LOCAL, "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
         command = ["llmserve", "serve", str(engine), "--cluster", f"dynamo.{self._name}", *ports, *flags]
@@ -102,21 +102,21 @@ class LocalCluster:
         )
 
     def metrics(self, number: int) -> str:
-        """Of one worker, as Prometheus reads them."""
+        """Returns one worker's metrics, in Prometheus's format."""
         with urllib.request.urlopen(f"http://{LOCAL}:{self._system_ports[number]}/metrics", timeout=5) as answer:
             return str(answer.read().decode())
 
     def is_busy(self, number: int) -> bool:
-        """Whether a worker holds blocks, as it said a tenth of a second ago."""
+        """Returns whether a worker holds blocks, according to its metrics, which can be a tenth of a second old."""
         lines = [line for line in self.metrics(number).splitlines() if line.startswith(BLOCKS_IN_USE)]
         return any(float(line.split()[-1]) > 0 for line in lines)
 
     def said(self, name: str) -> str:
-        """By "frontend", "worker0" and so on, until now."""
+        """Returns the log of "frontend", "worker0" and so on, so far."""
         return (self._folder / f"{name}.log").read_text(errors="replace")
 
     def wait_for_workers(self, count: int) -> None:
-        """Until the front end has the model, and so many workers have registered it."""
+        """Waits until the front end has the model, and `count` workers have registered it."""
         deadline = time.monotonic() + READY_S
         while not (self._is_listed() and self._num_registered() >= count):
             ended = [process.args for process in self._processes if process.poll() is not None]
@@ -126,15 +126,15 @@ class LocalCluster:
                 )
                 raise RuntimeError(f"the cluster did not come up ({ended} ended):\n{said}")
             time.sleep(0.05)
-        time.sleep(0.3)  # the front end reads the records a little later
+        time.sleep(0.3)  # the front end reads the records later
 
     def kill(self, number: int) -> None:
-        """As a machine that is gone: no word to anybody."""
+        """Kills a worker without any message, like a machine that fails."""
         self.workers[number].send_signal(signal.SIGKILL)
         self.workers[number].wait()
 
     def stop(self, worker: subprocess.Popen[bytes]) -> int:
-        """As one that is to leave: it drains. Its exit code."""
+        """Ends a worker normally, so that it drains. Returns its exit code."""
         worker.terminate()
         code = worker.wait(END_S)
         self._processes.remove(worker)
@@ -172,7 +172,7 @@ class LocalCluster:
 
 
 def free_port(below: int | None = None) -> int:
-    """Any, or one at random from 16,384 up to `below`."""
+    """Returns any free port, or a random one from 16,384 up to `below`."""
     while True:
         with socket.socket() as probe:
             try:

@@ -29,7 +29,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`ids` [B, T]; position t predicts `targets[:, t]`, which counts when it belongs to a text or to an answer."""
+    """`ids` [B, T]; position t predicts `targets[:, t]`, which is scored if it belongs to a text or an answer."""
 
     ids: Tensor
     targets: Tensor
@@ -51,7 +51,7 @@ def encode_pairs(pairs: Iterable[Pair], tokenizer: sentencepiece.SentencePiecePr
 def epoch_batches(
     examples: Sequence[Example], generator: torch.Generator, *, tokens: int = TOKENS_PER_BATCH
 ) -> Iterator[Batch]:
-    """Every example once, shuffled; a bucket's last, smaller batch is left out, so that shapes stay few."""
+    """Every example once, shuffled; a bucket's last, smaller batch is left out, to keep the number of shapes low."""
     groups: dict[int, list[Example]] = defaultdict(list)
     for index in torch.randperm(len(examples), generator=generator).tolist():
         groups[examples[index].bucket].append(examples[index])

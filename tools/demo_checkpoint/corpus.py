@@ -1,4 +1,4 @@
-"""Pairs of (docstring body, docstring summary) out of Python sources, cleaned; nothing is imported or executed."""
+"""Pairs of (docstring body, docstring summary) from Python sources, cleaned; nothing is imported or executed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-MAX_DOCUMENT_CHARS = 400  # positions past 160 tokens are never trained
+MAX_DOCUMENT_CHARS = 400  # positions after 160 tokens are never trained
 MIN_DOCUMENT_CHARS = 50
 SUMMARY_WORDS = range(3, 25)
 
@@ -35,7 +35,7 @@ class Pair:
 
 
 def collect(roots: Iterable[Path], origin: str) -> Iterator[Pair]:
-    """Every clean pair of every source file under the roots, in a stable order, repeated texts included."""
+    """Every clean pair of every source file under the roots, in a stable order, including repeated texts."""
     for root in roots:
         for path in sorted(root.rglob("*.py")):
             relative = path.relative_to(root)
@@ -57,10 +57,10 @@ def _pairs_of(path: Path, relative: Path, origin: str) -> Iterator[Pair]:
 
 
 def docstrings(source: str) -> Iterator[tuple[str, str]]:
-    """(name, docstring) of the module, its classes and functions; nothing when the source does not parse."""
+    """(name, docstring) of the module, its classes and functions; empty if the source does not parse."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+            warnings.simplefilter("ignore")  # invalid escapes in packages' strings
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return
@@ -72,7 +72,7 @@ def docstrings(source: str) -> Iterator[tuple[str, str]]:
 
 
 def split_docstring(docstring: str) -> tuple[str, str] | None:
-    """(document, summary), cleaned; None when it does not make a useful pair."""
+    """(document, summary), cleaned; None if it is not a useful pair."""
     head, _, rest = docstring.strip().partition("\n\n")
     summary = " ".join(head.split())
     document = clean_document(rest)
@@ -80,7 +80,7 @@ def split_docstring(docstring: str) -> tuple[str, str] | None:
 
 
 def clean_document(text: str) -> str:
-    """Lines without indentation, doctests, URLs and underlines, cut at a line or word to the longest document."""
+    """Lines without indentation, doctests, URLs and underlines, cut at a line or word to MAX_DOCUMENT_CHARS."""
     lines = [line.strip() for line in text.splitlines()]
     kept = "\n".join(" ".join(line.split()) for line in lines if line and not _DROPPED_LINE.search(line))
     if len(kept) <= MAX_DOCUMENT_CHARS:
@@ -100,7 +100,7 @@ def is_good_summary(summary: str) -> bool:
 
 
 def deduplicate(pairs: Iterable[Pair]) -> list[Pair]:
-    """The first of all pairs with the same document or the same (document's opening, summary), case ignored."""
+    """The first of all pairs with the same document or the same (document's beginning, summary), ignoring case."""
     seen: set[str] = set()
     kept = []
     for pair in pairs:
@@ -123,7 +123,7 @@ def cap_per_package(pairs: Iterable[Pair], cap: int, seed: int) -> list[Pair]:
 
 
 def select_evaluation_pairs(pairs: Iterable[Pair], count: int, *, per_package: int, seed: int) -> list[Pair]:
-    """`count` pairs in the order of a keyed hash of their ids: the same choice wherever the sources are the same."""
+    """`count` pairs in the order of a keyed hash of their ids: the choice depends only on the sources."""
     chosen: list[Pair] = []
     taken: dict[str, int] = defaultdict(int)
     for pair in sorted(deduplicate(pairs), key=lambda pair: hashlib.sha256(f"{seed}:{pair.id}".encode()).digest()):

@@ -1,4 +1,4 @@
-"""Which training pairs are too close to an evaluation pair to be trained on."""
+"""Finds training pairs that are too close to an evaluation pair."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SUMMARY_JACCARD = 0.75
 
 
 class Decontaminator:
-    """Knows whether a pair shares a document 8-gram, a summary 6-gram or most summary words with an evaluation pair."""
+    """Finds pairs that share a document 8-gram, a summary 6-gram or most summary words with an evaluation pair."""
 
     def __init__(self, evaluation_pairs: Iterable[Pair]) -> None:
         self._document_ngrams: set[tuple[str, ...]] = set()

@@ -1,4 +1,4 @@
-"""The trained weights as a Hugging Face folder that any loader of Baichuan2 understands."""
+"""The trained weights as a Hugging Face folder for any loader of Baichuan2."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_NEW_TOKENS = 32
 
 
 def export_checkpoint(model: TinyBaichuan, tokenizer_model: Path, output: Path) -> None:
-    """Write config, float16 safetensors and tokenizer files into `output`, which is made."""
+    """Write config, float16 safetensors and tokenizer files into the new folder `output`."""
     output.mkdir(parents=True, exist_ok=True)
     save_file(_tensors(model), output / "model.safetensors", metadata={"format": "pt"})
     shutil.copyfile(tokenizer_model, output / "tokenizer.model")

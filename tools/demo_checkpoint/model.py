@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 INIT_STD = 0.02
-EMBEDDING_STD = 0.1  # most rows are seldom met, and their updates small beside those of the layers
+EMBEDDING_STD = 0.1  # most rows are rare, and their updates are small compared with those of the layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Attention(nn.Module):
         b, t, d = x_BTD.shape
         q_BHTK, k_BHTK, v_BHTK = self.W_pack(x_BTD).view(b, t, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
         q_BHTK, k_BHTK = _rotate(q_BHTK, cos_TK, sin_TK), _rotate(k_BHTK, cos_TK, sin_TK)
-        # written out: the fused kernel's backward pass is the slowest part of a step on a CPU
+        # explicit, because the fused kernel's backward pass is the slowest part of a step on a CPU
         scores_BHTT = q_BHTK @ k_BHTK.transpose(-1, -2) / math.sqrt(q_BHTK.shape[-1]) + mask_TT
         out: Tensor = self.o_proj((scores_BHTT.softmax(-1) @ v_BHTK).transpose(1, 2).reshape(b, t, d))
         return out
@@ -92,7 +92,7 @@ class Layer(nn.Module):
 
 
 class TinyBaichuan(nn.Module):
-    """Parameter names are the checkpoint's, less the leading `model.` and with the head as `lm_head`."""
+    """Parameter names are the checkpoint's without the leading `model.`, and `lm_head` for the head."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

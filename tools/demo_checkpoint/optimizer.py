@@ -17,7 +17,7 @@ HEAD_LR = 2.5e-3
 NORM_LR = 2.5e-3
 MOMENTUM = 0.95
 MATRIX_DECAY = 0.1  # of a weight per unit of learning rate: old updates fade, and late ones still turn the matrix
-DECAY = 0.01  # of everything else
+DECAY = 0.01  # of all other parameters
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # the quintic that Muon's authors published
 NEWTON_SCHULZ_STEPS = 5
 
@@ -26,7 +26,7 @@ Matrix = tuple[nn.Parameter, slice]  # some rows of a parameter
 
 
 class Muon:
-    """Momentum with Nesterov's look-ahead, orthogonalised; matrices of one shape are treated as one stack."""
+    """Momentum with Nesterov's look-ahead, orthogonalised; matrices of one shape are processed as one stack."""
 
     def __init__(self, matrices: Sequence[Matrix], lr: float) -> None:
         self._lr = lr
@@ -64,7 +64,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _orthogonalise(stack: Tensor) -> Tensor:
-    """Nearest semi-orthogonal matrices of a stack [N, rows, columns], roughly."""
+    """Approximately the nearest semi-orthogonal matrices of a stack [N, rows, columns]."""
     a, b, c = NEWTON_SCHULZ
     x: Tensor = stack.mT if stack.shape[1] > stack.shape[2] else stack
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
@@ -75,14 +75,14 @@ def _orthogonalise(stack: Tensor) -> Tensor:
 
 
 class Optimizer:
-    """Both optimizers behind one `step`."""
+    """Combines both optimizers in one `step`."""
 
     def __init__(self, model: TinyBaichuan) -> None:
         matrices: list[Matrix] = []
         norms = []
         for name, parameter in model.named_parameters():
             if "layers." in name and parameter.dim() == 2:
-                parts = 3 if name.endswith("W_pack.weight") else 1  # q, k and v are three maps in one tensor
+                parts = 3 if name.endswith("W_pack.weight") else 1  # q, k and v are three matrices in one tensor
                 size = parameter.shape[0] // parts
                 matrices += [(parameter, slice(i * size, (i + 1) * size)) for i in range(parts)]
             elif parameter.dim() == 1:
@@ -97,7 +97,7 @@ class Optimizer:
         self._rates = [float(group["lr"]) for group in self._adam.param_groups]
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to go on as if there had been no pause."""
+        """Returns the state that `restore` needs to continue as if without interruption."""
         return {"muon": self._muon.state(), "adam": self._adam.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> None:

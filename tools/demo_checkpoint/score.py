@@ -1,4 +1,4 @@
-"""Greedy summaries of the evaluation pairs and their ROUGE, straight from a checkpoint folder's weights."""
+"""Greedy summaries of the evaluation pairs and their ROUGE, directly from a checkpoint folder's weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_checkpoint(path: Path) -> tuple[TinyBaichuan, sentencepiece.SentencePie
 
 @torch.no_grad()
 def generate(model: TinyBaichuan, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Greedy answers to prompts, all at once; recomputes everything at each step, which is enough here."""
+    """Greedy answers to all prompts at once; recomputes everything at each step, which is fast enough here."""
     width = max(map(len, prompts)) + MAX_NEW_TOKENS
     ids = torch.full((len(prompts), width), PAD_ID)
     for row, prompt in zip(ids, prompts, strict=True):

@@ -17,8 +17,8 @@ from .model import ModelConfig, TinyBaichuan
 from .optimizer import Optimizer
 
 WARMUP_STEPS = 60
-TEXT_WEIGHT_FIRST, TEXT_WEIGHT_LAST = 0.5, 0.1  # weight of a document's tokens beside an answer's 1.0
-SCORED_FRACTION = 3 / 8  # of a batch's positions: every answer token and a sample of the documents' tokens
+TEXT_WEIGHT_FIRST, TEXT_WEIGHT_LAST = 0.5, 0.1  # of a document's tokens; an answer's have 1.0
+SCORED_FRACTION = 3 / 8  # share of a batch's positions: every answer token and a sample of the documents' tokens
 VALIDATION_EXAMPLES = 512
 REPORT_EVERY = 100
 SAVE_EVERY = 250
@@ -26,18 +26,18 @@ SAVE_EVERY = 250
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """`steps` makes a run repeatable to the bit; with `minutes` alone the schedule follows the clock."""
+    """`steps` makes a run bitwise repeatable; with `minutes` alone, the schedule follows the clock."""
 
     minutes: float = 60.0
-    steps: int = 0  # 0: as many as fit `minutes`
+    steps: int = 0  # 0: as many as `minutes` allows
     device: str = "cpu"
     threads: int = 2
     seed: int = 0
-    autocast: bool = False  # bfloat16 arithmetic, where the processor has it
+    autocast: bool = False  # bfloat16 arithmetic, if the processor has it
     compile: bool = False
     tokens_per_batch: int = TOKENS_PER_BATCH  # padding included
     dropout: float = 0.05  # the pairs are seen several times
-    state: Path | None = None  # where a run with `steps` keeps what it needs to go on after an interruption
+    state: Path | None = None  # file in which a run with `steps` keeps its state, to continue after an interruption
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,14 @@ def train(
 ) -> tuple[TinyBaichuan, TrainReport]:
     """A trained model; some of the examples are held out for the validation loss.
 
-    With `options.state` and `options.steps`, a run that was interrupted goes on where it last saved itself, and ends as
-    it would have without the interruption.
+    With `options.state` and `options.steps`, an interrupted run continues from its last saved state, and ends with the
+    same result as without the interruption.
     """
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     held_out = min(VALIDATION_EXAMPLES, len(examples) // 10)
     validation = examples[:held_out]
-    seen = set(validation)  # some examples come repeatedly
+    seen = set(validation)  # some examples are repeated
     training = [example for example in examples[held_out:] if example not in seen]
     model = TinyBaichuan(replace(config, dropout=options.dropout)).to(options.device)
     loss_of = torch.compile(_loss, dynamic=False) if options.compile else _loss
@@ -99,7 +99,7 @@ def _save(path: Path, step: int, model: TinyBaichuan, optimizer: Optimizer) -> N
 
 
 def _restore(options: TrainOptions, model: TinyBaichuan, optimizer: Optimizer) -> int:
-    """Steps that are done already."""
+    """Returns the number of steps that are already done."""
     if not options.state or not options.steps or not options.state.exists():
         return 0
     state = torch.load(options.state, weights_only=True)
@@ -144,7 +144,7 @@ def _train_step(
 
 
 def _scored_positions(batch: Batch, text_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """A fixed number of flat positions and their weights: the head over every position would be a third of a step."""
+    """A fixed number of flat positions and their weights: the head at every position takes a third of a step."""
     is_answer, is_text = batch.is_answer.flatten(), batch.is_text.flatten()
     count = int(SCORED_FRACTION * is_text.numel())
     priority = torch.rand(is_text.shape) * is_text + 2 * is_answer

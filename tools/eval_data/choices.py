@@ -1,4 +1,4 @@
-"""Which summary belongs to this docstring? The right one among others of the same file."""
+"""Makes questions: which summary belongs to this docstring? The others are from the same file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NUM_CHOICES = 4
 
 
 def choice_rows(pairs: Sequence[Pair], seed: int) -> list[dict[str, object]]:
-    """A row for each pair: its document, summaries, and which of them is its own."""
+    """A row for each pair: its document, summaries, and which of them is correct."""
     return [_row(pair, pairs, seed) for pair in pairs]
 
 

@@ -16,14 +16,14 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 @dataclass(frozen=True, slots=True)
 class Definition:
     module: str
-    name: str  # with its class in front, where it has one
-    parameters: tuple[str, ...]  # by name; none of a class
-    signature: str  # as a source says it, without `def` or `class`
+    name: str  # with its class in front, if it has one
+    parameters: tuple[str, ...]  # names; empty for a class
+    signature: str  # as in the source, without `def` or `class`
     docstring: str
 
 
 def definitions(library: Path) -> Iterator[Definition]:
-    """Of all public modules below `library`, in the order of the files and of their lines; undocumented ones too."""
+    """Definitions in all public modules below `library`, in order, including those without docstrings."""
     for path in sorted(library.rglob("*.py")):
         relative = path.relative_to(library)
         parts = (*relative.parts[:-1], relative.stem)
@@ -34,7 +34,7 @@ def definitions(library: Path) -> Iterator[Definition]:
 def _in_source(module: str, source: str) -> Iterator[Definition]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+            warnings.simplefilter("ignore")  # invalid escapes in other sources' strings
             tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return

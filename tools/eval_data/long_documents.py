@@ -1,7 +1,7 @@
 """Long documents: references of modules, with a question about one entry somewhere in them.
 
-A document goes on until it is as long as wanted, through as many modules as that takes. The answer is the first
-sentence of the entry's docstring, word for word, so it needs what stands thousands of tokens before the question.
+A document has as many modules as its length requires. The answer is the first sentence of the entry's docstring, word
+for word, so it depends on text thousands of tokens before the question.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tools.eval_data.definitions import Definition
 from tools.eval_data.order import in_keyed_order
 
 CHARACTERS = (9_500,) * 5 + (16_000,) * 2 + (29_000,)  # of a document, in turn: about 2,300, 4,000 and 7,000 tokens
-NUM_PLACES = 10  # in which the entry may stand, from the beginning to the end
+NUM_PLACES = 10  # positions of the entry, from the beginning to the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,11 @@ class Entry:
     name: str
     module: str
     text: str
-    summary: str  # empty: nothing to ask for
+    summary: str  # empty: no question is possible
 
 
 def long_rows(found: Sequence[Definition], count: int, seed: int) -> list[dict[str, object]]:
-    """`count` rows of document, question and summary; each begins with another module."""
+    """`count` rows of document, question and summary; each begins with a different module."""
     by_module: dict[str, list[Entry]] = {}
     for each in found:
         if each.docstring:
@@ -52,7 +52,7 @@ def _entry(each: Definition) -> Entry:
 
 
 def _row(entries: Sequence[Entry], number: int) -> dict[str, object] | None:
-    """None where nothing near the wanted place can be asked for."""
+    """Returns None if no entry near the intended place is suitable."""
     wanted = CHARACTERS[number % len(CHARACTERS)]
     parts: list[str] = []
     kept: list[Entry] = []

@@ -1,4 +1,4 @@
-"""Short documents with long ones among them: a quick suite that also sees far behind a prompt's beginning."""
+"""Short documents with some long ones among them: a quick suite that also tests long prompts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from tools.demo_checkpoint.corpus import Pair
 
-EVERY = 6  # row that is long
-CHARACTERS = 1_400  # of a long document, at most: of the demo's tokens about 400
+EVERY = 6  # every 6th row is long
+CHARACTERS = 1_400  # at most, of a long document: about 400 of the demo's tokens
 
 
 def mixed_rows(pairs: Sequence[Pair], count: int) -> list[dict[str, object]]:
-    """The first pairs as they are; a long row joins documents of the last ones, and is asked for its last summary."""
+    """The first pairs unchanged; a long row joins documents from the end and asks for the summary of its last one."""
     short, rest = iter(pairs), reversed(pairs)
     return [_long_row(rest) if number % EVERY == EVERY - 1 else _row(next(short)) for number in range(count)]
 

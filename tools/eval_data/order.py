@@ -7,5 +7,5 @@ from collections.abc import Iterable
 
 
 def in_keyed_order(texts: Iterable[str], key: str) -> list[str]:
-    """By the SHA-256 of key and text."""
+    """Sorts by the SHA-256 of key and text."""
     return sorted(texts, key=lambda text: hashlib.sha256(f"{key}:{text}".encode()).digest())

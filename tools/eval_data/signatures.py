@@ -1,4 +1,4 @@
-"""Signatures of functions, and what they say as JSON."""
+"""Signatures of functions, and their contents as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST = 80  # characters of a signature
 
 
 def signature_rows(found: Iterable[Definition], count: int, seed: int) -> list[dict[str, object]]:
-    """`count` functions, one of a module at most."""
+    """Returns `count` functions, at most one per module."""
     by_module: dict[str, list[Definition]] = {}
     for each in found:
         if _is_plain(each):

@@ -1,11 +1,11 @@
-"""How many replicas does a load need? Simulated, from speeds that `make bench` measured: `make plan-fleet`.
+"""Computes how many replicas a load needs. It simulates them with speeds from `make bench`: `make plan-fleet`.
 
     python -m tools.fleet --rate 2 --first-token 4 --between-tokens 0.2
     python -m tools.fleet --trace conversation_trace.jsonl --first-token 4 --between-tokens 0.2
 
-The simulator is Dynamo's, with its router. Requests are drawn from the statistics of a public trace (--kind), or are
-those of a trace in Mooncake's form. A row says how many replicas keep to the limits, and what happens to them when one
-replica is gone for a while, and when a load that doubles is answered by new replicas only later.
+The simulator and its router are Dynamo's. Requests are drawn from the statistics of a public trace (--kind), or read
+from a trace in Mooncake's format. A row shows how many replicas meet the limits, and the effects of two events: one
+replica is missing for a while, or the load doubles and new replicas start only later.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ ROUTERS = {"kv": "kv_router", "round-robin": "round_robin"}
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One engine: its costs, and its limits."""
+    """One engine: its costs and limits."""
 
     costs: StepCosts
     max_batch_size: int
@@ -27,17 +27,17 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    first_token_s: float  # at the quantile that was asked for, as the next
+    first_token_s: float  # at the requested quantile, like the next field
     between_tokens_s: float
-    within: float  # share of requests that kept to both limits
-    cached: float  # share of prompt tokens that a cache had
+    within: float  # share of requests within both limits
+    cached: float  # share of prompt tokens that were cached
     tokens_per_s: float
-    seconds: float  # until the last answer had ended
+    seconds: float  # until the last answer ended
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request is to get; `share` of them has to."""
+    """Limits for a request; `share` of the requests must meet them."""
 
     first_token_s: float
     between_tokens_s: float
@@ -66,7 +66,7 @@ class Fleet:
     def __init__(
         self, folder: Path, replica: Replica, requests: Sequence[Request], limits: Limits, *, block: int = BLOCK
     ) -> None:
-        from dynamo._core import run_mocker_trace_replay  # `dynamo.replay` takes no scaling policy
+        from dynamo._core import run_mocker_trace_replay  # `dynamo.replay` does not accept a scaling policy
 
         logging.getLogger("dynamo").setLevel(logging.WARNING)
         self._replay: Callable[..., Any] = run_mocker_trace_replay
@@ -85,7 +85,7 @@ class Fleet:
     def outcome(
         self, replicas: int, router: str = "kv", *, change: Sequence[tuple[float, int]] = (), starts_in_s: float = 0.0
     ) -> Outcome:
-        """`change`: see `Change`; a new replica serves `starts_in_s` after it was asked for."""
+        """`change`: see `Change`; a new replica serves `starts_in_s` after it was requested."""
         engine: dict[str, Any] = {"engine": self._engine, "startup_time": starts_in_s or None}
         limits = self._limits
         told = self._replay(
@@ -105,7 +105,7 @@ class Fleet:
         )
 
     def fewest(self, router: str = "kv", *, most: int = 2000) -> int | None:
-        """The smallest number of replicas that keeps to the limits; None: not even `most` do."""
+        """The smallest number of replicas that meets the limits; None: more than `most` are needed."""
 
         def keeps(replicas: int) -> bool:
             return self.outcome(replicas, router).within >= self._limits.share
@@ -115,7 +115,7 @@ class Fleet:
             if high == most:
                 return None
             high = min(2 * high, most)
-        low = high // 2  # too few
+        low = high // 2  # not enough
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if keeps(middle) else (middle, high)

@@ -1,4 +1,4 @@
-"""Requests that come to a fleet: from a trace, or drawn from a public trace's statistics."""
+"""Requests to a fleet: from a trace, or drawn from a public trace's statistics."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-BLOCK = 32  # tokens, as KV blocks have by default
+BLOCK = 32  # tokens, the default size of KV blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Medians and spreads (of the logarithm) of lengths in tokens, and how uneven arrivals are."""
+    """Medians and spreads (of the logarithm) of lengths in tokens, and the burstiness of arrivals."""
 
     prompt: float
     prompt_spread: float
@@ -23,8 +23,8 @@ class Kind:
     burstiness: float  # variation of the time between two requests; 1: a Poisson process
 
 
-# Medians of the two traces of Azure's service of 2023 (Patel et al., "Splitwise", ISCA 2024). Arrivals are a Gamma
-# process, as Wang et al. model them ("BurstGPT", 2024). Spreads and burstiness are assumptions.
+# Medians of two traces of Azure's service of 2023 (Patel et al., "Splitwise", ISCA 2024). Arrivals are a Gamma process,
+# as in Wang et al. ("BurstGPT", 2024). Spreads and burstiness are assumptions.
 KINDS: Mapping[str, Kind] = {
     "conversation": Kind(1020, 0.9, 129, 0.9, 2.0),
     "code": Kind(1500, 0.9, 13, 1.0, 2.0),
@@ -36,14 +36,14 @@ class Request:
     at_s: float
     num_prompt_tokens: int
     num_answer_tokens: int
-    blocks: Sequence[int]  # ids of the prompt's blocks; equal ids: the same tokens after the same beginning
+    blocks: Sequence[int]  # ids of the prompt's blocks; equal ids mean equal tokens after an equal beginning
 
 
 def drawn(
     kind: Kind, rate: float, count: int, *, max_tokens: int, num_prefixes: int = 0, prefix_tokens: int = 0,
     seed: int = 0,
 ) -> list[Request]:  # fmt: skip
-    """`rate` requests a second. Each prompt begins with one of `num_prefixes` prefixes; 0: they share nothing."""
+    """`rate` requests per second. Each prompt begins with one of `num_prefixes` prefixes; 0: nothing is shared."""
     chance = np.random.default_rng(seed)
     shape = 1 / kind.burstiness**2
     arrivals = np.cumsum(chance.gamma(shape, 1 / (rate * shape), count))
@@ -62,7 +62,7 @@ def drawn(
 
 
 def read(path: Path) -> list[Request]:
-    """Of a trace in Mooncake's form, JSON lines."""
+    """Reads a trace in Mooncake's format, JSON lines."""
     requests = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
@@ -78,7 +78,7 @@ def read(path: Path) -> list[Request]:
 
 
 def lines(requests: Sequence[Request]) -> Iterator[str]:
-    """Mooncake's form."""
+    """Yields lines in Mooncake's format."""
     for one in requests:
         yield json.dumps(
             {
