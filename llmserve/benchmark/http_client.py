@@ -164,8 +164,7 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """A pool of connections, one for each concurrent request. The idle connection that was used last is reused
-    first."""
+    """A pool of connections, one for each concurrent request. The idle connection that was used last is reused."""
 
     def __init__(self, server: Server, connect_timeout_s: float = 30.0) -> None:
         self.server = server

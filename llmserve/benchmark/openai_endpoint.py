@@ -131,7 +131,7 @@ def error_text(body: bytes) -> str:
 
 
 async def only_model(server: Server, api_key: str) -> str:
-    """Returns the name of the server's only model. Raises `LlmserveError` if no server answers or it has not one
+    """Returns the name of the server's only model. Raises `LlmserveError` if no server answers, or without such a
     model."""
     body = bytearray()
     connection: Connection | None = None

@@ -59,8 +59,7 @@ class Objective:
     limit_s: float
 
     def is_met(self, record: Record) -> bool:
-        """Returns whether the limit is met. A missing metric, such as the time between tokens of one token, meets
-        it."""
+        """Returns whether the limit is met. A missing metric, such as the time between tokens of one, meets it."""
         value = {
             "ttft": record.time_to_first_token,
             "itl": record.inter_token_latency,

@@ -1,5 +1,5 @@
 """The tensors and parameters of TensorRT-LLM's own Triton backend, as of release 25.05: what `--backend tensorrtllm`
-keeps of the packaged configs, and what it fills in.
+keeps of the packaged configs, and what it adds.
 
 From the public source of that release: inflight_batcher_llm/src/{model_state,model_instance_state}.cc read the
 parameters, and all_models/inflight_batcher_llm/*/config.pbtxt list the tensors. A number or flag that is not set has

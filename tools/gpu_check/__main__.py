@@ -1,6 +1,6 @@
-"""`python -m tools.gpu_check`: tools.check_gpu for CUDA engines, on a machine that has nothing but PyTorch, and a kit.
+"""`python -m tools.gpu_check`: tools.check_gpu for CUDA engines, on a machine that has only PyTorch and a kit.
 
-The packages of `--kit` are unpacked into `gpu-kit-unpacked`, where this process and those that it starts find them.
+The packages of `--kit` are unpacked into `gpu-kit-unpacked`, where this process and its child processes find them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from zipfile import ZipFile
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "gpu-kit-unpacked"
 METADATA = "METADATA"
-LIBRARY = "libllmserve_cpu.so"  # llmserve.engine.native.library, which wants packages
+LIBRARY = "libllmserve_cpu.so"  # LIBRARY_NAME of llmserve.engine.native.library, whose import needs packages
 
 
 def unpack(kit: Path) -> None:
@@ -25,7 +25,7 @@ def unpack(kit: Path) -> None:
             with ZipFile(wheel) as archive:
                 archive.extractall(SITE)
         done.write_text(names)
-    facts = SITE / "llmserve-0.dist-info"  # so that the checkout counts as installed
+    facts = SITE / "llmserve-0.dist-info"  # makes the checkout count as installed
     facts.mkdir(parents=True, exist_ok=True)
     shutil.copy(kit / METADATA, facts)
     sys.path.insert(0, str(SITE))

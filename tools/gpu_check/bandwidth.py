@@ -1,4 +1,4 @@
-"""What this machine's first GPU can do at most.
+"""Measures the limits of this machine's first GPU.
 
 python -m tools.gpu_check.bandwidth REPORT
 """
@@ -20,7 +20,7 @@ PRODUCT_SIZE = 8192
 
 
 def copied_bytes_per_s(api: Any, num_bytes: int = COPIED_BYTES) -> float:
-    """From device memory to device memory, bytes read and bytes written. `api`: NVIDIA's bindings of the driver."""
+    """Measures copies in device memory; bytes read and written both count. `api`: NVIDIA's driver bindings."""
 
     def call(name: str, *arguments: Any) -> Any:
         status, *results = getattr(api, name)(*arguments)
@@ -46,7 +46,7 @@ def copied_bytes_per_s(api: Any, num_bytes: int = COPIED_BYTES) -> float:
 
 
 def products_per_s() -> dict[str, float]:
-    """Multiply-adds of torch's own product, by dtype; nothing without a torch that has CUDA."""
+    """Measures multiply-adds of torch's own product, by dtype; empty without a torch that supports CUDA."""
     try:
         import torch
     except ImportError:

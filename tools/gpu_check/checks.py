@@ -1,4 +1,4 @@
-"""The steps that every target has. Each returns what the report says of it, or raises StepFailed or NotRun."""
+"""The steps that every target has. Each returns its results for the report, or raises StepFailed or NotRun."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ CHECKPOINT = ROOT / "build/checkpoints/baichuan2-tiny-docsum"
 CONTRACT = "tests/contracts/test_engine.py"
 CONTRACT_NEEDS = ("pytest", "pytest_asyncio", "pytest_timeout")
 MINUTE_S = 60
-# Of the contract: like published models, for some engines have kernels only for heads of 64 in 16 bits
+# The contract's network is like published ones, because some engines' kernels require heads of 64 in 16 bits
 CONTRACT_NETWORK: Mapping[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8}
-CONTRACT_KERNELS = "CONTRACT_KERNELS"  # in the environment: the file of them
+CONTRACT_KERNELS = "CONTRACT_KERNELS"  # an environment variable: the file of the contract's kernels
 REASON_CHARS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is checked: a target."""
+    """The target that is checked."""
 
     target: str
     title: str  # of the page
     command: str  # of make; the report's name
-    extras: str  # what pip installs for it
+    extras: str  # requirements that pip installs
     contract_engines: str  # CONTRACT_ENGINES of tests/contracts/engines.py
-    lacks: str  # in a few words, where nothing can run
-    machine_problems: Callable[[], Sequence[str]]  # why no engine at all can be built or run here
+    lacks: str  # a few words for machines on which nothing can run
+    machine_problems: Callable[[], Sequence[str]]  # why no engine can be built or run here
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     subject: Subject
-    folder: Path  # for what is made on the way
+    folder: Path  # for intermediate files
     suite: Path
     num_samples: int | None  # None: the suite's
     batches: str = "1"  # "1,4,16"
-    kit: Path | None = None  # of tools.gpu_kit
+    kit: Path | None = None  # from tools.gpu_kit
     ends: float = math.inf  # by time.monotonic()
 
     @property
@@ -61,28 +61,28 @@ class Plan:
         return self.folder / "eval.json"
 
     def kernels(self, name: str) -> Path | None:
-        """Those of the kit for a network, if it has some."""
+        """The kit's kernels for a network, if it has any."""
         path = kernel_file(self.kit, name) if self.kit else None
         return path if path and path.is_file() else None
 
     def run(
         self, what: str, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str] | None = None
     ) -> Finished:
-        """A program, for as long as there is time. `NotRun` when that was up."""
+        """Runs a program until the time is up, which raises `NotRun`."""
         done = run(command, timeout_s=max(1.0, min(timeout_s, self.ends - time.monotonic())), environment=environment)
         if done.code is None and time.monotonic() >= self.ends:
             raise NotRun(f"the time was up during {what}; go on with --resume")
         return done
 
     def succeed(self, what: str, command: Sequence[str], *, timeout_s: float) -> Finished:
-        """As `run`. `StepFailed` for any exit code but 0."""
+        """Like `run`, but raises `StepFailed` if the exit code is not 0."""
         done = self.run(what, command, timeout_s=timeout_s)
         if done.code != 0:
             raise failed(what, done)
         return done
 
     def reported(self, report: Path, what: str, command: Sequence[str], *, timeout_s: float) -> Any:
-        """The JSON file that a program writes, however it ends. `StepFailed` where there is none."""
+        """Returns the JSON file that a program writes, however it ends. Raises `StepFailed` if there is none."""
         report.unlink(missing_ok=True)  # of an earlier run
         done = self.run(what, command, timeout_s=timeout_s)
         if not report.is_file():
@@ -94,12 +94,12 @@ Step: TypeAlias = Callable[[Plan], Details]
 
 
 def kernel_file(kit: Path, name: str) -> Path:
-    """Of the network that is called so."""
+    """The file of a network's kernels."""
     return kit / "kernels" / f"{name}.zip"
 
 
 def environment(plan: Plan) -> Details:
-    """What `llmserve doctor` says of the machine."""
+    """Reports the machine, with `llmserve doctor`."""
     target = plan.subject.target
     done = plan.run("llmserve doctor", llmserve("doctor", "--json", "--target", target), timeout_s=5 * MINUTE_S)
     try:
@@ -114,7 +114,7 @@ def environment(plan: Plan) -> Details:
 
 
 def build(plan: Plan) -> Details:
-    """The demo checkpoint becomes an engine that is complete and runs here."""
+    """Builds an engine from the demo checkpoint, which must be complete and run here."""
     require_machine(plan)
     flags = ["--target", plan.subject.target, "--dtype", "float16", "--output-dir", str(plan.engine)]
     if kernels := plan.kernels("demo"):
@@ -131,7 +131,7 @@ def build(plan: Plan) -> Details:
 
 
 def contract(plan: Plan) -> Details:
-    """What every engine promises, on engines of this machine: see tests/contracts."""
+    """Tests the contract of all engines on this machine's engines: see tests/contracts."""
     require_machine(plan)
     missing = [name for name in CONTRACT_NEEDS if find_spec(name) is None]
     if missing:
@@ -139,7 +139,7 @@ def contract(plan: Plan) -> Details:
         raise NotRun(f"{', '.join(missing)} not installed; {install}")
     report = plan.folder / "contract.xml"
     report.unlink(missing_ok=True)  # of an earlier run
-    # what an unknown library warns of is not ours to refuse; its first engine may take minutes to compile
+    # warnings of an unknown library are not our errors; its first engine may take minutes to compile
     flags = ("-q", f"--junitxml={report}", "-W", "default", "-p", "no:cacheprovider", "-o", "timeout=1200")
     command = [sys.executable, "-m", "pytest", CONTRACT, *flags]
     environment = {"CONTRACT_ENGINES": plan.subject.contract_engines}
@@ -158,7 +158,7 @@ def contract(plan: Plan) -> Details:
 
 
 def evaluation(plan: Plan) -> Details:
-    """The engine's answers against the stored ones of Hugging Face: ROUGE, and the gate's verdict."""
+    """Compares the engine's answers with stored ones of Hugging Face: ROUGE, and the gate's verdict."""
     require_engine(plan)
     flags = ["--hf-model-dir", str(CHECKPOINT), "--suite", str(plan.suite), "--output", str(plan.eval_report)]
     if plan.num_samples is not None:
@@ -172,7 +172,7 @@ def evaluation(plan: Plan) -> Details:
 
 
 def parity(plan: Plan) -> Details:
-    """Every answer is the baseline's, token by token, or leaves it where the two best tokens were nearly equal."""
+    """Checks that every answer equals the baseline's, or differs first where the two best tokens were nearly equal."""
     if not plan.eval_report.is_file():
         raise NotRun("the evaluation left no answers")
     found = json.loads(plan.eval_report.read_text())["parity"]
@@ -188,7 +188,7 @@ OUTCOMES = ("passed", "failure", "error", "skipped")
 
 
 def _outcome(case: ElementTree.Element) -> tuple[str, str, str]:
-    """(name, one of OUTCOMES, the beginning of why)"""
+    """(name, one of OUTCOMES, the beginning of the reason)"""
     for state in OUTCOMES[1:]:
         if (found := case.find(state)) is not None:
             return case.attrib["name"], state, " ".join(found.attrib.get("message", "").split())[:REASON_CHARS]
@@ -196,7 +196,7 @@ def _outcome(case: ElementTree.Element) -> tuple[str, str, str]:
 
 
 def _by_reason(tests: Mapping[str, str]) -> list[str]:
-    """A line for each reason: an engine that cannot be opened fails them all."""
+    """A line for each reason, because an engine that cannot be opened fails all tests."""
     names: dict[str, list[str]] = defaultdict(list)
     for name, reason in tests.items():
         names[reason].append(name)
@@ -217,7 +217,7 @@ def require_engine(plan: Plan) -> None:
 
 
 def llmserve(*arguments: str) -> list[str]:
-    """With this Python, wherever its scripts are."""
+    """Runs llmserve with this Python, wherever its scripts are."""
     return [sys.executable, "-c", "from llmserve.cli.main import main; main()", *arguments]
 
 

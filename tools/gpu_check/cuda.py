@@ -42,11 +42,11 @@ from tools.gpu_check.speed_of_networks import (
 from tools.gpu_check.steps import Details, NotRun, StepFailed
 
 SANITIZER = "compute-sanitizer"
-NO_LIMITS = {"copied_bytes_per_s": 0.0, "products_per_s": {}}  # measured
-ERROR_CODE = 86  # of a program that it found something in; none of ours ends so
+NO_LIMITS = {"copied_bytes_per_s": 0.0, "products_per_s": {}}  # if they were not measured
+ERROR_CODE = 86  # reports that a program has errors; none of our programs exits with it
 SERVED_REQUESTS = 128  # at each concurrency
 HAS_TORCH = "import torch, transformers; assert torch.cuda.is_available(), 'torch sees no GPU'"
-SHORT_RUN = ("--benchmark", "3", "--input-tokens", "40", "--max-output-len", "4")  # under it everything takes long
+SHORT_RUN = ("--benchmark", "3", "--input-tokens", "40", "--max-output-len", "4")  # for the slow sanitizer
 
 
 def machine_problems() -> list[str]:
@@ -66,7 +66,7 @@ SUBJECT = Subject(
 
 
 def tune(plan: Plan) -> Details:
-    """The demo engine's products in the tiles that are fastest here; its results stay what they were, to the bit."""
+    """Tunes the products' tiles of the demo engine, which must not change a bit of its results."""
     require_engine(plan)
     done = plan.succeed("llmserve tune", llmserve("tune", str(plan.engine)), timeout_s=10 * MINUTE_S)
     verifying = llmserve("inspect", str(plan.engine), "--verify")
@@ -75,7 +75,7 @@ def tune(plan: Plan) -> Details:
 
 
 def law(plan: Plan) -> Details:
-    """A sequence has the same logits, to the bit, in any batch and however its tokens come."""
+    """Checks that a sequence has bitwise identical logits in any batch, however its tokens are divided into chunks."""
     require_engine(plan)
     report = plan.folder / "law.json"
     command = _module("law", str(plan.engine), str(report))
@@ -90,7 +90,7 @@ def _lawful(details: Details) -> Details:
 
 
 def layers_of(precision: str) -> Step:
-    """The law and the speed of a few layers of a large network: what is learnt soonest."""
+    """Checks the law, and measures the speed, of a few layers of a large network: the quickest results."""
 
     def step(plan: Plan) -> Details:
         return _lawful(_reported(plan, "layers", f"{LAYERS}-{precision}", str(plan.folder / LAYERS), precision))
@@ -100,7 +100,7 @@ def layers_of(precision: str) -> Step:
 
 
 def states_of(name: str) -> Step:
-    """The same of layers with states, and whether they compute what the reference does."""
+    """Like `layers_of`, for layers with states. Also compares results with the reference."""
 
     def step(plan: Plan) -> Details:
         details = _reported(plan, "states", f"states-{name}", str(plan.folder / f"states-{name}"), name)
@@ -113,7 +113,7 @@ def states_of(name: str) -> Step:
 
 
 def _reported(plan: Plan, module: str, name: str, *arguments: str) -> Details:
-    """What a program makes, with the kit's kernels of that name."""
+    """Returns the report of a program that uses the kit's kernels with that name."""
     require_machine(plan)
     report, kernels = plan.folder / f"{name}.json", plan.kernels(name)
     command = _module(module, *arguments, str(report), *([str(kernels)] if kernels else []))
@@ -125,7 +125,7 @@ def _module(name: str, *arguments: str) -> list[str]:
 
 
 def serving(plan: Plan) -> Details:
-    """The demo engine behind gRPC, the shipped pipeline around it: tokens a second, and the time to the first."""
+    """Measures the demo engine in the shipped pipeline behind gRPC: tokens per second, and time to the first token."""
     require_engine(plan)
     report = plan.folder / "serving.json"
     load = ("--concurrency", plan.batches, "--requests", str(SERVED_REQUESTS), "--input-tokens", "64")
@@ -147,12 +147,12 @@ def serving(plan: Plan) -> Details:
 
 
 def memcheck(plan: Plan) -> Details:
-    """No kernel reads or writes what is not its own."""
+    """Checks that no kernel reads or writes memory that is not its own."""
     return _sanitized(plan, "memcheck")
 
 
 def racecheck(plan: Plan) -> Details:
-    """No two threads of a program meet in its shared memory without waiting for each other."""
+    """Checks that no two threads of a program access its shared memory without synchronization."""
     return _sanitized(plan, "racecheck")
 
 
@@ -167,7 +167,7 @@ def _sanitized(plan: Plan, tool: str) -> Details:
 
 
 def bandwidth(plan: Plan) -> Details:
-    """What the GPU can do at most: bytes copied, read and written both counted, and products of floats."""
+    """Measures the GPU's limits: bytes copied, counting reads and writes, and products of floats."""
     require_machine(plan)
     report = _bandwidth_report(plan)
     command = _module("bandwidth", str(report))
@@ -179,7 +179,7 @@ def _bandwidth_report(plan: Plan) -> Path:
 
 
 def _speed(plan: Plan, network: str, precision: str) -> Details:
-    """Of a tuned engine, beside the peer's where that was measured."""
+    """Measures a tuned engine, and compares it with the peer if that was measured."""
     require_machine(plan)
     job = _job(plan, "tools.benchmark.ours_cuda", network, precision)
     report = plan.folder / f"speed-{network}-{precision}.jsonl"
@@ -189,7 +189,7 @@ def _speed(plan: Plan, network: str, precision: str) -> Details:
         plan.succeed("llmserve tune", llmserve("tune", str(engine_directory(job))), timeout_s=10 * MINUTE_S)
         _work(plan, job, "measure", report)
         idle = _idle(plan, engine_directory(job), plan.folder / f"idle-{network}-{precision}.json")
-    finally:  # a large network takes as much as its checkpoint again
+    finally:  # a large network's engine has the same size as its checkpoint
         shutil.rmtree(engine_directory(job), ignore_errors=True)
         if precision == PRECISIONS[-1]:
             shutil.rmtree(job.checkpoint, ignore_errors=True)
@@ -242,7 +242,7 @@ def _idle(plan: Plan, engine: Path, report: Path) -> list[Any]:
 
 
 def speed_of(network: str, precision: str) -> Step:
-    """A network of random numbers, without scheduler and server. It passes when it ends."""
+    """Measures a network of random numbers, without scheduler and server. It passes if it completes."""
 
     def step(plan: Plan) -> Details:
         return _speed(plan, network, precision)
@@ -252,7 +252,7 @@ def speed_of(network: str, precision: str) -> Step:
 
 
 def peer_of(network: str) -> Step:
-    """transformers with a static cache and torch.compile, on the same network and GPU."""
+    """Measures transformers with a static cache and torch.compile, on the same network and GPU."""
 
     def step(plan: Plan) -> Details:
         return _peer(plan, network)

@@ -1,9 +1,9 @@
-"""How long a GPU waits for the host between the steps of an engine.
+"""Measures how long a GPU waits for the host between the steps of an engine.
 
     python -m tools.gpu_check.idle ENGINE REPORT BATCHES
 
-For each batch: what a step of so many decoding sequences takes on the device alone, its graphs one behind the other,
-and what it takes in the engine, scheduler and all, from one token of a sequence to the next.
+For each number of decoding sequences, it measures a step on the device alone, with graphs in direct succession. It
+compares this with the time from one token of a sequence to the next in the engine, including its scheduler.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from llmserve.scheduler.settings import SchedulerSettings
 from tools.benchmark.cells import Cell, random_prompts
 
 PROMPT_TOKENS, NEW_TOKENS = 32, 128
-WARM_TOKENS = 16  # of an answer, until which others may still be computing their prompts
+WARM_TOKENS = 16  # of an answer; before that, others may still be computing their prompts
 REPLAYS = 20
 
 
 def measure(
     directory: EngineDirectory, batches: Sequence[int], open_device: Callable[[], Device] = NvidiaDevice
 ) -> list[dict[str, Any]]:
-    """One row for each batch size that the engine takes."""
+    """One row for each batch size that the engine supports."""
     block_size = read_header(directory.engine_file).block_size
     blocks = -(-(PROMPT_TOKENS + NEW_TOKENS) // block_size) + 1  # of a sequence
     runner = CudaRunner(directory.engine_file, open_device(), num_blocks=max(batches) * blocks)
@@ -63,7 +63,7 @@ def _row(engine: Engine, runner: CudaRunner, batch: int) -> dict[str, Any]:
 
 
 async def _gaps(engine: Engine, batch: int, *, seed: int) -> list[float]:
-    """Seconds between tokens of one of `batch` answers."""
+    """Seconds between the tokens of one of `batch` answers."""
     cell = Cell("decode", batch, PROMPT_TOKENS, NEW_TOKENS)
     prompts = random_prompts(cell, engine.info.vocab_size, seed)
     times = await asyncio.gather(*(_times(engine, tuple(prompt)) for prompt in prompts))

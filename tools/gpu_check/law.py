@@ -1,8 +1,8 @@
-"""Does a sequence have the same logits, to the bit, however its tokens come and whoever is computed beside it?
+"""Checks that a sequence has bitwise identical logits in any batch, however its tokens are divided into chunks.
 
     python -m tools.gpu_check.law ENGINE REPORT
 
-On this machine's first GPU. docs/cuda.md, "Determinism", says why it should.
+It uses this machine's first GPU. docs/cuda.md, "Determinism", explains why this must hold.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIRST_TOKEN = 3
 
 
 def measure(runner: Runner) -> list[dict[str, Any]]:
-    """A row for each way to compute a sequence: how many rows of logits differ from those of one chunk alone."""
+    """A row for each way to compute a sequence: how many rows of logits differ from those of a single chunk alone."""
     most, num_tokens = runner.info.max_batch_size, NUM_TOKENS
     cases = {
         "chunks of 7": ((*range(0, num_tokens, 7), num_tokens), 1),
@@ -50,7 +50,7 @@ def measure(runner: Runner) -> list[dict[str, Any]]:
 
 
 def _compared(case: str, found: NDArray[np.float32], alone: NDArray[np.float32]) -> dict[str, Any]:
-    """`found` may be of the last tokens only."""
+    """`found` may have only the last tokens."""
     wanted = alone[len(alone) - len(found) :]
     differ = int((found.view(np.int32) != wanted.view(np.int32)).any(axis=1).sum())
     return {
@@ -68,7 +68,7 @@ class _Law:
         self._prompts = rng.integers(FIRST_TOKEN, info.vocab_size, (info.max_batch_size, num_tokens)).tolist()
 
     def logits(self, cuts: Sequence[int], company: int) -> NDArray[np.float32]:
-        """Of the first of `company` sequences, all cut at the same places."""
+        """Logits of the first of `company` sequences, all divided into the same chunks."""
         return np.concatenate(list(self._pieces(cuts, min(company, self._runner.info.max_batch_size))))
 
     def _pieces(self, cuts: Sequence[int], company: int) -> Iterator[NDArray[np.float32]]:
@@ -82,7 +82,7 @@ class _Law:
             yield np.array(self._runner.step(StepPlan(chunks)).logits[0])
 
     def logits_from_kept(self, place: int) -> NDArray[np.float32]:
-        """Of the tokens from `place` on, behind a state that was kept within a chunk."""
+        """Logits of the tokens from `place` on, after a state that was kept within a chunk."""
         ids, blocks = self._prompts[0], list(range(self._blocks))
         self._runner.step(StepPlan((Chunk(0, ids, 0, blocks, states=(0, 0), kept_state=(1, place)),)))
         rest = Chunk(0, ids[place:], place, blocks, return_logits=True, states=(1, 0))
@@ -90,7 +90,7 @@ class _Law:
 
 
 def num_blocks(engine_file: Path) -> int:
-    """That `measure` takes."""
+    """Blocks that `measure` needs."""
     header = read_header(engine_file)
     return header.max_batch_size * -(-NUM_TOKENS // header.block_size)
 

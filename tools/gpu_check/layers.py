@@ -1,9 +1,9 @@
-"""A few layers of a large network, on this machine's first GPU, without scheduler: what the whole would take.
+"""Measures a few layers of a large network on this machine's first GPU, without scheduler, to estimate the whole.
 
     python -m tools.gpu_check.layers FOLDER PRECISION REPORT [KERNELS]
 
-Steps of decoding sequences are replayed as graphs, so no Python is in their times; prompts are whole steps. The times
-of the layers are multiplied and the head's are added: `whole_ms` is extrapolated, not measured. `kernels`: a file of
+Steps of decoding sequences are replayed as graphs, so their times include no Python; prompts are whole steps. The
+layers' times are multiplied and the head's is added: `whole_ms` is extrapolated, not measured. `kernels`: a file of
 `llmserve build --kernels-only`.
 """
 
@@ -33,7 +33,7 @@ from tools.gpu_check.law import measure as measure_law
 from tools.gpu_check.law import num_blocks as blocks_of_the_law
 from tools.gpu_check.speed_of_networks import LAYERS, WHOLE
 
-CONTEXTS = (32, 2000)  # tokens behind which a sequence decodes
+CONTEXTS = (32, 2000)  # length of the sequence before the decoded token
 BATCHES = (1, 4, 8, 16, 64, 256)
 PROMPTS = (128, 512, 1100, 2048)
 TOKEN = 5
@@ -43,13 +43,13 @@ SAMPLE = SampleRequest(SamplingParams(temperature=0.0), stream=0, position=2)
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Of an opened engine, and how many the whole network has."""
+    """The layers of an opened engine, and the whole network's number of layers."""
 
     runner: CudaRunner
     of_the_whole: int
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
-        """body_bytes: of the layers' weights and caches, which a step reads."""
+        """body_bytes: bytes of the layers' weights and caches, which a step reads."""
         runner, blocks = self.runner, self._blocks(context + 1)
         runner.step(StepPlan(tuple(
             Chunk(s, (TOKEN,), context, range(blocks * s, blocks * (s + 1)), SAMPLE) for s in range(batch)

@@ -1,8 +1,8 @@
-"""The installed TensorRT-LLM beside the names that we use, as JSON.
+"""Compares the installed TensorRT-LLM with the names that we use, and writes the result as JSON.
 
     python -m tools.gpu_check.names REPORT
 
-A process of its own: importing the package starts CUDA and MPI, prints, and may crash.
+It needs its own process: importing the package starts CUDA and MPI, prints, and may crash.
 """
 
 from __future__ import annotations

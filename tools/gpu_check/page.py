@@ -1,4 +1,4 @@
-"""The report as a page: a table of the steps, then what each has found."""
+"""The report as a page: a table of the steps, then each step's results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def page_of(subject: Subject, results: Mapping[str, Result]) -> str:
 
 
 def _machine(doctor: Details) -> Iterator[str]:
-    if "machine" not in doctor:  # it was not asked, or has not answered
+    if "machine" not in doctor:  # the step was not run, or failed
         return
     facts = doctor["machine"]
     gpus = [f"{gpu['name']} (compute capability {gpu['compute_capability']}, driver {gpu['driver']})"

@@ -1,4 +1,4 @@
-"""Programs that may fail, hang or crash, with the processes that they start."""
+"""Runs programs that may fail, hang or crash, together with their child processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TAIL_LINES = 40
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    code: int | None  # None: it was ended, for it took too long
+    code: int | None  # None: it was ended after the timeout
     stdout: str
     stderr: str
 
     def tail(self) -> str:
-        """The end of what it said: of its errors where it named any."""
+        """The end of its error output, or else of its output."""
         said = self.stderr.strip() or self.stdout.strip()
         return "\n".join(said.splitlines()[-TAIL_LINES:])
 
@@ -29,7 +29,7 @@ class Finished:
 
 
 def run(command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str] | None = None) -> Finished:
-    """Into files, not pipes: a process that outlives its parent would hold a pipe open."""
+    """Runs a program. Output goes to files, because a process that outlives its parent would keep a pipe open."""
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True,
@@ -50,7 +50,7 @@ def run(command: Sequence[str], *, timeout_s: float, environment: Mapping[str, s
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """What is left of it, ranks and workers included."""
+    """Kills the rest of its process group, including ranks and workers."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

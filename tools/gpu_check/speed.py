@@ -2,8 +2,8 @@
 
     python -m tools.gpu_check.speed ENGINE REPORT BATCHES
 
-All requests of a batch are asked at once; each has a prompt of its own, and answers of one length. What is counted is
-the time from the first request to the last token, so prefill and what the batcher costs are in it.
+All requests of a batch are sent at once; each has its own prompt, and all answers have the same length. The result is
+the time from the first request to the last token, including prefill and the batcher.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROUNDS = 3
 
 
 def measure(engine: Engine, batches: Sequence[int]) -> list[dict[str, Any]]:
-    """One row for each batch size that the engine takes."""
+    """One row for each batch size that the engine supports."""
     return asyncio.run(_measure(engine, [batch for batch in batches if batch <= engine.info.max_batch_size]))
 
 

@@ -1,4 +1,4 @@
-"""Speed of our CUDA engines: networks of random numbers, beside what the GPU's measured limits allow."""
+"""The speed of our CUDA engines with networks of random numbers, compared with the GPU's measured limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CELLS = (
     *(Cell("decode", batch, 32, 64) for batch in (1, 4, 16, 64, 256)),
 )
 PEER_PRECISION = "float16"
-LAYERS, WHOLE = "7b-layers", "7b"  # a few layers, of which network
+LAYERS, WHOLE = "7b-layers", "7b"  # a few layers, and their network
 LAYER_PRECISIONS = ("float16", "int8", "int4")
 NETWORKS, PRECISIONS = ("0.4b", "1.1b", "7b"), ("float16", "bfloat16", "int8", "int4", f"float16+{INT8_CACHE}")
 
@@ -25,8 +25,8 @@ NETWORKS, PRECISIONS = ("0.4b", "1.1b", "7b"), ("float16", "bfloat16", "int8", "
 def measured(
     lines: Sequence[Mapping[str, Any]], job: Job, copied_per_s: float, products_per_s: Mapping[str, float]
 ) -> Details:
-    """What a worker has said, a row for each cell. Of a prompt, the bound is multiplying as fast as the GPU multiplies
-    floats of this precision; of a step, reading weights and caches as fast as it copies. 0, or nothing: not known."""
+    """Returns a worker's results, a row for each cell. For a prompt, the bound is the GPU's rate of products in this
+    precision; for a step, its rate of copies, for reading weights and caches. 0, or missing: not known."""
     (opened,) = (line for line in lines if line["kind"] == "opened")
     seconds: dict[str, list[float]] = defaultdict(list)
     for line in lines:
@@ -51,6 +51,6 @@ def measured(
 
 
 def beside(ours: Details, peer: Details) -> Details:
-    """Each of our rows with how many times as fast it is as the peer's of the same cell."""
+    """Adds to each of our rows its speed relative to the peer's row for the same cell."""
     theirs = {row["cell"]: row["tokens_per_s"] for row in peer["rows"]}
     return {**ours, "rows": [{**row, "of_the_peer": row["tokens_per_s"] / theirs[row["cell"]]} for row in ours["rows"]]}

@@ -1,8 +1,8 @@
-"""Layers with states, on this machine's first GPU: the self-test, the law, and how long steps take.
+"""Tests layers with states on this machine's first GPU: the self-test, the law, and the time of steps.
 
     python -m tools.gpu_check.states FOLDER NAME REPORT [KERNELS]
 
-NAME: of `tools.benchmark.hybrids`. KERNELS: a file of `llmserve build --kernels-only`.
+NAME: one of `tools.benchmark.hybrids`. KERNELS: a file of `llmserve build --kernels-only`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def measure(directory: EngineDirectory, open_device: Callable[[], Device]) -> di
     path = directory.engine_file
     runner = CudaRunner(path, open_device(), num_blocks=blocks_of_the_law(path))
     try:
-        law, info = measure_law(runner), runner.info  # which leaves a state in every slot
+        law, info = measure_law(runner), runner.info  # leaves a state in every slot
         return {
             "law": law, "selftest": str(tested), "passed": tested.passed,
             "decode": [_decode(runner, batch) for batch in BATCHES if batch <= info.max_batch_size],
@@ -46,7 +46,7 @@ def measure(directory: EngineDirectory, open_device: Callable[[], Device]) -> di
 
 
 def _decode(runner: CudaRunner, batch: int) -> dict[str, Any]:
-    """Of sequences with one token each before."""
+    """Measures steps of sequences that each have one token."""
     chunks = (Chunk(s, (TOKEN,), 1, (s,), SAMPLE, states=(s, s)) for s in range(batch))
     runner.step(StepPlan(tuple(chunks)))
     return {"batch": batch, "ms": 1e3 * shortest(lambda: runner.replay(batch, REPLAYS)) / REPLAYS}

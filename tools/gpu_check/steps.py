@@ -1,4 +1,4 @@
-"""A step of the check, what became of it, and the order of steps. One that fails does not stop the others."""
+"""A step of the check, its result, and the order of steps. A failed step does not stop the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StepFailed(Exception):
 
 
 class NotRun(Exception):
-    """What the step needs is not there."""
+    """A requirement of the step is missing."""
 
 
 NOT_REACHED = "not begun yet"

@@ -1,4 +1,4 @@
-"""The steps of `make check-gpu`: an installed TensorRT-LLM."""
+"""The steps of `make check-gpu`, for an installed TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SUBJECT = Subject(
 
 
 def names(plan: Plan) -> Details:
-    """The installed package has what we use of it, and takes it as we pass it."""
+    """Checks that the installed package has the names that we use, with the parameters that we pass."""
     try:
         library = installed()
     except LlmserveError as error:
@@ -48,7 +48,7 @@ def names(plan: Plan) -> Details:
 
 
 def benchmark(plan: Plan) -> Details:
-    """Tokens per second. Nothing is compared with a number from elsewhere, so it passes when it ends."""
+    """Measures tokens per second. There is no reference to compare with, so it passes if it completes."""
     require_engine(plan)
     report = plan.folder / "speed.json"
     command = [sys.executable, "-m", "tools.gpu_check.speed", str(plan.engine), str(report), plan.batches]

@@ -1,7 +1,7 @@
-"""Peers' own tests of their servers, unmodified, with `llmserve serve` in the server's place: `make peer-suites`.
+"""Runs peers' own tests of their servers, unmodified, against `llmserve serve`: `make peer-suites`.
 
-The suites come out of source distributions, of which nothing is kept here. Each case has passed, failed, lacks
-something that llmserve does not have, or is one that no text server on one CPU with another network can pass.
+The suites come from source distributions, of which nothing is kept here. Each case has passed, failed, lacks a feature
+that llmserve does not have, or cannot be passed by any text server on one CPU with another network.
 """
 
 from __future__ import annotations

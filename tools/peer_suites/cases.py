@@ -1,4 +1,4 @@
-"""What became of the cases of a peer's suite."""
+"""The results of the cases of a peer's suite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MESSAGE = re.compile(r"[\"']message[\"']: (?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|
 
 @dataclass(frozen=True)
 class Case:
-    """`failed`: llmserve does otherwise. `lacks`: it has no such feature. `cannot`: no text server on one CPU with
+    """`failed`: llmserve behaves differently. `lacks`: it has no such feature. `cannot`: no text server on one CPU with
     another network could pass."""
 
     file: str
@@ -27,12 +27,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Rules:
-    """Of one suite."""
+    """The rules for one suite's results."""
 
     cannot: Mapping[str, str]  # a pattern of "file::name" -> why
-    wants: Mapping[str, str]  # a pattern of the line that failed and what it said -> why no other server passes it
-    reasons: Mapping[str, str]  # such a pattern -> what is lacked
-    own_network: re.Pattern[str] | None = None  # of a failing line: it compares what another network says
+    wants: Mapping[str, str]  # a pattern of the failing line and its message -> why no other server passes it
+    reasons: Mapping[str, str]  # such a pattern -> the missing feature
+    own_network: re.Pattern[str] | None = None  # of a failing line that compares text of the suite's own network
 
     def case_of(self, element: ElementTree.Element) -> Case:
         file = element.get("classname", "").rpartition(".")[2] + ".py"
@@ -50,7 +50,7 @@ class Rules:
         return Case(file, name, *self._verdict(problem.text or "", printed))
 
     def _verdict(self, problem: str, printed: str) -> tuple[str, str]:
-        """`problem`: the function up to the line that failed, and what it said."""
+        """`problem`: the function up to the failing line, and its message."""
         lines = problem.splitlines()
         raised = next((line for line in reversed(lines) if line.startswith(">")), "")
         said = next((line[2:].strip() for line in lines if line.startswith("E ")), lines[-1] if lines else "")
@@ -78,7 +78,7 @@ def _reason(patterns: Mapping[str, str], text: str) -> str:
 
 
 def table(cases: Sequence[Case]) -> str:
-    """Counts by file, then why the others did not pass, and last what is asked of all this."""
+    """Counts by file, then reasons of the cases that did not pass, then the total share."""
     lines = [f"{'file':44}" + "".join(f"{each:>8}" for each in RESULTS)]
     for file in sorted({case.file for case in cases}):
         counts = Counter(case.result for case in cases if case.file == file)

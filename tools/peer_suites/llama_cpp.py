@@ -1,4 +1,4 @@
-"""llama.cpp's tests of its server, out of llama-cpp-python's source distribution."""
+"""llama.cpp's tests of its server, from llama-cpp-python's source distribution."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NOT_ASKED = {
     "test_tools_builtin.py": "tools run by the server",
     "test_vision_api.py": "images",
 }
-# What a failing line compares: answers of the network that the suite comes with, which this is not.
+# Failing lines that compare answers of the suite's own network, which is not the one used here.
 OWN_NETWORK = re.compile(
     r"match_regex|n_prompt|n_predicted|n_cache|cached_tokens|re_content|prompt_n|predicted_n|bosId"
 )
@@ -56,7 +56,7 @@ CANNOT: Mapping[str, str] = {
     "test_context_size_exceeded": "a context of 256 tokens (the demo engine has 512)",
     "test_return_progress": "the text or the token counts of the suite's own network",
 }
-# Of the line that failed and what it said.
+# Patterns of the failing line and its message.
 WANTS: Mapping[str, str] = {
     r"startswith\(\"b\"\)": "a system_fingerprint with its build number",
     r"gaierror|NameResolution|huggingface": "a download by the test",

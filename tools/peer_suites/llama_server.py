@@ -1,7 +1,7 @@
-"""What llama.cpp's suite starts in the place of llama-server: its flags, as those of `llmserve serve`.
+"""The program that llama.cpp's suite starts instead of llama-server: it converts flags to those of `llmserve serve`.
 
-`python -m tools.peer_suites.llama_server ENGINE FLAG...` A flag that asks for something llmserve does not have ends it
-with a line that says so, which the report of `make peer-suites` quotes. Cases with the same flags share a server.
+`python -m tools.peer_suites.llama_server ENGINE FLAG...` For a flag whose feature llmserve does not have, it prints a
+line that the report of `make peer-suites` quotes, and ends. Cases with the same flags share a server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from tools.peer_suites.shared_server import SERVERS, forward, port_of
 
-# What these choose is the same in each case, or of no effect on what is answered.
+# Flags that have the same value in every case, or do not affect answers.
 VALUES_WITHOUT_EFFECT = {
     "--model", "--model-url", "--hf-repo", "--hf-file", "--batch-size", "--ubatch-size",
     "--threads", "--n-gpu-layers", "--ctx-size", "--parallel", "-ctk", "-ctv", "-fa", "--n-predict",
@@ -49,9 +49,9 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def translate(flags: Sequence[str]) -> tuple[list[str], str]:
-    """llmserve's flags but for its address, and the API key. Without `--offline` models are only fetched beforehand:
-    anything will do."""
-    made = ["--any-model-name", "--parameter", "preprocessing.template_dates=true"]  # as llama-server has it
+    """Returns llmserve's flags without its address, and the API key. Without `--offline`, the suite only fetches
+    models, so any flags will do."""
+    made = ["--any-model-name", "--parameter", "preprocessing.template_dates=true"]  # llama-server's behaviour
     sampling: dict[str, float] = {}
     key = ""
     rest = list(flags)
@@ -90,12 +90,12 @@ def translate(flags: Sequence[str]) -> tuple[list[str], str]:
         elif rest and not rest[0].startswith("-"):
             rest.pop(0)
     if "--cors-origins" not in flags:
-        made += ["--cors-allow-origin", "*", "--cors-allow-credentials"]  # its default
+        made += ["--cors-allow-origin", "*", "--cors-allow-credentials"]  # llama-server's default
     return [*made, "--default-sampling", json.dumps(sampling)], key
 
 
 def written(template: str) -> str:
-    """A file with it."""
+    """Writes the template to a file, and returns its path."""
     SERVERS.mkdir(parents=True, exist_ok=True)
     path = SERVERS / f"{hashlib.sha256(template.encode()).hexdigest()[:16]}.jinja"
     path.write_text(template)

@@ -1,4 +1,4 @@
-"""A peer's source distribution: fetched, checked and taken apart, never built; and an environment for its tests."""
+"""Fetches, checks and unpacks a peer's source distribution without building it, and makes its tests' environment."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FILES = "https://files.pythonhosted.org/packages"
 
 @dataclass(frozen=True)
 class Sdist:
-    package: str  # with its version, as its file and its folder are called
+    package: str  # with its version, as in the names of its file and folder
     megabytes: int
     sha256: str
-    place: str  # of the file, below FILES
-    wanted: tuple[str, ...]  # beginnings of names in it
+    place: str  # the file's path below FILES
+    wanted: tuple[str, ...]  # prefixes of the names to unpack
 
     @property
     def folder(self) -> Path:
@@ -48,7 +48,7 @@ class Sdist:
 
 
 def environment(name: str, requirements: tuple[str, ...]) -> Path:
-    """The Python of an environment with `requirements`, which also sees the packages of this one."""
+    """Returns the Python of an environment with `requirements`, which also sees the packages of this one."""
     venv = FOLDER / name
     if not (venv / "complete").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)

@@ -1,6 +1,6 @@
-"""One `llmserve serve` for all cases of a suite that want the same flags: a case's own server forwards to it.
+"""Shares one `llmserve serve` among all cases of a suite with the same flags: a case's own server forwards to it.
 
-A suite starts a server for each of its cases. Starting one takes seconds of processor time, and most have equal flags.
+A suite starts a server for each of its cases. Starting one takes seconds of CPU time, and most have equal flags.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SERVERS = FOLDER / "servers"
 
 
 def port_of(engine: str, flags: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Of the server with these flags, which is started if there is none."""
+    """Returns the port of the server with these flags, and starts it if necessary."""
     SERVERS.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256(json.dumps([engine, list(flags), dict(environment)]).encode()).hexdigest()[:16]
     known = SERVERS / f"{name}.json"
@@ -57,14 +57,14 @@ def _is_up(port: int) -> bool:
     try:
         urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=START_S).close()
     except urllib.error.HTTPError as error:
-        return error.code == 401  # it wants a key
+        return error.code == 401  # it requires a key
     except OSError:
         return False
     return True
 
 
 def end_all() -> None:
-    """Those that were started for a run."""
+    """Ends the servers of a run."""
     for known in SERVERS.glob("*.json"):
         with suppress(ProcessLookupError):
             os.kill(json.loads(known.read_text())["pid"], signal.SIGKILL)
@@ -72,7 +72,7 @@ def end_all() -> None:
 
 
 async def forward(host: str, port: int, target: int) -> None:
-    """Connections to `host` and `port` go on to `target`, until this process ends."""
+    """Forwards connections to `host` and `port` to `target`, until this process ends."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(HOST, target)

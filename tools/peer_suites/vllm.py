@@ -1,6 +1,6 @@
-"""vLLM's tests of its APIs of OpenAI and Anthropic, out of its source distribution.
+"""vLLM's tests of its APIs of OpenAI and Anthropic, from its source distribution.
 
-What they import of vLLM has stand-ins (`vllm_stand_ins`). Cases that ask no server are left out: they test functions.
+Their imports of vLLM have stand-ins (`vllm_stand_ins`). Cases without a server are left out: they test functions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REQUIREMENTS = (
     "pybase64", "mcp",
 )  # fmt: skip
 ENTRY_POINTS = SDIST.folder / "tests/entrypoints"
-# Those that start a server; the others test functions of vLLM without one.
+# Files that start a server; the others test functions of vLLM without one.
 ASKED = (
     "anthropic/test_messages.py",
     *(
@@ -46,7 +46,7 @@ ASKED = (
         )
     ),
 )  # fmt: skip
-# Also with servers, and all about something else: images, prompts as vectors, gpt-oss and its tools, several GPUs.
+# Files that start a server for other features: images, prompts as vectors, gpt-oss and its tools, several GPUs.
 NOT_ASKED = (
     "test_chat_completion_with_prompt_embeds", "test_completion_with_prompt_embeds", "test_extra_content_fields",
     "test_harmony", "test_lmeval", "test_mcp_tools", "test_openai_schema", "test_parsable_context",
@@ -69,7 +69,7 @@ CANNOT: Mapping[str, str] = {
     r"forced_tool_choice\[required|test_named_tool_use": CONTEXT,
     r"test_models.py": "a LoRA adapter from a hub",
 }
-# Of the line that failed and what it said.
+# Patterns of the failing line and its message.
 WANTS: Mapping[str, str] = {
     r"'(John|Mark)' in": ITS_OWN,
     r"functions of vLLM": "functions of vLLM, without a server",
@@ -91,10 +91,10 @@ RULES = Rules(CANNOT, WANTS, REASONS)
 
 def run(engine: Path, files: Sequence[str] | None, expression: str, report: Path) -> None:
     SDIST.fetch()
-    llama_cpp.SDIST.fetch()  # it has the chat templates of the networks that vLLM's tests name
+    llama_cpp.SDIST.fetch()  # has the chat templates of the networks in vLLM's tests
     python = environment("vllm-venv", REQUIREMENTS)
     chosen = [path for path in ASKED if not files or Path(path).name in files]
-    settings = FOLDER / "vllm.ini"  # in place of this repository's
+    settings = FOLDER / "vllm.ini"  # replaces this repository's
     settings.write_text("[pytest]\nasyncio_mode = strict\njunit_logging = all\n")
     command = [
         str(python), "-m", "pytest", "-q", "-c", str(settings), "-p", "tools.peer_suites.vllm_stand_ins",

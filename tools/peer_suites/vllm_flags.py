@@ -1,4 +1,4 @@
-"""Flags of `vllm serve`, as those of `llmserve serve`."""
+"""Converts flags of `vllm serve` to those of `llmserve serve`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SWITCHES_WITHOUT_EFFECT = {
 LACKED = {
     "--watermark-config": "watermarks",
 }
-# Only where answers are read: the demo network ends its answers after its own chat format.
+# Only for reading answers: the demo network ends its answers in its own chat format.
 TEMPLATES = {"Qwen/Qwen3": "Qwen-Qwen3-0.6B.jinja", "Qwen/Qwen2": "Qwen-Qwen2.5-7B-Instruct.jinja"}  # by network
 FORMATS = {"--reasoning-parser": "reasoning_format", "--tool-call-parser": "tool_format"}  # none without the flag
-SAME = {"--enable-per-request-metrics", "--return-tokens-as-token-ids", "--enable-force-include-usage"}  # here
+SAME = {"--enable-per-request-metrics", "--return-tokens-as-token-ids", "--enable-force-include-usage"}  # as here
 
 
 def translate(model: str, flags: Sequence[str], templates: Path) -> list[str]:

@@ -1,7 +1,7 @@
-"""A plug-in of pytest in vLLM's suite: what the suite imports of vLLM, as far as cases that ask a server need it.
+"""A pytest plug-in for vLLM's suite: stand-ins for the suite's imports of vLLM, as far as cases with a server use them.
 
-`tests.utils.RemoteOpenAIServer` starts `llmserve serve` with the engine. Modules `vllm...` have every name; who calls
-one of them is told that it is lacked.
+`tests.utils.RemoteOpenAIServer` starts `llmserve serve` with the engine. Modules `vllm...` have every name; calling one
+reports it as lacking.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIXTURES = {"server", "client", "server_with_store", "chat_client_with_force_inc
 
 
 class RemoteOpenAIServer:
-    """Of the suite's interface what its cases use."""
+    """The part of the suite's interface that its cases use."""
 
     DUMMY_API_KEY = "token-abc123"
 
@@ -49,7 +49,7 @@ class RemoteOpenAIServer:
         self.host = "127.0.0.1"
         flags = translate(model, vllm_serve_args, Path(os.environ["PEER_TEMPLATES"]))
         if key := (env_dict or {}).get("VLLM_API_KEY"):
-            keys = Path(tempfile.mkstemp(suffix=".yaml")[1])  # with its SHA-256: the key itself is too short
+            keys = Path(tempfile.mkstemp(suffix=".yaml")[1])  # with its SHA-256, because the key itself is too short
             keys.write_text(f"keys: [{{name: suite, sha256: {hashlib.sha256(key.encode()).hexdigest()}}}]")
             flags += ["--api-keys", str(keys)]
         own = ["--host", self.host, "--http-port", str(self.port), "--grpc-port", "0", "--metrics-port", "0"]
@@ -99,7 +99,7 @@ class RemoteOpenAIServer:
 
 
 class EngineTokenizer:
-    """The engine's, with the methods of transformers' that cases call."""
+    """The engine's tokenizer, with the methods of transformers' that cases call."""
 
     def __init__(self) -> None:
         from llmserve.stages.files import TextFiles
@@ -116,7 +116,7 @@ class EngineTokenizer:
 
 
 class Lacking:
-    """Any class or function of vLLM; modules may use it while they are imported."""
+    """Stands in for any class or function of vLLM; modules may use it during their import."""
 
     is_asked = False
 
@@ -132,7 +132,7 @@ class Lacking:
 
 
 class Hub:
-    """There are no downloads: adapters have names, and the base answers for them."""
+    """Downloads nothing: adapters are only names, and the base network answers for them."""
 
     def snapshot_download(self, repo_id: str, **_: object) -> str:
         return repo_id
@@ -154,7 +154,7 @@ class Platform:
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Of every module whose name begins with vllm."""
+    """Finds every module whose name begins with vllm."""
 
     def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] == "vllm" else None
@@ -163,7 +163,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return StandIn(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """There is nothing to run."""
+        """Does nothing: there is no code to run."""
 
 
 @pytest.hookimpl(tryfirst=True)

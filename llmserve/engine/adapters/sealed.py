@@ -5,7 +5,7 @@
     selftest.npz       prompts, and the engine's results for them with the adapter
     adapter_config.json  PEFT's original file, for information
 
-The weights are read into memory and hashed, not mapped: they are small, and truncating a file does not affect a running
+The weights are read into memory and hashed, not mapped: they are small, and truncating a file cannot harm a running
 server.
 """
 

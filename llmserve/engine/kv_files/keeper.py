@@ -114,8 +114,7 @@ class KvKeeper:
         return True
 
     def restore(self, fetched: Fetched) -> None:
-        """Puts blocks that were read into the pool. Blocks that were computed in the meantime stay; evicted ones are
-        missing."""
+        """Puts blocks that were read into the pool. Blocks computed in the meantime stay; evicted ones are missing."""
         pool, sequence, contents = self._scheduler.pool, fetched.sequences[0], fetched.contents
         hashes = self._scheduler.shareable_hashes(sequence)
         hashes = hashes[: self._longest(hashes, lambda key: key in contents or self._is_here(key))]

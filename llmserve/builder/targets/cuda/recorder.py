@@ -71,8 +71,7 @@ class Recorder:
         grid: tuple[Extent, Extent, Extent], *, tile: ProductTile | None = None, num_warps: int = 4,
         num_stages: int = 3, most_registers: int = 0, rows: tuple[int, int] = ANY_ROWS, half_on: tuple[str, ...] = (),
     ) -> int:  # fmt: skip
-        """Records a launch for a number of rows in `rows`, the smallest and the largest. Returns the number of its
-        kernel."""
+        """Records a launch for the smallest to the largest number of rows in `rows`. Returns its kernel's number."""
         number = self._kernel(
             function, arguments, constants,
             num_warps=tile.num_warps if tile else num_warps,

@@ -28,8 +28,7 @@ class RoundedValues(Values):
         return self._buffers[integers], self._buffers[scales]
 
     def _rounded_at_once(self, x: str, width: int) -> Rounding:
-        """Places for ops that produce a value's integers directly: in addition to the value, or instead if no op needs
-        it."""
+        """Places for ops that produce a value's integers directly: also, or only if no op needs the value itself."""
         self._done_rounding.add(x)
         self._uses.update(dict.fromkeys(_names(x), self._rounded_uses[x]))
         integers, scales = _names(x)
