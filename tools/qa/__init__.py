@@ -1,1 +1,1 @@
-"""Triton's own tests against llmserve, or against a real Triton: `make qa QA=DIR`."""
+"""Runs Triton's own tests against llmserve, or against a real Triton: `make qa QA=DIR`."""

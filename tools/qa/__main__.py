@@ -2,7 +2,7 @@
 
     python -m tools.qa DIR [--triton .venv-compat] [--group NAME ...]
 
-DIR is a clone of triton-inference-server/server at a release, such as r24.10. The tests ask localhost:8000 to 8002.
+DIR is a clone of triton-inference-server/server at a release, such as r24.10. The tests use localhost:8000 to 8002.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _missing(clone: Path, groups: Sequence[Group]) -> list[str]:
-    """Everything that has to be there first."""
+    """Returns all missing requirements."""
     if not (clone / "qa").is_dir():
         return [f"{clone} is no clone of Triton's server; make one: {CLONE}"]
     problems = [f"pip install {package}" for name, package in PACKAGES.items() if find_spec(name) is None]
@@ -67,7 +67,7 @@ def _missing(clone: Path, groups: Sequence[Group]) -> list[str]:
 
 
 def _run(group: Group, clone: Path, triton: Path | None) -> dict[str, str]:
-    """Test -> passed, skipped or what went wrong."""
+    """Returns test -> passed, skipped or the error."""
     with tempfile.TemporaryDirectory(prefix="qa-") as name:
         folder = Path(name)
         shutil.copytree(clone / "qa/common", folder / "qa/common")
@@ -83,7 +83,7 @@ def _run(group: Group, clone: Path, triton: Path | None) -> dict[str, str]:
                 with _server(group, repository, tests / group.log, triton):
                     for target in targets:
                         results |= run_tests(group, tests, target, results)
-            except RuntimeError as error:  # the server did not come up
+            except RuntimeError as error:  # the server did not start
                 results |= dict.fromkeys(targets, " ".join(str(error).split())[-300:])
         return results
 
@@ -98,7 +98,7 @@ def _server(group: Group, repository: Path, log: Path, triton: Path | None) -> A
 
 
 def collected(group: Group, tests: Path, files: Sequence[str]) -> list[str]:
-    """The tests of files, as pytest names them."""
+    """Returns the tests in files, with pytest's names."""
     command = [*_command(group), *files, "--collect-only"]
     found = subprocess.run(
         command, cwd=tests, env={**os.environ, **group.environment}, capture_output=True, text=True, check=False
@@ -112,7 +112,7 @@ def _command(group: Group) -> list[str]:
 
 
 def run_tests(group: Group, tests: Path, target: str, earlier: Mapping[str, str]) -> dict[str, str]:
-    """`earlier`: results whose names are taken."""
+    """`earlier`: results whose names are already used."""
     report = tests / "report.xml"
     report.unlink(missing_ok=True)
     command = [*_command(group), target, f"--junitxml={report}"]
@@ -128,7 +128,7 @@ def run_tests(group: Group, tests: Path, target: str, earlier: Mapping[str, str]
     results: dict[str, str] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         name = case.attrib["name"]
-        if name in results or name in earlier:  # of another class
+        if name in results or name in earlier:  # the same name in another class
             name = f"{case.attrib['classname'].rpartition('.')[2]}.{name}"
         results[name] = _outcome(case)
     return results
@@ -142,7 +142,7 @@ def _outcome(case: ElementTree.Element) -> str:
 
 
 def unexpected(groups: Sequence[Group], results: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Tests that fail without a reason that is known."""
+    """Returns tests that fail without a known reason."""
     return [
         f"{group.name}: {test}"
         for group in groups

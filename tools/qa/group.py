@@ -1,4 +1,4 @@
-"""What one run of Triton's tests needs: files, models, a server with its flags."""
+"""Requirements of one run of Triton's tests: files, models, and a server with its flags."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tools.qa.models import Model
 
 @dataclass(frozen=True)
 class Group:
-    """Test files of one folder that want the same models and the same server."""
+    """Test files of one folder that need the same models and the same server."""
 
     name: str
-    folder: str  # in the clone of server
-    files: Sequence[str]  # those of them that the release has are run
+    folder: str  # in the clone of Triton's server
+    files: Sequence[str]  # those that the release has are run
     models: Sequence[Model]
     flags: Sequence[str] = ()
-    own_flags: Sequence[str] = ()  # that llmserve needs besides, where Triton's default is another
+    own_flags: Sequence[str] = ()  # additional flags of llmserve, if Triton's default differs
     environment: Mapping[str, str] = field(default_factory=dict)  # of server and tests
     select: str = ""  # which tests, as in pytest -k; all if empty
-    is_fresh: bool = False  # each test wants a server that nobody has asked yet
-    repository: str = ""  # where in the folder of the tests the models are; outside of it if empty
-    log: str = "server.log"  # which some tests read
+    is_fresh: bool = False  # each test needs a newly started server
+    repository: str = ""  # path of the models in the tests' folder; empty: outside of it
+    log: str = "server.log"  # read by some tests
     known: Mapping[str, str] = field(default_factory=dict)  # test -> why llmserve fails it

@@ -1,6 +1,6 @@
-"""The models that the tests want: copied from the clone, or written here where the original needs a framework.
+"""The models of the tests: copied from the clone, or written here if the original needs a framework.
 
-Everything is served by the Python backend, which both servers have.
+All models run on the Python backend, which both servers have.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Model(Protocol):
     """One or several models of a group."""
 
     def missing(self, clone: Path) -> list[str]:
-        """Files of the clone that are wanted and not there."""
+        """Returns required files that the clone does not have."""
         ...
 
     def write(self, clone: Path, repository: Path) -> None: ...
@@ -130,7 +130,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Written:
-    """A model that is written here, whatever the clone has."""
+    """A model that is written here, independent of the clone."""
 
     name: str
 
@@ -145,7 +145,7 @@ class Identity(Written):
     max_batch_size: int
     count: int = 1  # of inputs, and of outputs
     delay_ms: int = 0
-    text: str = ""  # of its config, besides
+    text: str = ""  # additional text of its config
 
     def write(self, clone: Path, repository: Path) -> None:
         tensors = "\n".join(
@@ -167,13 +167,13 @@ class AddSub(Written):
     datatype: str
     dims: Sequence[int]
     max_batch_size: int = 0
-    between: str = ""  # INPUT and its number
-    is_swapped: bool = False  # the difference first
+    between: str = ""  # between INPUT or OUTPUT and the number
+    is_swapped: bool = False  # whether the difference comes first
     versions: Sequence[int] = (1,)
 
     @property
     def interface(self) -> str:
-        """Its tensors and versions, as a config says them."""
+        """Its tensors and versions, in the format of a config."""
         tensor = f"data_type: TYPE_{self.datatype} dims: {list(self.dims)}"
         tensors = [
             f'{kind} {{ name: "{kind.upper()}{self.between}{number}" {tensor} }}'
@@ -216,7 +216,7 @@ class Square(Repeat):
 
 @dataclass(frozen=True)
 class Ensemble(Written):
-    """One model after the other, each with INPUT0 and OUTPUT0."""
+    """Models in sequence, each with INPUT0 and OUTPUT0."""
 
     steps: Sequence[str]
     ends: tuple[str, str] = ("ENSEMBLE_INPUT0", "ENSEMBLE_OUTPUT0")
@@ -261,11 +261,11 @@ class AroundAddSub(Written):
 class Copied:
     """A folder of models, from the first place of the clone that has it.
 
-    Those of the identity backend, which a Triton of `make compat` has not, are served by the Python backend.
+    The Python backend serves models of the identity backend, which a Triton of `make compat` does not have.
     """
 
     def __init__(self, *places: str, without: Sequence[str] = (), text: str = "") -> None:
-        """`text`: of their configs, besides."""
+        """`text`: additional text of their configs."""
         self.places, self.without, self.text = places, without, text
 
     def missing(self, clone: Path) -> list[str]:
@@ -289,12 +289,12 @@ class Copied:
 
 @dataclass(frozen=True)
 class PythonModel:
-    """One of `qa/python_models`, with another name and config."""
+    """A model of `qa/python_models`, with another name and config."""
 
     name: str
     source: str = ""  # its folder, if not its name
-    changes: Mapping[str, str] = field(default_factory=dict)  # in its config
-    text: str = ""  # of its config, besides
+    changes: Mapping[str, str] = field(default_factory=dict)  # replacements in its config
+    text: str = ""  # additional text of its config
 
     @property
     def place(self) -> str:
@@ -317,7 +317,7 @@ class PythonModel:
 
 @dataclass(frozen=True)
 class ResponseSenders:
-    """One source, eight models: decoupled or not, async or not, with batches or not."""
+    """Eight models of one source: decoupled or not, async or not, with batches or not."""
 
     place: str
 

@@ -1,1 +1,1 @@
-"""What `make bench-quality` is made of; `tools/bench_quality.py` begins it."""
+"""Parts of `make bench-quality`, which `tools/bench_quality.py` starts."""

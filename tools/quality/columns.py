@@ -1,4 +1,4 @@
-"""The columns of the table: which network, and how many texts."""
+"""The columns of the table: networks and numbers of texts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from tools.quality.planting import Planted, Sinks
 
-FIRST_FOREIGN_TEXT = 300  # of eval/data/docstrings.jsonl: for training and calibration; those before are measured
+FIRST_FOREIGN_TEXT = 300  # of eval/data/docstrings.jsonl: for training and calibration, and not measured
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """By a program of this package, which is given the folder of the base, texts, and the folder to write."""
+    """Trained by a program of this package, which gets the folders of the base, of texts, and of the result."""
 
     program: str
 
@@ -23,11 +23,11 @@ class Column:
     base: str  # "demo", or one of `networks.GGUF_FILES`
     num_texts: int
     num_tokens: int = 256  # of a text, at most
-    joined: bool = False  # documents end to end, each text of exactly so many tokens
-    skipped: int = 0  # positions at the beginning of each text that do not count
+    joined: bool = False  # documents are concatenated, and each text has exactly this many tokens
+    skipped: int = 0  # positions at the beginning of each text that are not measured
     change: Planted | Sinks | Trained | None = None
-    width: int = 0  # of its MLPs, filled up with zeros; 0: as they are
-    held_out: bool = False  # nothing was tuned on it
+    width: int = 0  # of its MLPs, padded with zeros; 0: unchanged
+    held_out: bool = False  # not used for tuning
 
     @property
     def is_base(self) -> bool:
@@ -39,7 +39,7 @@ class Column:
         return self.base if self.is_base else self.name
 
 
-WIDE = 768  # the demo network's MLPs have 688 channels: no multiple of 32, for which llama.cpp stays in float16
+WIDE = 768  # the demo network's MLPs have 688 channels, not a multiple of 32: llama.cpp would keep them in float16
 COLUMNS = (
     Column("smollm2", "SmolLM2-135M", "smollm2", num_texts=60),
     Column("smollm2-2000", "SmolLM2-135M, after 1,000 to 2,000 tokens", "smollm2", num_texts=4, num_tokens=2000,

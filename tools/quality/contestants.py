@@ -1,4 +1,4 @@
-"""Who is measured, and whom ours are compared with."""
+"""The contestants, and those that ours are compared with."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Contestant:
     name: str
-    engine: str  # with `precision`: who that is in `make bench-peers`
+    engine: str  # with `precision`: its name in `make bench-peers`
     precision: str
     module: str  # of `tools.quality.engines`
-    rivals: tuple[str, ...] = ()  # of ours: the names of those that it has to be better than
+    rivals: tuple[str, ...] = ()  # for ours: names of contestants that it must beat
 
     @property
     def is_ours(self) -> bool:
@@ -19,11 +19,11 @@ class Contestant:
 
     @property
     def requirement(self) -> str:
-        """The module of `tools.benchmark.environment` that must be there."""
+        """The module that `tools.benchmark.environment` must provide."""
         return REQUIREMENTS.get(self.module, "")
 
 
-CALIBRATED = "-calibrated"  # after a precision of ours: built with --calibration-data
+CALIBRATED = "-calibrated"  # suffix of a precision of ours: built with --calibration-data
 OURS, OPENVINO, LLAMA = "ours", "openvino_logits", "llama_cpp_logits"
 REQUIREMENTS = {OPENVINO: "openvino_genai", LLAMA: "llama_cpp", "transformers_float32": "torch_eager"}
 REFERENCE = Contestant("transformers float32", "transformers", "float32", "transformers_float32")

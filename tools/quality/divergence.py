@@ -1,4 +1,4 @@
-"""How far one distribution of the next token is from another, position by position. T positions, V vocabulary."""
+"""The distance of two distributions of the next token, by position. T positions, V vocabulary."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]  # [T, V]
-ROWS_AT_ONCE = 256  # in float64 they are large
+ROWS_AT_ONCE = 256  # to limit the memory for float64
 
 
 def divergences(wanted: Logits, found: Logits) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""What a process of `make bench-quality` is told, as JSON, for it may run in another environment."""
+"""The job of a process of `make bench-quality`, as JSON, because the process may run in another environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class QualityJob:
 
     module: str
     precision: str
-    folder: Path  # of the network: its checkpoint, and what is made from it
+    folder: Path  # of the network: its checkpoint, and files made from it
     column: str
     threads: int
 
@@ -32,17 +32,17 @@ class QualityJob:
 
     @property
     def reference(self) -> Path:
-        """Float32 logits of every position that counts, text after text: [P, V]."""
+        """Float32 logits of every measured position, text after text: [P, V]."""
         return self.file(f"{self.column}-reference.npy")
 
     @property
     def calibration(self) -> Path:
-        """JSON lines of other texts than those that are measured, for `--calibration-data`."""
+        """JSON lines of texts that are not measured, for `--calibration-data`."""
         return self.file("calibration.jsonl")
 
     @property
     def losses(self) -> Path:
-        """Of this contestant, on these texts."""
+        """The losses of this contestant on these texts."""
         texts = zlib.crc32(self._texts_file.read_bytes())
         return self.file(f"{self.column}-{self.module.rpartition('.')[2]}-{self.precision}-{texts:08x}.npz")
 
@@ -64,14 +64,14 @@ class QualityJob:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Token ids of each text. The first `skipped` positions of each are read and not counted."""
+    """Token ids of each text. The first `skipped` positions of each are read but not measured."""
 
     ids: Sequence[Sequence[int]]
     skipped: int = 0
 
     @property
     def lengths(self) -> list[int]:
-        """Positions of each text that count."""
+        """Measured positions of each text."""
         return [len(ids) - self.skipped for ids in self.ids]
 
     def to_json(self) -> str:
@@ -83,7 +83,7 @@ class Texts:
 
 
 def num_weights(checkpoint: Path) -> int:
-    """Of the matrices that are multiplied: all but an embedding that is no output matrix too."""
+    """Weights of the matrices that are multiplied: all but an embedding that is not the head."""
     shapes = tensor_shapes(checkpoint)
     if "lm_head.weight" in shapes:
         del shapes["model.embed_tokens.weight"]

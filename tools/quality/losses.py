@@ -1,4 +1,4 @@
-"""What a contestant lost on a column's texts, and whether another one lost less: a paired bootstrap over texts."""
+"""A contestant's loss on a column's texts, and whether it is lower than another's: a paired bootstrap over texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESAMPLES_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Of one contestant, in one column: every position that counts, text after text."""
+    """The losses of one contestant in one column: every measured position, text after text."""
 
     divergence: NDArray[np.float64]  # [P], nats
     same_best: NDArray[np.bool_]  # [P]
@@ -38,13 +38,13 @@ class Losses:
 
     @property
     def by_text(self) -> NDArray[np.float64]:
-        """The sum over each text's positions."""
+        """The sum over the positions of each text."""
         begins = np.cumsum(self.lengths) - self.lengths
         sums: NDArray[np.float64] = np.add.reduceat(self.divergence, begins)
         return sums
 
     def numbers(self) -> dict[str, float]:
-        """For the report."""
+        """Numbers for the report."""
         return {
             "mean_divergence": self.mean,
             "p99_divergence": self.p99,
@@ -72,7 +72,7 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Mean divergence of ours minus theirs, and the interval that its resampled values lie in."""
+    """The mean divergence of ours minus theirs, and the interval of its resampled values."""
 
     difference: float
     low: float
@@ -80,7 +80,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Of ours."""
+        """The verdict on ours."""
         if self.high < 0:
             return "better"
         return "worse" if self.low > 0 else "undecided"
@@ -90,7 +90,7 @@ class Comparison:
 
 
 def compare(ours: Losses, theirs: Losses, *, seed: int = 0) -> Comparison:
-    """Both on the same texts. A resample draws whole texts, for the positions of one hang together."""
+    """Compares losses on the same texts. Resamples whole texts, because the positions of a text are correlated."""
     if not np.array_equal(ours.lengths, theirs.lengths):
         raise ValueError("these are losses on different texts")
     lengths, sums = ours.lengths.astype(np.float64), ours.by_text - theirs.by_text

@@ -1,6 +1,6 @@
-"""Column after column: the reference once, then every contestant in a process of its own.
+"""Measures column after column: the reference once, then every contestant in its own process.
 
-What peers lost is kept beside their files and not measured again on the same texts: ours is what changes.
+Peers' losses are kept with their files and not measured again on the same texts, because only ours change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMEOUT_S = 1800
 @dataclass(slots=True)
 class Findings:
     losses: dict[tuple[str, str], Losses] = field(default_factory=dict)  # (contestant, column)
-    failures: dict[tuple[str, str], str] = field(default_factory=dict)  # the same -> reason
+    failures: dict[tuple[str, str], str] = field(default_factory=dict)  # the same keys -> reason
     no_columns: dict[str, str] = field(default_factory=dict)  # title -> why it could not be measured
 
 
@@ -33,7 +33,7 @@ class Findings:
 class Measurement:
     networks: Networks
     python: Path  # of the peers' environment
-    missing: Mapping[str, str]  # modules of it that could not be installed -> reason
+    missing: Mapping[str, str]  # its modules that could not be installed -> reason
     threads: int
     say: Callable[[str], None]
 
@@ -67,7 +67,7 @@ class Measurement:
             reference.reference.unlink(missing_ok=True)  # gigabytes
 
     def _measure(self, one: Contestant, job: QualityJob) -> Losses | str:
-        """Or why there are none."""
+        """Returns the losses, or why there are none."""
         path = job.losses
         if one.is_ours or not path.is_file():
             path.unlink(missing_ok=True)
@@ -79,7 +79,7 @@ class Measurement:
         return QualityJob(f"{ENGINES}.{one.module}", one.precision, folder, column.name, self.threads)
 
     def _run(self, command: str, one: Contestant, job: QualityJob) -> str:
-        """The reason why it failed, or nothing."""
+        """Returns why it failed, or an empty string."""
         if reason := self.missing.get(one.requirement, ""):
             return reason
         python = Path(sys.executable) if one.is_ours else self.python

@@ -18,7 +18,7 @@ from tools.quality.planting import Sinks
 from tools.quality.tensors import Network, expand_gguf, llama_of_baichuan
 
 DEMO = ROOT / "build" / "checkpoints" / "baichuan2-tiny-docsum"
-GGUF_FILES: Mapping[str, Path] = {  # `llmserve pull` fetches them
+GGUF_FILES: Mapping[str, Path] = {  # fetched by `llmserve pull`
     "smollm2": ROOT / "models" / "smollm2-135m-instruct.gguf",
     "qwen2.5-coder": ROOT / "models" / "qwen2.5-coder-0.5b-instruct.gguf",
 }
@@ -27,7 +27,7 @@ TRAINING_TIMEOUT_S = 1200
 
 
 class NoNetwork(Exception):
-    """It could not be made; says why."""
+    """The network could not be made; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Networks:
     say: Callable[[str], None]
 
     def prepare(self, column: Column) -> Path:
-        """The folder of the column's network, with its checkpoint, the column's texts, and others to calibrate with."""
+        """Returns the column's folder: its network's checkpoint, its texts, and others for calibration."""
         folder, tokenizer = self._network(column), self._tokenizer(column)
         (folder / f"{column.name}-texts.json").write_text(texts_of(column, tokenizer).to_json())
         lines = (json.dumps({"prompt_ids": ids}) + "\n" for ids in foreign_texts(column, tokenizer))
@@ -46,7 +46,7 @@ class Networks:
         return folder
 
     def _network(self, column: Column) -> Path:
-        """The folder, which is another one where the network is made otherwise."""
+        """Returns the folder, whose name depends on how the network is made."""
         recipe = repr((column.base, column.change, column.width))
         folder = self.folder / f"{column.network}-{zlib.crc32(recipe.encode()):08x}"
         checkpoint = folder / "checkpoint"
@@ -87,7 +87,7 @@ class Networks:
             return Network.load(folder)
 
     def _tokenizer(self, column: Column) -> Path:
-        """A folder that has one."""
+        """A folder with the tokenizer."""
         return DEMO if column.base == "demo" else self._base(column)
 
 
@@ -101,7 +101,7 @@ def texts_of(column: Column, tokenizer: Path) -> Texts:
 
 
 def foreign_texts(column: Column, tokenizer: Path) -> list[list[int]]:
-    """Token ids of the documents that are for training and calibration."""
+    """Token ids of the documents for training and calibration."""
     return _marked(column, _token_ids(tokenizer, slice(FIRST_FOREIGN_TEXT, None)))
 
 

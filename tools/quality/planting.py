@@ -1,4 +1,4 @@
-"""Outliers as trained networks have them, planted into one that has none."""
+"""Plants outliers like those of trained networks into a network that has none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SINK_CHANNELS = 2  # of the residual
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """Channels times a factor between `least` and `most`, the weights that read them divided: the same function."""
+    """Multiplies channels by a factor from `least` to `most`, and divides their readers' weights: the same function."""
 
     least: float
     most: float
@@ -33,7 +33,7 @@ class Planted:
 
 
 def _makers(num_layers: int) -> Iterator[tuple[str, Sequence[str], int]]:
-    """What makes channels, the matrices that read them, and how many are scaled."""
+    """Yields parameters that produce channels, the matrices that read them, and how many channels are scaled."""
     for number in range(num_layers):
         layer = f"model.layers.{number}"
         attention = [f"{layer}.self_attn.{part}_proj.weight" for part in "qkv"]
@@ -44,7 +44,7 @@ def _makers(num_layers: int) -> Iterator[tuple[str, Sequence[str], int]]:
 
 
 def _scale(tensors: Mapping[str, Array], maker: str, readers: Sequence[str], factors: Mapping[int, float]) -> None:
-    """In place."""
+    """Scales channels in place."""
     for channel, factor in factors.items():
         tensors[maker][channel] *= np.float32(factor)
         for reader in readers:
@@ -53,11 +53,11 @@ def _scale(tensors: Mapping[str, Array], maker: str, readers: Sequence[str], fac
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """Tokens whose embedding is huge in a few channels, so that the residual is huge at their positions and nowhere
-    else: what the first tokens of trained networks look like. It is another function, with a baseline of its own."""
+    """Gives some tokens huge embeddings in a few channels, so that only their positions have a huge residual, like the
+    first tokens of trained networks. This changes the function, so it has its own baseline."""
 
     token_ids: tuple[int, ...]
-    least: float  # of those channels, relative to the root mean square of the table
+    least: float  # absolute value in those channels, relative to the root mean square of the table
     most: float
     seed: int
 
@@ -73,7 +73,7 @@ class Sinks:
         return replace(network, tensors={**network.tensors, name: table})
 
     def mark(self, ids: Sequence[int]) -> list[int]:
-        """`ids` with the tokens spread over it, the first one at the beginning."""
+        """Returns `ids` with the tokens spread over them, the first one at the beginning."""
         step = -(-len(ids) // len(self.token_ids))
         pieces = [ids[begin : begin + step] for begin in range(0, len(ids), step)]
         return [

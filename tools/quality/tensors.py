@@ -1,4 +1,4 @@
-"""Networks as they are changed and written: Llama's tensors by their published names, in float32."""
+"""Networks that are changed and written: Llama's tensors by their published names, in float32."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Network:
         return int(self.config["num_hidden_layers"])
 
     def save(self, folder: Path) -> None:
-        """As a Hugging Face folder without tokenizer, complete or not at all."""
+        """Writes a Hugging Face folder without tokenizer, completely or not at all."""
         staged = folder.with_name(f"{folder.name}.partial")
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(parents=True)
@@ -53,7 +53,7 @@ class Network:
         staged.rename(folder)
 
     def widened(self, width: int) -> Network:
-        """Its MLPs filled up with zeros to `width` channels: the same function, in rows that every format can have."""
+        """Returns a copy with MLPs padded to `width` channels: the same function, in rows that fit every format."""
         missing = width - int(self.config["intermediate_size"])
         tensors = dict(self.tensors)
         for name, array in self.tensors.items():
@@ -70,7 +70,7 @@ class Network:
 
 
 def llama_of_baichuan(folder: Path) -> Network:
-    """The demo network as a Llama, which every contestant knows: W_pack taken apart, the head's rows normalized."""
+    """Converts the demo network to a Llama, which all contestants support: splits W_pack, normalizes the head."""
     config = json.loads((folder / "config.json").read_text())
     tensors: dict[str, Array] = {}
     for name, stored in load_file(folder / "model.safetensors").items():
@@ -87,7 +87,7 @@ def llama_of_baichuan(folder: Path) -> Network:
 
 
 def expand_gguf(file: Path, folder: Path) -> None:
-    """The expanded values of a GGUF file, with its tokenizer."""
+    """Writes the expanded values of a GGUF file, with its tokenizer."""
     staged = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(staged, ignore_errors=True)
     with Checkpoint.open(file) as checkpoint:

@@ -1,7 +1,7 @@
-"""Outliers that a network is trained to have: python -m tools.quality.trained_in SOURCE TEXTS OUTPUT
+"""Trains a network to have outliers: python -m tools.quality.trained_in SOURCE TEXTS OUTPUT
 
-A short fine-tuning of the network in SOURCE that keeps its distributions on TEXTS and rewards inputs of the
-down-projections of which few are much larger than the rest.
+A short fine-tuning of the network in SOURCE keeps its distributions on TEXTS, and rewards down-projections of which a
+few inputs are much larger than the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from tools.quality.training import teach
 
 STEPS = 150
-REWARD = 0.1  # of a tail that is heavier by a factor of e, in nats of divergence
+REWARD = 0.1  # in nats of divergence, for a tail that is heavier by a factor of e
 LARGEST_TAIL = 2000.0  # a normal distribution has 3
 
 
@@ -41,7 +41,7 @@ def main(source: Path, texts: Path, output: Path) -> None:
 
 
 def watch(model: Any) -> list[torch.Tensor]:
-    """Where the inputs of all down-projections are put in each pass."""
+    """Returns a list that receives the inputs of all down-projections in each pass."""
     inputs: list[torch.Tensor] = []
     for layer in model.model.layers:
         layer.mlp.down_proj.register_forward_pre_hook(lambda module, given: inputs.append(given[0]))
@@ -49,7 +49,7 @@ def watch(model: Any) -> list[torch.Tensor]:
 
 
 def tail(values: torch.Tensor) -> torch.Tensor:
-    """Kurtosis of numbers whose mean counts as zero."""
+    """Kurtosis of numbers, with their mean taken as zero."""
     squares = values.square()
     return squares.square().mean() / squares.mean().square()
 

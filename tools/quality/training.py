@@ -1,5 +1,5 @@
-"""Training for columns that need it, in the peers' environment, which has torch: a student learns the distributions of
-a teacher, and something else beside."""
+"""Training for columns that need it, in the peers' environment, which has torch: a student learns a teacher's
+distributions, with an additional penalty."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def teach(
     steps: int,
     penalty: Callable[[Any], torch.Tensor],
 ) -> None:
-    """`penalty` of what the student made is added to the divergence, in nats."""
+    """`penalty` is computed from the student's output and added to the divergence, in nats."""
     ids = pieces(texts)
     optimizer = torch.optim.AdamW(student.parameters(), LEARNING_RATE, weight_decay=0.0)
     for step in range(steps):
@@ -42,6 +42,6 @@ def teach(
 
 
 def pieces(texts: Sequence[Sequence[int]]) -> torch.Tensor:
-    """[N, LENGTH], the texts laid end to end."""
+    """[N, LENGTH], from the concatenated texts."""
     joined = torch.tensor([token for ids in texts for token in ids])
     return joined[: len(joined) // LENGTH * LENGTH].view(-1, LENGTH)

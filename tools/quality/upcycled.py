@@ -1,6 +1,6 @@
-"""A mixture of experts that is trained: python -m tools.quality.upcycled SOURCE TEXTS OUTPUT
+"""Trains a mixture of experts: python -m tools.quality.upcycled SOURCE TEXTS OUTPUT
 
-Sparse upcycling (arXiv 2212.05055): a network of Qwen3-MoE's form, whose experts begin as parts of the MLPs of the
+Sparse upcycling (arXiv 2212.05055): a network of Qwen3-MoE's form, whose experts start as parts of the MLPs of the
 Llama in SOURCE and learn its distributions on TEXTS.
 """
 
@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausal
 from tools.quality.training import teach
 
 STEPS = 80
-BALANCE = 0.02  # of the loss that asks for experts of equal use
+BALANCE = 0.02  # weight of the loss for balanced experts
 NUM_EXPERTS, NUM_CHOSEN, WIDTH = 8, 2, 256
 
 
@@ -35,7 +35,7 @@ def main(source: Path, texts: Path, output: Path) -> None:
 
 
 def with_experts(llama: Mapping[str, Any]) -> dict[str, Any]:
-    """A config as it is published."""
+    """A config in the published format."""
     return {
         **llama, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
         "head_dim": llama["hidden_size"] // llama["num_attention_heads"], "moe_intermediate_size": WIDTH,
@@ -46,7 +46,7 @@ def with_experts(llama: Mapping[str, Any]) -> dict[str, Any]:
 
 def upcycled(teacher: Any, config: Mapping[str, Any]) -> Any:
     student = Qwen3MoeForCausalLM(Qwen3MoeConfig(**config, output_router_logits=True))
-    student.load_state_dict(teacher.state_dict(), strict=False)  # all but norms of heads, routers and experts
+    student.load_state_dict(teacher.state_dict(), strict=False)  # all except norms of heads, routers and experts
     for own, other in zip(student.model.layers, teacher.model.layers, strict=True):
         gate, up, down = (getattr(other.mlp, f"{name}_proj").weight for name in ("gate", "up", "down"))
         with torch.no_grad():

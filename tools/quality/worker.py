@@ -1,7 +1,7 @@
 """One process of one contestant: python -m tools.quality.worker prepare|reference|measure JOB
 
-`prepare` makes from the checkpoint what the contestant opens, `reference` stores its logits, `measure` compares them
-with the stored ones and stores the losses.
+`prepare` makes the contestant's files from the checkpoint, `reference` stores its logits, `measure` compares them with
+the stored ones and stores the losses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LogitsModel(Protocol):
     weight_bytes: int  # of the matrices that are multiplied
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Of every position: [T, V]."""
+        """Returns logits of every position: [T, V]."""
         ...
 
 

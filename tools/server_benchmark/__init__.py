@@ -1,1 +1,1 @@
-"""What `tools/bench_server.py` is made of: the models, a load generator that costs little, and the report."""
+"""Parts of `tools/bench_server.py`: models, a load generator that uses little CPU time, and the report."""

@@ -1,8 +1,8 @@
-"""Clients that ask again as soon as they are answered, on one connection each, and cost as little as Python can.
+"""Clients that send the next request as soon as they have an answer, on one connection each, with little CPU time.
 
-The bytes of the request are made once. Answers are counted, not decoded: a gRPC message, an HTTP body or a server-sent
-event is an answer. So what is measured is the server. HTTP/2 is as much of it as gRPC needs, with windows that never
-close and headers that are never read.
+The bytes of the request are made once. Answers are counted, not decoded: each gRPC message, HTTP body or server-sent
+event is an answer. So the server's cost dominates. HTTP/2 is implemented as far as gRPC needs it, with windows that
+never close and headers that are never read.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ LARGEST_WINDOW = 2**31 - 1
 DEFAULT_WINDOW = 65535
 FRAME = struct.Struct(">HBBBI")  # length in 24 bits, type, flags, stream
 ERROR_MESSAGE = b"\x0a"  # the tag of ModelStreamInferResponse.error_message, which comes first
-MESSAGE = struct.Struct(">BI")  # of gRPC: compressed, length
+MESSAGE = struct.Struct(">BI")  # gRPC's prefix: compressed, length
 
 
 @dataclass(slots=True)
 class Tally:
-    """What clients have seen."""
+    """The results of clients."""
 
     num_answers: int = 0
     latencies: list[float] = field(default_factory=list)  # seconds from a request to its last answer
@@ -38,7 +38,7 @@ class Client(asyncio.Protocol):
         self.tally = tally
         self.sent_at = 0.0
         self.stopped = False
-        self.idle = asyncio.Event()  # it has stopped, and what it has asked is answered
+        self.idle = asyncio.Event()  # set after it has stopped and its last request was answered
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -52,10 +52,10 @@ class Client(asyncio.Protocol):
             self.tally.failures.append(f"the connection was closed: {exc}")
 
     def send(self) -> None:
-        """Ask once."""
+        """Sends a request."""
 
     def answered(self) -> None:
-        """The request is over."""
+        """Records the end of a request."""
         self.tally.latencies.append(time.perf_counter() - self.sent_at)
         if self.stopped:
             self.idle.set()
@@ -69,7 +69,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def grpc_headers(authority: str, method: str) -> bytes:
-    """HPACK without a table: POST and http by their static numbers, the others as they are."""
+    """HPACK without a table: POST and http by their static numbers, other values as plain text."""
 
     def text(value: str) -> bytes:
         return bytes([len(value)]) + value.encode()
@@ -133,10 +133,10 @@ class GrpcClient(Client):
             self.answered()
 
     def check(self, message: bytes) -> None:
-        """Note a message that is an error."""
+        """Records a message that is an error."""
 
     def _count(self, payload: bytes) -> None:
-        """Whole messages, one after the other, in pieces of any size."""
+        """Counts complete messages in data that arrives in pieces of any size."""
         data, offset = self._partial + payload, 0
         while len(data) - offset >= MESSAGE.size:
             end = offset + MESSAGE.size + MESSAGE.unpack_from(data, offset)[1]
@@ -150,7 +150,7 @@ class GrpcClient(Client):
 
 
 class StreamClient(GrpcClient):
-    """Of `ModelStreamInfer`, whose errors are answers, too."""
+    """A client of `ModelStreamInfer`, whose errors are also messages."""
 
     def check(self, message: bytes) -> None:
         if message.startswith(ERROR_MESSAGE):
@@ -164,7 +164,7 @@ def http_request(authority: str, path: str, body: bytes, **headers: str) -> byte
 
 
 class HttpClient(Client):
-    """Answers with a Content-Length."""
+    """A client for answers with a Content-Length."""
 
     def __init__(self, tally: Tally, request: bytes) -> None:
         super().__init__(tally)
@@ -192,7 +192,7 @@ class HttpClient(Client):
 
 
 class EventClient(HttpClient):
-    """Server-sent events in a chunked body."""
+    """A client for server-sent events in a chunked body."""
 
     def __init__(self, tally: Tally, request: bytes) -> None:
         super().__init__(tally, request)
@@ -209,7 +209,7 @@ class EventClient(HttpClient):
         found = text.count(b"data: ")
         self._num_events += found
         self.tally.num_answers += found
-        self._buffer = text[-5:]  # the longest part of what is counted, or of the last chunk, that may be cut off
+        self._buffer = text[-5:]  # the longest incomplete part of a counted text, or of the last chunk
         if text.endswith(b"0\r\n\r\n"):
             if not self._num_events:
                 self.tally.failures.append(text.decode(errors="replace"))
@@ -217,7 +217,7 @@ class EventClient(HttpClient):
 
 
 class ChatClient(EventClient):
-    """OpenAI's events, which are not one for each token: the difference counts when an answer has ended."""
+    """A client for OpenAI's events, which are not one per token: at an answer's end, the difference is added."""
 
     def __init__(self, tally: Tally, request: bytes, num_tokens: int) -> None:
         super().__init__(tally, request)

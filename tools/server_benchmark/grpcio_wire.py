@@ -1,4 +1,4 @@
-"""The gRPC front end over grpcio's own asyncio server in place of `llmserve.wire.http2`: what that is compared with."""
+"""The gRPC front end on grpcio's own asyncio server instead of `llmserve.wire.http2`, for comparison."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class GrpcioCall:
-    """What a handler of ours asks of its call, of grpcio's context."""
+    """Our handlers' interface of a call, on top of grpcio's context."""
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], memory: RequestMemory) -> None:
         self._context = context
@@ -51,7 +51,7 @@ class GrpcioCall:
     async def write(self, message: Any) -> None:
         try:
             await self._context.write(message)
-        except Exception as error:  # whatever it is that grpcio says when the client has gone
+        except Exception as error:  # any error of grpcio after the client has disconnected
             raise CallClosed from error
 
 

@@ -1,4 +1,4 @@
-"""What was found as JSON and as a page. Neither names the host."""
+"""Results as JSON and as a page. Neither names the host."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ OURS, REAL = "llmserve", "Triton"
 
 @dataclass(slots=True)
 class Findings:
-    samples: dict[str, dict[str, list[Measured]]]  # workload -> server -> one of each round
+    samples: dict[str, dict[str, list[Measured]]]  # workload -> server -> one for each round
     failures: dict[str, str] = field(default_factory=dict)
-    ends: dict[str, list[str]] = field(default_factory=dict)  # server -> workloads under which it has ended or hung
-    costs: list[Cost] = field(default_factory=list)  # of tokens of the shipped pipelines, one of each round
+    ends: dict[str, list[str]] = field(default_factory=dict)  # server -> workloads during which it ended or hung
+    costs: list[Cost] = field(default_factory=list)  # of tokens in the shipped pipelines, one for each round
 
     def add_end(self, server: str, workload: str) -> None:
         self.ends.setdefault(server, []).append(workload)
@@ -33,7 +33,7 @@ class Findings:
 
 
 def host_class(server_cpus: int = 0) -> str:
-    """For file names. `server_cpus`: how many the servers kept to; 0: all."""
+    """A machine's class for file names. `server_cpus`: how many CPUs the servers used; 0: all."""
     return f"{server_cpus or len(os.sched_getaffinity(0))}x-{platform.machine()}"
 
 
@@ -121,7 +121,7 @@ def _medians(samples: Sequence[Measured]) -> tuple[float, float, float, float]:
 
 
 def _gains(findings: Findings) -> str:
-    """Throughput over that of one instance without batching."""
+    """Throughput relative to one instance without batching."""
     base, *others = (workload.name for workload in SLOW)
     if base not in findings.samples:
         return ""

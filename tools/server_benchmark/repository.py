@@ -1,11 +1,11 @@
-"""The models that both servers serve, as files: Python models that compute nothing, so that serving is measured."""
+"""The models of both servers, as files: Python models that compute nothing, so that only serving is measured."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 TOKENS = 128  # of one stream
-SLEEP_MS = 5  # of one execution of the slow models, whatever its batch
+SLEEP_MS = 5  # per execution of the slow models, for any batch
 
 IDENTITY = """
 class TritonPythonModel:
@@ -14,7 +14,7 @@ class TritonPythonModel:
             pb_utils.InferenceResponse([pb_utils.Tensor("Y", request.inputs()[0].as_numpy())]) for request in requests
         ]
 """
-# The same, declared as docs/backends.md says. A real Triton ignores that.
+# Like IDENTITY, declared as in docs/backends.md. A real Triton ignores that.
 BRIEF_IDENTITY = IDENTITY.replace("    def execute", "    llmserve_inline_bytes = 1024\n\n    def execute")
 SLOW = f"""
 import time

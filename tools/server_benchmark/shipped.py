@@ -1,10 +1,11 @@
-"""The shipped pipelines over a fake engine, a stage at a time: what a streamed token costs before any arithmetic.
+"""Runs the shipped pipelines over a fake engine, stage by stage, to measure what a streamed token costs without a
+model.
 
     python -m tools.server_benchmark.shipped engine --streams 32 --seconds 4     measures itself, prints JSON
     python -m tools.server_benchmark.shipped serve --wire grpcio                 prints its ports, serves until SIGTERM
 
-The stages contain each other: `engine` is `Engine.submit`, `stages` adds the generate and postprocess steps called in
-line, `ensemble` the server core with the repository of `pipelines/`, `serve` the wires.
+Each stage includes the previous one: `engine` is `Engine.submit`, `stages` adds direct calls of the generate and
+postprocess steps, `ensemble` is the server core with the repository of `pipelines/`, `serve` adds the wires.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ Stream = Callable[[str], AsyncGenerator[object, None]]  # the answer to a prompt
 
 
 class CallCount:
-    """How many Python functions have been entered, generators resumed included, outside of the engine's thread."""
+    """Counts calls of Python functions, including resumed generators, except in the engine's thread."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -97,7 +98,7 @@ def _request(prompt_ids: tuple[int, ...]) -> GenerateRequest:
 
 @asynccontextmanager
 async def running_core(step_s: float = 0.0) -> AsyncIterator[InferenceCore]:
-    """`step_s`: what a step of the engine takes."""
+    """`step_s`: the time of an engine's step."""
     tokenizer = {"tokenizer_dir": str(CHECKPOINT)}
     settings = ServerSettings(
         (packaged_repository(),),
@@ -122,7 +123,7 @@ async def running_core(step_s: float = 0.0) -> AsyncIterator[InferenceCore]:
 
 
 def prompt(number: int) -> str:
-    """Another one for each stream: what one stream's text has been decoded from is of no use to the others."""
+    """A different prompt for each stream, so that streams cannot reuse each other's decoded text."""
     return f"Return the sum of two numbers and {7919 * number}."
 
 
@@ -138,7 +139,7 @@ def ensemble_request(text: str) -> InferRequest:
 
 @asynccontextmanager
 async def opened(stage: str) -> AsyncIterator[Stream]:
-    """What makes one answer at that stage."""
+    """Yields a function that generates one answer at that stage."""
     if stage == "ensemble":
         async with running_core() as core:
             yield lambda text: core.infer_stream(ensemble_request(text))
@@ -155,7 +156,7 @@ async def opened(stage: str) -> AsyncIterator[Stream]:
 
 
 async def measured(stage: str, num_streams: int, seconds: float) -> dict[str, float]:
-    """CPU microseconds and Python calls of one event, of this whole process."""
+    """CPU microseconds and Python calls per event, of this whole process."""
     sys.set_asyncgen_hooks(firstiter=None)  # as in `llmserve serve`
     async with opened(stage) as stream:
         await _for(WARM_S, stream, num_streams)
@@ -168,7 +169,7 @@ async def measured(stage: str, num_streams: int, seconds: float) -> dict[str, fl
 
 
 async def _for(seconds: float, stream: Stream, num_streams: int) -> int:
-    """Whole answers, begun within that time; how many events they had."""
+    """Runs answers that start within that time to their ends; returns their number of events."""
     end = time.monotonic() + seconds
 
     async def one_after_the_other(text: str) -> int:
@@ -183,7 +184,7 @@ async def _for(seconds: float, stream: Stream, num_streams: int) -> int:
 
 
 async def serve(wire: str, count_calls: bool, step_s: float) -> None:
-    """Until SIGTERM. SIGUSR1 prints how many calls and tokens there were."""
+    """Serves until SIGTERM. SIGUSR1 prints the numbers of calls and tokens."""
     stopped = asyncio.Event()
     loop, calls = asyncio.get_running_loop(), CallCount()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)

@@ -1,4 +1,4 @@
-"""What a streamed token of the shipped pipelines costs, stage by stage (`shipped.py`), each in a process of its own."""
+"""Measures the cost of a streamed token in the shipped pipelines, by stage (`shipped.py`), each in its own process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WARM_S, COUNTING_S = 2.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one token, all threads of the server's process together; the calls without those of the fake engine."""
+    """The cost of one token in all threads of the server's process; calls exclude the fake engine."""
 
     stage: str
     num_streams: int
@@ -62,7 +62,7 @@ def _on_the_wire(stage: str, wire: str, workload: Workload, seconds: float) -> C
     with _served(wire) as (_, endpoint):
         cpu_us = 1e3 * measure(workload, endpoint, seconds).server_cpu_ms
     with _served(wire, "--count-calls") as (process, endpoint):
-        measure(workload, endpoint, WARM_S)  # what only the first requests do
+        measure(workload, endpoint, WARM_S)  # work that only the first requests cause
         before = _counted(process)
         measure(workload, endpoint, COUNTING_S)
         after = _counted(process)

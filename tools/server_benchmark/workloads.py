@@ -1,4 +1,4 @@
-"""What is asked of a server, and what comes of it in a few seconds."""
+"""Requests to a server, and measurements of its answers in a few seconds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tools.server_benchmark.repository import TOKENS
 from tools.servers import HOST, Endpoint
 
 WARM_S = 0.5
-FIRST_S = 60.0  # for the first answer: a server on a busy machine may still import what a wire needs
+FIRST_S = 60.0  # for the first answer: on a busy machine, a server may still import a wire's modules
 DRAIN_S = 5.0  # for the last answers
 POLL_S = 0.01
 MakeClient = Callable[[Endpoint, Tally], Client]
@@ -47,13 +47,13 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of one server under one workload."""
+    """Results of one server under one workload."""
 
     answers_per_s: float
     p50_ms: float
     p99_ms: float
     server_cpu_ms: float  # of all its processes, per answer
-    client_cpu_ms: float  # of this process, per answer: no server can be seen to be faster than that
+    client_cpu_ms: float  # of this process, per answer: the limit for measuring a server's speed
 
 
 def _infer_message(model: str) -> bytes:
@@ -85,7 +85,7 @@ def grpc_stream() -> MakeClient:
 
 
 def http_unary(model: str) -> MakeClient:
-    """As tritonclient asks by default: binary tensors in both directions."""
+    """Requests like tritonclient's by default: binary tensors in both directions."""
     given = {"name": "X", "datatype": "FP32", "shape": [1, 16], "parameters": {"binary_data_size": ROW.nbytes}}
     header = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
     path, length = f"/v2/models/{model}/infer", str(len(header))
@@ -118,11 +118,11 @@ WORKLOADS = (*UNARY, *STREAMS, *SLOW)
 
 
 class NoAnswer(RuntimeError):
-    """Nothing has failed, and nothing was answered."""
+    """There was no failure, but also no answer."""
 
 
 def measure(workload: Workload, endpoint: Endpoint, seconds: float) -> Measured:
-    """Raises `RuntimeError` when a request fails."""
+    """Raises `RuntimeError` if a request fails."""
     tally, cpu_s, own_cpu_s, elapsed = asyncio.run(_run(workload, endpoint, seconds))
     if tally.failures:
         raise RuntimeError(tally.failures[0])
@@ -139,7 +139,7 @@ def measure(workload: Workload, endpoint: Endpoint, seconds: float) -> Measured:
 
 
 async def _run(workload: Workload, endpoint: Endpoint, seconds: float) -> tuple[Tally, float, float, float]:
-    """What was seen, the server's CPU time, our own and the time that passed, in seconds."""
+    """Returns the results, the server's CPU time, our own, and the elapsed time, in seconds."""
     loop, tally = asyncio.get_running_loop(), Tally()
     port = endpoint.http_port if workload.uses_http else endpoint.grpc_port
     pairs = [
@@ -157,10 +157,10 @@ async def _run(workload: Workload, endpoint: Endpoint, seconds: float) -> tuple[
         await asyncio.sleep(POLL_S)
     cpu_s, own_cpu_s = cpu_seconds(endpoint.pid) - cpu_before, time.process_time() - own_before
     elapsed = time.perf_counter() - started
-    seen = replace(tally, latencies=tally.latencies.copy())  # what is answered from here on counts only if it fails
+    seen = replace(tally, latencies=tally.latencies.copy())  # answers from here on count only if they fail
     for _, client in pairs:
         client.stopped = True
-    with suppress(TimeoutError):  # the next measurement must not begin with the rest of this one
+    with suppress(TimeoutError):  # the next measurement must not begin with remaining answers
         async with asyncio.timeout(0 if tally.failures else DRAIN_S):
             await asyncio.gather(*(client.idle.wait() for _, client in pairs))
     for transport, _ in pairs:
@@ -169,12 +169,12 @@ async def _run(workload: Workload, endpoint: Endpoint, seconds: float) -> tuple[
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process and those that it has started."""
+    """CPU time of a process and its child processes."""
     process = psutil.Process(pid)
     times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     return sum(one.user + one.system for one in times)
 
 
 def choose(names: Sequence[str]) -> list[Workload]:
-    """Those whose name holds one of `names`; all without any."""
+    """Workloads whose name contains one of `names`; all if there are none."""
     return [one for one in WORKLOADS if not names or any(name in one.name for name in names)]

@@ -1,7 +1,8 @@
-"""The documentation as a site: `make docs`. The guides are its pages as they are; what is generated is in no commit.
+"""Builds the documentation as a website: `make docs`. Guides are its pages, unchanged; generated pages are not
+committed.
 
-__main__.py  the command: pages into a folder, Sphinx over it, every warning an error
-pages.py     which files are pages, and in which part of the site they stand
+__main__.py  the command: copies pages into a folder and runs Sphinx, with warnings as errors
+pages.py     which files are pages, and their part of the site
 api.py       the API reference, from OpenAI's schema and the tables of Triton's routes
 commands.py  every command's help
 conf.py      Sphinx's settings

@@ -1,4 +1,4 @@
-"""`make docs`: the site in dist/docs. A link that leads nowhere, or a page that is in no part, is an error."""
+"""`make docs`: builds the site in dist/docs. A broken link, or a page that is in no part, is an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SITE = ROOT / "dist/docs"
 
 
 def build(site: Path) -> int:
-    """Sphinx's exit code. What was in `site` before is gone, so that no page of yesterday stays."""
+    """Returns Sphinx's exit code. Deletes the contents of `site` first, so that no old page remains."""
     with tempfile.TemporaryDirectory() as folder:
         write_pages(Path(folder))
         if site.exists():

@@ -1,5 +1,5 @@
-"""The API reference: OpenAI's routes from the schema that the server answers at /openapi.json, Triton's from the tables
-that its routes are made of. A route or a field that is added is on the page of the next `make docs`."""
+"""The API reference: OpenAI's routes from the schema that the server answers at /openapi.json, Triton's from its tables
+of routes. New routes and fields appear with the next `make docs`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmserve.frontends.text.application import make_application
 from llmserve.serving.core import InferenceCore, ServerSettings
 
 Schema = Mapping[str, Any]
-LEFT_OUT = ("/versions/{version}", "/{repository}")  # parts of a path that a shorter one does without
+LEFT_OUT = ("/versions/{version}", "/{repository}")  # parts of a path that its shorter form omits
 SHOWN_BOUNDS = {
     "minimum": "at least {}", "maximum": "at most {}", "exclusiveMinimum": "above {}", "exclusiveMaximum": "below {}",
     "minItems": "at least {} entries", "maxItems": "at most {} entries", "minLength": "at least {} characters",
@@ -60,7 +60,7 @@ def _refusals(document: Schema) -> list[tuple[str, str]]:
         for methods in document["paths"].values()
         for operation in methods.values()
         for status, answer in operation["responses"].items()
-        if status not in ("200", "422")  # FastAPI's own for a body that does not validate, which is a 400 here
+        if status not in ("200", "422")  # FastAPI's own for an invalid body, which is a 400 here
     }
     return sorted(found)
 
@@ -97,7 +97,7 @@ def _type(schema: Schema) -> str:
 
 
 def _remarks(schema: Schema, is_required: bool) -> str:
-    """Whether it must be there, what it is without being given, its bounds, and what is said about it."""
+    """Whether it is required, its default and bounds, and its description."""
     found = [schema, *schema.get("anyOf", ())]
     bounds = [text.format(_number(one[key])) for one in found for key, text in SHOWN_BOUNDS.items() if key in one]
     default = schema.get("default")
@@ -116,7 +116,7 @@ def _triton_table(routes: Iterable[tuple[str, str]]) -> str:
     rows: list[tuple[str, str, str]] = []
     for method, path in known:
         if (method, path) in shorter:
-            continue  # its longer form says that a part may be left out
+            continue  # the longer form says that a part can be omitted
         text = path
         for part in LEFT_OUT:
             if (method, path.replace(part, "", 1)) in known and part in path:

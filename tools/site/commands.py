@@ -1,4 +1,4 @@
-"""Every command of `llmserve` with its flags: what `--help` says."""
+"""Every command of `llmserve` with its flags, from `--help`."""
 
 from __future__ import annotations
 

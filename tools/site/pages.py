@@ -1,6 +1,6 @@
-"""Which files of the repository are pages, in which part of the site they stand, and what is generated beside them.
+"""Which files of the repository are pages, their part of the site, and generated pages.
 
-The folder that Sphinx reads is laid out as the repository is, so that links from page to page need no change.
+The folder that Sphinx reads has the repository's layout, so links between pages need no change.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tools.site.commands import command_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 FRONT = "README.md"  # the front page, `index`
-CHINESE = "中文 <README_zh>"  # its own title is that of the front page
+CHINESE = "中文 <README_zh>"  # its own title is the same as the front page's
 OTHERS = ("README_zh.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "tests/fakes/README.md")
-# Guides that nobody has put anywhere are the last of the second part.
+# Guides that are not listed come last in the second part.
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("First steps", (
         "docs/getting-started", "docs/serve", "docs/openai", "docs/page", "docs/cli", "docs/build", "docs/migrating",
@@ -36,11 +36,11 @@ LINK_TO_FRONT = re.compile(r"(\]\((?:\.\./)*)README\.md(?=[)#])")
 FENCES = {
     "```bash background\n": "```bash\n",
     "```output\n": "```text\n",
-}  # marks for the tests: no language is called so
+}  # marks for tests, which are not names of languages
 
 
 def write_pages(folder: Path) -> None:
-    """Everything that Sphinx reads."""
+    """Writes all files that Sphinx reads."""
     shutil.copytree(ROOT / "docs", folder / "docs")
     for name in (FRONT, *OTHERS):
         target = folder / ("index.md" if name == FRONT else name)

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, a really trained network: a GGUF file that `llmserve pull` fetches."""
+"""SmolLM2-135M-Instruct, a trained network: a GGUF file that `llmserve pull` fetches."""
 
 from pathlib import Path
 

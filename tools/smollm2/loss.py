@@ -1,4 +1,4 @@
-"""What rounding costs an engine: its distributions of the next token beside another engine's, on the same texts."""
+"""Measures an engine's loss by rounding: compares its next-token distributions with another engine's on equal texts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MOST_TOKENS = 256  # of a text
 @dataclass(frozen=True, slots=True)
 class Loss:
     divergence: float  # mean Kullback-Leibler divergence from the other engine, in nats
-    agreement: float  # part of the positions where both have the same best token
+    agreement: float  # share of positions where both have the same best token
     num_positions: int
 
 
 def next_token_logits(engine: Path) -> list[Logits]:
-    """Of every position of the texts; engines of one checkpoint see the same ids."""
+    """Logits of every position of the texts; engines of one checkpoint get the same ids."""
     tokenizer = load_tokenizer(engine)
     with TEXTS.open() as lines:
         texts = [json.loads(line)["document"] for line in islice(lines, NUM_TEXTS)]

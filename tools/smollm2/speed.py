@@ -1,4 +1,4 @@
-"""Tokens per second of an engine for one sequence: of its prompt, and of its answer."""
+"""Tokens per second of an engine for one sequence: in its prompt, and in its answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmserve.engine.open import open_engine
 
 PROMPT_TOKENS = 512
 NEW_TOKENS = 64
-ROUNDS = 3  # the best counts: other programs only make it slower
+ROUNDS = 3  # the best one counts, because other programs only slow it down
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def measure(directory: Path) -> Speed:
 
 async def _one_round(engine: Engine, number: int) -> Speed:
     length = min(PROMPT_TOKENS, engine.info.max_seq_len - NEW_TOKENS - 1)
-    # another prompt in each round: the same one would be found in the cache
+    # a different prompt in each round, because the cache would have the same one
     prompt = tuple((7919 * (position + 1000 * number) + 17) % engine.info.vocab_size for position in range(length))
     request = GenerateRequest(f"speed-{number}", prompt, SamplingParams(max_tokens=NEW_TOKENS + 1, temperature=0.0))
     started = time.perf_counter()

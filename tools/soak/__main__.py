@@ -26,13 +26,13 @@ from tools.soak.report import report
 from tools.soak.verdict import Period, judge
 
 MAX_TOKENS, NUM_PROMPTS, SEED = 32, 64, 5
-KV_TOKENS = 4096  # fewer than the prompts' together, so that blocks are evicted all the time
+KV_TOKENS = 4096  # fewer than all prompts need, so that blocks are evicted continuously
 KINDS = (*STREAMS, "http_whole", *STREAMS, "cancelled", "bad")
 PERIOD_S, QUIET_S = 60.0, 0.5
 
 
 class Soak:
-    """One server's load, period after period; made in the event loop that runs it."""
+    """One server's load, period after period. Create it in the event loop that runs it."""
 
     def __init__(self, server: Endpoint, rate: float) -> None:
         self._server = server
@@ -45,7 +45,7 @@ class Soak:
     async def run(self, num_periods: int, period_s: float) -> list[Period]:
         periods = []
         try:
-            for kind in (*STREAMS, "http_whole"):  # all at once: the most memory that load can need
+            for kind in (*STREAMS, "http_whole"):  # in parallel, to reach the most memory that the load can need
                 answers = await asyncio.gather(*(self._asker.ask(kind, prompt) for prompt in self._prompts))
                 if errors := [answer.error for answer in answers if answer.error]:
                     raise RuntimeError(f"an answer before the load: {errors[0]}")
@@ -63,7 +63,7 @@ class Soak:
         return periods
 
     async def _period(self, period_s: float) -> Period:
-        """Requests arrive at a steady rate, whether or not earlier ones have ended."""
+        """Sends requests at a steady rate, independent of earlier answers."""
         began, cpu_s = time.monotonic(), self._usage()["cpu_s"]
         tasks = []
         for number in range(max(1, int(self._rate * (period_s - QUIET_S)))):
@@ -93,7 +93,7 @@ class Soak:
         )
 
     async def _one(self, number: int) -> tuple[StreamedAnswer | None, str]:
-        """The answer, if it counts for latencies, and what is wrong with it."""
+        """Returns the answer, if it counts for latencies, and what is wrong with it."""
         kind, prompt = KINDS[number % len(KINDS)], self._prompts[number * 7 % NUM_PROMPTS]
         if kind == "bad":
             return None, await self._asker.ask_badly(number // len(KINDS))
@@ -106,7 +106,7 @@ class Soak:
         return answer, answer.error or ("" if right else f"{kind}: another text: {answer.text!r}")
 
     def _usage(self) -> Mapping[str, float]:
-        """Of the server with all its processes."""
+        """Resource usage of the server with all its processes."""
         root = psutil.Process(self._server.pid)
         sums = dict.fromkeys(("pss", "rss", "descriptors", "threads", "cpu_s"), 0.0)
         for process in (root, *root.children(recursive=True)):
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=5.0, help="requests a second")
     parser.add_argument("--report", type=Path, help="file to write the report to")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the server, too
     periods = soak(given.engine, given.seconds, given.rate)
     checks = judge(periods)
     command = f"make soak SOAK_SECONDS={given.seconds}"

@@ -1,6 +1,6 @@
-"""Clients of one server over gRPC, HTTP and `/v1`: pieces of text, and when each came.
+"""Clients of one server over gRPC, HTTP and `/v1`, which return pieces of text and their times.
 
-An answer without a finish reason is an error, so that half an answer is never taken for a whole one.
+An answer without a finish reason is an error, so that a partial answer never counts as a complete one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tools.servers import HOST
 STREAMS = ("grpc_stream", "http_stream", "v1_stream")
 CANCELLED_AFTER = 3  # pieces
 TIMEOUT_S = 60.0
-BAD_REQUESTS = (  # and the status of each; Triton's protocol has 500 for what is no JSON
+BAD_REQUESTS = (  # with the status of each; Triton's protocol uses 500 for invalid JSON
     ("/v1/completions", b'{"model": "ensemble", "prompt": "a", "max_tokens": -8}', 400),
     ("/v2/models/ensemble/generate", b'{"text_input": "a", "max_tokens": -8}', 400),
     ("/v2/models/ensemble/generate", b'{"text_input": ', 500),
@@ -31,12 +31,12 @@ BAD_REQUESTS = (  # and the status of each; Triton's protocol has 500 for what i
 
 
 class Unfinished(Exception):
-    """A stream that ended without its finish reason, or with an error in place of one."""
+    """A stream ended without its finish reason, or with an error instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedAnswer:
-    """`times_s`: of each piece, since it was asked. `error`: why it ended; empty where it is whole."""
+    """`times_s`: seconds of each piece since the request. `error`: why it ended; empty if it is complete."""
 
     text: str
     times_s: tuple[float, ...]
@@ -52,7 +52,7 @@ class Asker:
 
     def __init__(self, grpc: str, http: str, *, max_tokens: int) -> None:
         self._grpc = AsyncClient(grpc)
-        limits = httpx.Limits(max_keepalive_connections=1)  # at rest no more than that holds a descriptor of the server
+        limits = httpx.Limits(max_keepalive_connections=1)  # an idle client holds one descriptor of the server
         self._http = httpx.AsyncClient(base_url=f"http://{http}", timeout=TIMEOUT_S, limits=limits)
         self._max_tokens = max_tokens
 
@@ -61,7 +61,7 @@ class Asker:
         await self._http.aclose()
 
     async def ask(self, kind: str, prompt: str, *, pieces: int | None = None) -> StreamedAnswer:
-        """`kind`: of `STREAMS`, or "http". `pieces`: the answer is cancelled after so many."""
+        """`kind`: one of `STREAMS`, or "http". `pieces`: the answer is cancelled after this many."""
         began = time.monotonic()
         texts: list[str] = []
         times: list[float] = []
@@ -77,7 +77,7 @@ class Asker:
         return StreamedAnswer("".join(texts), tuple(times))
 
     async def ask_badly(self, number: int) -> str:
-        """What is wrong with the answer to a request that has to be refused."""
+        """Returns what is wrong with the answer to a request that must be refused."""
         path, body, wanted = BAD_REQUESTS[number % len(BAD_REQUESTS)]
         try:
             reply = await self._http.post(path, content=body, headers={"content-type": "application/json"})
@@ -140,13 +140,13 @@ def finished(finish_reason: str, where: str) -> None:
 
 
 def make_prompts(count: int, *, seed: int, longest: int = 120) -> list[str]:
-    """Of 5 to `longest` words."""
+    """Prompts of 5 to `longest` words."""
     generator = random.Random(seed)
     return [" ".join(generator.choices(WORDS, k=generator.randint(5, longest))) for _ in range(count)]
 
 
 async def held(metrics_port: int) -> tuple[float, float]:
-    """KV blocks that are used, and requests that are active, as a server's metrics say."""
+    """Used KV blocks and active requests, according to a server's metrics."""
     async with httpx.AsyncClient() as client:
         text = (await client.get(f"http://{HOST}:{metrics_port}/metrics")).text
 

@@ -1,4 +1,4 @@
-"""`docs/benchmarks/soak.md`."""
+"""Writes `docs/benchmarks/soak.md`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def report(periods: Sequence[Period], checks: Sequence[Check], *, seconds: int, 
 
 
 def shown(count: int) -> list[int]:
-    """The first and the last minute, and some between."""
+    """The numbers of the first and the last minute, and some in between."""
     return sorted({1 + number * (count - 1) // (NUM_ROWS - 1) for number in range(NUM_ROWS)})
 
 

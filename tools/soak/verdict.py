@@ -13,22 +13,22 @@ WARM_UP_SHARE = 0.1  # of the periods, at the beginning
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A minute of load and the quiet moment after it, with no request under way."""
+    """A minute of load and the quiet time after it, when no request is running."""
 
     num_answers: int
-    problems: tuple[str, ...]  # wrong answers, and errors that no bad request explains
+    problems: tuple[str, ...]  # wrong answers, and errors except for bad requests
     pss_bytes: int
     rss_bytes: int
     num_descriptors: int
     num_threads: int
     used_blocks: float  # of the KV cache
-    num_active: float  # requests, as the server says
+    num_active: float  # requests, according to the server
     first_p50_s: float
     first_p99_s: float
     gap_p50_s: float  # between two pieces
     gap_p99_s: float
     cpu_share: float  # of one core, the server's
-    machine_load: float  # how many of all processes wanted a core
+    machine_load: float  # mean number of processes that wanted a core
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def judge(periods: Sequence[Period]) -> list[Check]:
 
 
 def memory_check(steady: Sequence[Period]) -> Check:
-    """Each period beside the first one. PSS would fall when another process maps the same libraries."""
+    """Compares each period with the first one. PSS would fall if another process mapped the same libraries."""
     base = steady[0].rss_bytes
     shares = [period.rss_bytes / base - 1 for period in steady]
     found = f"{base / 2**20:.1f} MiB after warm-up, then {min(shares):+.2%} to {max(shares):+.2%}"
@@ -67,13 +67,13 @@ def memory_check(steady: Sequence[Period]) -> Check:
 
 
 def no_more(name: str, steady: Sequence[Period], count: Callable[[Period], int]) -> Check:
-    """The most of the second half beside the most of the first."""
+    """Compares the maximum of the second half with that of the first."""
     first, second = (max(map(count, half)) for half in halves(steady))
     return Check(f"no growth of {name}", f"{first} at most, then {second}", second <= first)
 
 
 def steady_check(name: str, steady: Sequence[Period], p99_s: Callable[[Period], float]) -> Check:
-    """The medians of the periods' p99 in both halves: one slow minute of a shared machine decides nothing."""
+    """Compares the medians of the periods' p99 in both halves: one slow minute of a shared machine has no effect."""
     first, second = (statistics.median(map(p99_s, half)) for half in halves(steady))
     found = f"{1e3 * first:.1f} ms, then {1e3 * second:.1f} ms"
     return Check(f"p99 {name} at most {P99_RATIO} times", found, second <= P99_RATIO * first)

@@ -26,7 +26,7 @@ def platform_tag(processor: str) -> str:
 
 
 def compile_wheel(processor: str, folder: Path) -> Path:
-    """The wheel, under the name of this machine's platform: pip knows no other."""
+    """Returns the wheel, named after this machine's platform, because pip accepts no other."""
     defined = {
         "CMAKE_TOOLCHAIN_FILE": ROOT / "tools/wheels/zig.cmake",
         "LLMSERVE_ZIG": ZIG,

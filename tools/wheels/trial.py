@@ -1,10 +1,9 @@
-"""What a user does with a wheel, where no compiler is: python tools/wheels/trial.py WHEEL
+"""Tests a wheel as a user without a compiler does: python tools/wheels/trial.py WHEEL
 
-It installs the wheel into a fresh environment, with binary packages only and a PATH on which nothing but that
-environment is, builds the demo engine with it, serves the engine, and asks it. It fails when an installation takes
-300 MB or more, or when ten starts of the server do not have one below 1.5 s: what disturbs a start makes it slower,
-never faster. On a machine with more to do than it has cores, starts are measured and not judged. It needs nothing but
-Python, for it runs on machines that have nothing else.
+It installs the wheel into a new environment, with binary packages only and only that environment on PATH. It builds the
+demo engine, serves it, and sends requests. The test fails if an installation takes 300 MB or more, or if none of ten
+server starts takes less than 1.5 s: disturbances make a start slower, never faster. If the machine has more work than
+cores, starts are measured but not judged. It needs only Python, because it runs on machines that have nothing else.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ CHECKPOINT = ROOT / "build/checkpoints/baichuan2-tiny-docsum"
 QUESTION = "Summarize: The connection is closed. Any pending data is sent before."
 ANSWER = "Close the connection."
 COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++", "cmake", "ninja", "make", "zig")
-NOT_OURS = ("pip", "setuptools", "_distutils_hack", "pkg_resources")  # what every environment has, of site-packages
+NOT_OURS = ("pip", "setuptools", "_distutils_hack", "pkg_resources")  # what every environment's site-packages has
 MOST_BYTES = 300_000_000
 MOST_SECONDS = 1.5
 NUM_STARTS = 10
 
 
 def environment_of(folder: Path) -> dict[str, str]:
-    """As on a machine without a compiler: what is on PATH is in the environment."""
+    """Environment variables like on a machine without a compiler: PATH has only the environment."""
     path = str(folder / "bin")
     found = [name for name in COMPILERS if shutil.which(name, path=path)]
     assert not found, f"{path} has {found}"
@@ -65,7 +64,7 @@ def free_port() -> int:
 
 
 class Server:
-    """`llmserve serve ENGINE`; `seconds`: from the start of the process until it says that it is ready."""
+    """`llmserve serve ENGINE`; `seconds`: from the start of the process until it reports that it is ready."""
 
     def __init__(self, engine: Path, environment: dict[str, str]) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
@@ -98,7 +97,7 @@ class Server:
 
 
 def try_wheel(wheel: Path, folder: Path) -> list[str]:
-    """What is wrong with it."""
+    """Returns what is wrong with it."""
     environment = install(wheel, folder / "environment")
     size = installed_bytes(folder / "environment")
     print(f"installed: {size / 1e6:.0f} MB", flush=True)

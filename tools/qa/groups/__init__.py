@@ -1,4 +1,4 @@
-"""Which of Triton's tests are run, on which models, and which of them are known to end otherwise than they want."""
+"""The tests of Triton that are run, their models, and the results that are known to differ."""
 
 from __future__ import annotations
 

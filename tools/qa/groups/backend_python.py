@@ -1,4 +1,4 @@
-"""The Python backend: `L0_backend_python`. What wants torch, a GPU or its C library is left out."""
+"""The Python backend: `L0_backend_python`. Tests that need torch, a GPU or the backend's C library are left out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tools.qa.models import Copied, PythonModel, ResponseSenders, Square
 FOLDER = "qa/L0_backend_python"
 IDENTITY = PythonModel("identity_fp32")
 EXPLICIT = "--model-control-mode=explicit"
-# Where it is `model` to every library; in a thread of llmserve, which has many models, it is not
+# Runs it in its own process, where libraries know it as `model`; in llmserve's threads, with many models, they do not
 ALONE = 'parameters { key: "EXECUTION_MODE" value { string_value: "process" } }'
 
 
@@ -17,7 +17,7 @@ def identity_of(datatype: str, name: str, text: str = "", **changes: str) -> Pyt
 
 
 def unit_tests(name: str, *others: PythonModel, flags: tuple[str, ...] = (), known: str = "") -> Group:
-    """Tests that a model runs in itself when it is asked. `known`: why they fail."""
+    """Tests that a model runs inside itself for a request. `known`: why they fail."""
     return Group(
         name,
         FOLDER,
@@ -78,7 +78,7 @@ GROUPS = (
             PythonModel("execute_cancel", text="model_transaction_policy { decoupled: True }"),
             Square("square_int32"),
         ],
-        select="not test_decoupled_bls or stream",  # the other one wants torch
+        select="not test_decoupled_bls or stream",  # the other one needs torch
         log="decoupled_server.log",
         known={"test_decoupled_return_response_error": "24.10 says before it which model failed, and so does llmserve"},
     ),

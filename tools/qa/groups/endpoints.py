@@ -1,4 +1,4 @@
-"""HTTP, gRPC and what can be set and asked through them: `L0_http`, `L0_grpc`, `L0_trace` and others."""
+"""HTTP, gRPC and their settings and statistics: `L0_http`, `L0_grpc`, `L0_trace` and others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SIMPLE = AddSub("simple", "INT32", [16], max_batch_size=8)
 EXAMPLES = tuple(
     Identity(name, "INT32", [16], max_batch_size=8)
     for name in ("simple_dyna_sequence", "simple_identity", "simple_int8", "simple_sequence", "simple_string", "vision")
-)  # as many models as the client's examples have
+)  # as many models as in the client's examples
 FORWARDED = {
     "test_params": [],
     "test_headers": ["--grpc-header-forward-pattern=my_header.*", "--http-header-forward-pattern=my_header.*"],
@@ -113,7 +113,7 @@ GROUPS = (
             [SIMPLE],
             own_flags=["--allow-client-shm"],
             environment={"CLIENT_TYPE": protocol},
-            select="not invalid_create and not client_leak",  # of the client alone
+            select="not invalid_create and not client_leak",  # these test only the client
             is_fresh=True,
         )
         for protocol in ("http", "grpc")

@@ -1,4 +1,4 @@
-"""What the metrics port says: `L0_metrics`."""
+"""The metrics port: `L0_metrics`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FOLDER = "qa/L0_metrics"
 CONFIG_TEST = "metrics_config_test.py"
 EXPLICIT = "--model-control-mode=explicit"
 WITHOUT_CACHE = "cache_counters_missing or cache_summaries_missing"
-CONFIGS = {  # case -> flags, the tests that are for it
+CONFIGS = {  # case -> flags, and its tests
     "default": ([], f"inf_counters_exist or inf_summaries_missing or {WITHOUT_CACHE} or pinned_memory"),
     "summaries": (
         ["--metrics-config=summary_latencies=true"],

@@ -1,4 +1,4 @@
-"""Queues, batches, sequences, ensembles, streams: what happens between a request and its model."""
+"""Queues, batches, sequences, ensembles and streams: everything between a request and its model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tools.qa.models import AddSub, AroundAddSub, Copied, Ensemble, Identity, Re
 
 PREFERRED = "preferred_batch_size: [ 4, 8 ]"
 WAITING = f"{PREFERRED} max_queue_delay_microseconds: 10000000"
-QUEUES: Mapping[str, tuple[str, int]] = {  # test -> dynamic_batching, milliseconds that the model takes
+QUEUES: Mapping[str, tuple[str, int]] = {  # test -> dynamic_batching, and the model's milliseconds
     "test_max_queue_size": (f"{PREFERRED} default_queue_policy {{ max_queue_size: 8 }}", 1000),
     "test_policy_delay": (
         f"{WAITING} default_queue_policy {{ timeout_action: DELAY default_timeout_microseconds: 100000 }}",
@@ -66,7 +66,7 @@ GROUPS = (
         "qa/L0_optional_input",
         ["optional_input_test.py"],
         [Copied("qa/L0_optional_input/models")],
-        select="not optional_pipeline",  # wants the zeros that the identity backend makes of an input that is not there
+        select="not optional_pipeline",  # needs the zeros that the identity backend returns for a missing input
         is_fresh=True,
     ),
     Group("grpc_cancellation", "qa/L0_request_cancellation", ["grpc_cancellation_test.py"],
@@ -97,7 +97,7 @@ GROUPS = (
             Square("square_int32"),
             AddSub("libtorch_nobatch_int32_int32_int32", "INT32", [1], between="__", is_swapped=True),
         ],
-        select="DecoupledTest and not NonDecoupled and not multi_many",  # the last wants a build that delays
+        select="DecoupledTest and not NonDecoupled and not multi_many",  # the last one needs a build with delays
     ),
     *(
         Group(

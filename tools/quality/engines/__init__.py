@@ -1,1 +1,1 @@
-"""Contestants behind `worker.LogitsModule`. All but ours run in the environment of the peers, without llmserve."""
+"""Contestants as `worker.LogitsModule`. All but ours run in the peers' environment, without llmserve."""

@@ -1,4 +1,4 @@
-"""llama.cpp, its cache in float16: one `llama_decode` for each text, with logits of all its positions."""
+"""llama.cpp with a float16 cache: one `llama_decode` for each text, with logits of all positions."""
 
 from __future__ import annotations
 

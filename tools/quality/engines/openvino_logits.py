@@ -1,5 +1,5 @@
 """OpenVINO on the model that its GenAI pipeline opens: activations rounded per 32 inputs where weights are 8 or 4 bits,
-its default. The pipeline itself keeps the logits of a prompt to itself."""
+its default. The pipeline itself does not return a prompt's logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.quality.job import QualityJob, tensor_shapes
 
 __all__ = ["OpenvinoLogits", "open_logits", "prepare"]
 
-# What is not quantized, as everyone else has it; the defaults are bfloat16, where the processor has it, and 8 bits.
+# What is not quantized has the same precision as elsewhere; defaults are bfloat16, if supported, and 8 bits.
 PRECISIONS = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f16"}
 
 
@@ -45,6 +45,6 @@ class OpenvinoLogits:
 
 
 def _embedding_bytes(job: QualityJob) -> int:
-    """Of a table that is only looked up, a byte for each number."""
+    """The size of an embedding that is not the head, at a byte for each number."""
     shapes = tensor_shapes(job.checkpoint)
     return int(np.prod(shapes["model.embed_tokens.weight"])) if "lm_head.weight" in shapes else 0

@@ -1,4 +1,4 @@
-"""Our CPU engine: logits of every position, as its self-test asks for them."""
+"""Our CPU engine: logits of every position, computed as in its self-test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools.quality.job import QualityJob
 
 
 def prepare(job: QualityJob) -> None:
-    """Always anew: what is measured here is how the builder rounds."""
+    """Always builds again, because the builder's rounding is measured."""
     directory = job.file(job.precision)
     shutil.rmtree(directory, ignore_errors=True)
     build_engine(job.checkpoint, directory, options_of(job))

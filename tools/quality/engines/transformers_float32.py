@@ -1,4 +1,4 @@
-"""transformers in float32: what every contestant is compared with."""
+"""transformers in float32, the reference for every contestant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.quality.job import QualityJob, num_weights
 
 
 def prepare(job: QualityJob) -> None:
-    """Nothing: it opens the checkpoint itself."""
+    """Does nothing: the engine opens the checkpoint itself."""
 
 
 def open_logits(job: QualityJob) -> TransformersLogits:
