@@ -83,21 +83,21 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What the client sends to authenticate, and which servers it trusts. Keys are sent in plain text: use grpcs:// to
-    encrypt them."""
+    """The API key that the client sends, and the certificates that it trusts. Keys are sent in plain text: use grpcs://
+    to encrypt them."""
 
     api_key: str = field(default="", repr=False)
     root_certificates: Path | None = None  # PEM, certificates that may sign the server's; None: those of this machine
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Raises `InvalidArgument` for a key that no server can have; gRPC would print a traceback."""
+        """The API key's header. Raises `InvalidArgument` for an impossible key; gRPC would print a traceback."""
         if not (self.api_key.isascii() and self.api_key.isprintable()):
             raise InvalidArgument("an API key has only printable ASCII characters; check how it was copied")
         return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
 
     def credentials(self, url: str) -> grpc.ChannelCredentials | None:
-        """None for a connection without TLS. Raises `InvalidArgument` when the certificates cannot be read."""
+        """Returns None for a connection without TLS. Raises `InvalidArgument` if the certificates cannot be read."""
         if not url.startswith(TLS_SCHEMES):
             if self.root_certificates is not None:
                 raise InvalidArgument(f"certificates require TLS; use grpcs://{_target(url)}")

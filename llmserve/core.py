@@ -116,7 +116,7 @@ class GuideState(Enum):
 
 
 class Matcher(Protocol):
-    """Which tokens may follow those of one answer so far. Used by one thread at a time."""
+    """Determines which tokens may follow those of one answer so far. Used by one thread at a time."""
 
     @property
     def state(self) -> GuideState:
@@ -187,7 +187,7 @@ EVERYBODY = Tenant()
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a tenant has left of its limits in one engine, at this moment. 0 if it has no such limit."""
+    """A tenant's remaining limits in one engine at this moment. 0 if it has no such limit."""
 
     num_answers: int  # that it may start
     num_tokens: int  # of prompts and answers
@@ -290,8 +290,8 @@ class TokenEvent:
     """New tokens of one sequence of a request. The last event of a sequence has `finish_reason`; the first and the last
     have `usage`, as far as it is known then.
 
-    The end token and the tokens of a matched stop word are not part of the answer and never appear in `token_ids`;
-    so the last event may carry none.
+    The end token and the tokens of a matched stop word are not part of the answer and never appear in `token_ids`; so
+    the last event may have none.
     """
 
     token_ids: tuple[int, ...]

@@ -5,8 +5,7 @@ which repeats nothing, and facts to write as JSON with a schema.
 
 Drafts also come from earlier answers, so no engine gets the same prompt twice: each round has its own engines.
 `--before` other prompts of the kind are answered first, and not timed. The first of two engines in a process is a
-little faster, so every other round starts with the one that drafts. Only the time while all answers of a group run
-counts.
+little faster, so every other round starts with the drafting one. Only the time while all answers of a group run counts.
 """
 
 from __future__ import annotations

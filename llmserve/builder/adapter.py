@@ -50,7 +50,7 @@ IS_NOT_ADAPTED = {
 
 
 class Place(NamedTuple):
-    """Where a matrix of the checkpoint is among the parameters of a Program."""
+    """The place of a checkpoint's matrix among the parameters of a Program."""
 
     param: str
     begin: int
@@ -160,7 +160,7 @@ def _kinds(program: Program) -> Mapping[str, set[OpKind]]:
 
 
 def _sources(param: Param) -> Iterator[tuple[str, int, tuple[int, ...], RowOrder | None]]:
-    """Each source, with the row of the parameter where it begins."""
+    """Yields each source with its shape and order, and the row of the parameter where it begins."""
     begin = 0
     orders = param.orders or (None,) * len(param.sources)
     for source, shape, order in zip(param.sources, param.source_shapes, orders, strict=True):

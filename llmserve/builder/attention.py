@@ -88,7 +88,7 @@ def _heads(x: Matrix, count: int) -> Matrix:
 
 
 def _causal(length: int, *, window: int, chunked: bool) -> tuple[NDArray[np.bool_], Matrix]:
-    """Which keys j a query i sees, and j - i, both [T, T]."""
+    """Returns which keys j a query i sees, and j - i, both [T, T]."""
     distance = np.arange(length)[None, :] - np.arange(length)[:, None]
     mask = distance <= 0
     if chunked:

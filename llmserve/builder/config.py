@@ -80,7 +80,7 @@ def _positions(spec: DecoderSpec) -> str:
 
 
 def _pooled(spec: DecoderSpec, program: Program) -> dict[str, Any]:
-    """What an embedding or scoring engine returns instead of tokens; llmserve's own key."""
+    """The output of an embedding or scoring engine, instead of tokens; llmserve's own key."""
     if spec.pooling is None:
         return {}
     said = {key: value for key, value in asdict(spec.pooling).items() if key != "answers" or value}

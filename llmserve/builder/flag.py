@@ -15,7 +15,7 @@ KEY = "flag"  # key in a field's metadata
 
 
 class Elsewhere(Enum):
-    """What an option of one target means for targets that do not have it."""
+    """The meaning of one target's option for targets that do not have it."""
 
     REFUSED = "refused"  # it would have changed the engine
     WITHOUT_EFFECT = "without effect"  # it only tunes how its own target builds or computes: reported
@@ -29,7 +29,7 @@ class Flag:
     least: int | None = None
     default_text: str | None = None  # shown instead of the default
     elsewhere: Elsewhere = Elsewhere.REFUSED
-    leaves_a_trace: bool = True  # in the engine's options; False: not by itself
+    leaves_a_trace: bool = True  # whether the engine's options have it
     is_path: bool = False  # in a recipe, relative to its folder
 
     @property

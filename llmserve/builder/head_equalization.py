@@ -30,7 +30,7 @@ class _Maker:
 
     weights: Sequence[str]
     start: int
-    num_heads: int  # with weights of their own
+    num_heads: int  # with their own weights
     num_pairs: int
     inputs: Op | None = None  # the norm whose output the matrix reads
 
@@ -99,7 +99,7 @@ def _room(sizes: Vector) -> NDArray[np.float32]:
 
 
 def _maker(uses: Uses, value: str, head_dim: int) -> _Maker | None:
-    """None if the parameters also make something else, or if a norm has an offset: no factor is exact then."""
+    """Returns None if the parameters also make something else, or if a norm has an offset: no factor is exact then."""
     num_pairs, op = 0, uses.sole(value)
     if op is not None and op.kind is OpKind.ROPE:
         frequencies = op.attrs["inv_freq"]

@@ -1,4 +1,4 @@
-"""What a build would produce, and what the engine could do on this machine: `llmserve build --dry-run`."""
+"""The result of a build, and the engine's capacity on this machine, computed in advance: `llmserve build --dry-run`."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class BuildPlan:
 
 
 def _rate(per_s: float) -> str:
-    """With decimals where they matter, such as 2.3 tokens per second for a large network."""
+    """A rate with decimals if they matter, such as 2.3 tokens per second for a large network."""
     return f"{per_s:,.{2 if per_s < 10 else 1 if per_s < 100 else 0}f}"
 
 

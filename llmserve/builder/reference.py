@@ -42,7 +42,7 @@ Load: TypeAlias = Callable[[str], Weight]
 class Run:
     """One prompt, with or without rounding of activations, keys and values.
 
-    Without it, weights may be unrounded too; such runs come last.
+    Runs without rounding may also have unrounded weights; such runs come last.
     """
 
     token_ids: Sequence[int]
@@ -95,7 +95,7 @@ class ReferenceModel:
         return self.logits_of([Run(token_ids)])[0]
 
     def logits_of(self, runs: Sequence[Run]) -> list[Matrix]:
-        """The same for several runs together: each parameter is loaded once for all of them."""
+        """Logits of several runs, computed together: each parameter is loaded once for all of them."""
         return self._execute(runs, None)
 
     def watch(self, runs: Sequence[Run], observer: Observer) -> None:
@@ -208,7 +208,7 @@ class ReferenceModel:
         biases = biases or [np.zeros((num_experts, 1), np.float32)] * 2
 
         def of_expert(expert: int) -> list[tuple[NDArray[np.int64], Matrix]]:
-            """For each run, the rows that choose the expert, and its weighted outputs for them."""
+            """Returns for each run the rows that choose the expert, and its weighted outputs for them."""
             matrices: dict[bool, list[Matrix]] = {}
             found, read = [], []
             for (x, routes), run in zip(inputs, runs, strict=True):

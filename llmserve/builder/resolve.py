@@ -56,7 +56,7 @@ class ResolvedBuild:
         return self.target.engine_bytes(Network(self.program, self.params, self.options), self.quantized)
 
     def kept_as(self, name: str) -> str:
-        """For the digest: the formats of a parameter's rows in the file, if they are kept as blocks."""
+        """Formats of a parameter's rows in the file if they are kept as blocks, for the digest."""
         stored = [part.scheme.format.name for part in self.quantized[name] if part.scheme.is_stored]
         return " ".join(stored) or "kept"
 
@@ -167,7 +167,7 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
 
 
 def resolve_network(config: HfConfig, options: BuildOptions, *, target: Target | None = None) -> tuple[Network, Target]:
-    """What follows from a config and the options alone; raises the same errors as `resolve`."""
+    """Returns everything that follows from a config and the options alone; raises the same errors as `resolve`."""
     _, network, target, problems = _network(config, options, target)
     raise_problems(RecipeError, "this build cannot be done", problems)
     assert target is not None

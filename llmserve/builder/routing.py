@@ -1,4 +1,4 @@
-"""Which experts each row chooses, and their weights."""
+"""Chooses each row's experts and their weights."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ OPTIONS = ("dtype", "quantization", "kv_cache_dtype")
 
 
 def advice(option: str, name: str) -> str:
-    """What to write instead of the unsupported `name` of `option`; empty if unknown."""
+    """Returns the name to use instead of the unsupported `name` of `option`; empty if unknown."""
     if option not in OPTIONS:
         return ""
     known = FLOATS.get(name.lower(), name.lower())

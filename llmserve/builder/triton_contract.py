@@ -48,7 +48,7 @@ def compiled_model(config: ModelConfig, engine: EngineDirectory, engine_path: Pa
 
 
 def parameters(engine: EngineDirectory, engine_path: Path) -> Mapping[str, str]:
-    """Every parameter that has a value. The others have a meaning when unset, or configure features that we lack."""
+    """All parameters that are set. The others have a meaning when unset, or configure features that we lack."""
     limits: Mapping[str, Any] = engine.config.get("build_config", {})
     beam_width = int(limits.get("max_beam_width") or 1)
     has_alibi = "alibi" in str(engine.config.get("pretrained_config", {}).get("position_embedding_type", ""))

@@ -1,8 +1,8 @@
 """A model repository for a Triton server, around an engine directory: `llmserve export triton`.
 
-The four models of the packaged pipelines. A model finds its files below its own directory ($$TRITON_MODEL_DIRECTORY),
-because a server copies each model separately from an object store; so each has its own copy of the tokenizer. A
-repository that is not self-contained has only configs and code, and refers to the engine's path.
+It has the four models of the packaged pipelines. A model finds its files below its own directory
+($$TRITON_MODEL_DIRECTORY), because a server copies each model separately from an object store; so each has its own copy
+of the tokenizer. A repository that is not self-contained has only configs and code, and refers to the engine's path.
 
     tensorrt_llm/1/engine/         the engine directory
     preprocessing/1/tokenizer/     its text files; postprocessing/ likewise
@@ -39,7 +39,7 @@ TEXT_FILES = (*TOKENIZER_FILES, CONFIG_FILE, HF_CONFIG_FILE, GENERATION_CONFIG_F
 
 
 class TritonBackend(Enum):
-    """What runs the engine in the server."""
+    """The backend that runs the engine in the server."""
 
     PYTHON = "python"  # llmserve, behind Triton's Python backend
     TENSORRTLLM = "tensorrtllm"  # TensorRT-LLM's own C++ backend

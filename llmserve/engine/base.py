@@ -53,7 +53,7 @@ class RunnerInfo:
 
     @property
     def fitting(self) -> RunnerInfo:
-        """With `max_seq_len` limited to what fits in the pool. The last token of an answer is not in the pool."""
+        """A copy whose `max_seq_len` fits in the pool. The last token of an answer is not in the pool."""
         longest = self.longest_fitting + (0 if self.output_width else 1)
         return self if longest >= self.max_seq_len else replace(self, max_seq_len=longest)
 
@@ -96,7 +96,7 @@ class StepResult:
 
     @property
     def logits(self) -> Mapping[int, Logits]:
-        """For the chunks that requested logits: [tokens, vocabulary]."""
+        """Logits of the chunks that requested them: [tokens, vocabulary]."""
         return {index: scores.logits for index, scores in self.scores.items() if scores.logits is not None}
 
 
@@ -150,7 +150,7 @@ class AdapterRunner(Runner, Protocol):
         ...
 
     def load_adapter(self, slot: int, packed: Any) -> None:
-        """Not during a step; the same applies to `unload_adapter`."""
+        """Loads an adapter into a slot. Not during a step; the same applies to `unload_adapter`."""
         ...
 
     def unload_adapter(self, slot: int) -> None: ...
@@ -199,7 +199,7 @@ class EngineStats:
     num_paused_requests: int = 0  # preempted, waiting for recomputation
     num_ctx_tokens: int = 0
     tokens_per_block: int = 0
-    max_num_blocks: int = 0  # of the KV cache, counted with all layers; likewise the next two
+    max_num_blocks: int = 0  # of the KV cache, counted with all layers, as are the next two
     free_num_blocks: int = 0
     used_num_blocks: int = 0
     reused_blocks: int = 0
@@ -262,5 +262,5 @@ class MeteringEngine(Engine, Protocol):
     """An engine that enforces limits of tenants."""
 
     def allowance(self, tenant: Tenant) -> Allowance:
-        """What a tenant has left. Cheap; callable from any thread."""
+        """Returns the tenant's remaining limits. Cheap; callable from any thread."""
         ...

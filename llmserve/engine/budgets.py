@@ -57,7 +57,7 @@ class TokenBudgets:
         return max(0, int(left)), (tenant.tokens_per_minute - left) * MINUTE_S / tenant.tokens_per_minute
 
     def allowance(self, tenant: Tenant, num_answers: int) -> Allowance:
-        """What the tenant has left, with so many answers running."""
+        """Returns the tenant's remaining limits, with so many answers running."""
         tokens, back_s = self.left(tenant) if tenant.tokens_per_minute else (0, 0.0)
         return Allowance(max(0, tenant.max_answers - num_answers), tokens, back_s)
 

@@ -64,7 +64,7 @@ def cache_layout(
 
 
 def longest_windows(reads: Iterable[tuple[int, int]], max_seq_len: int) -> Mapping[int, int]:
-    """By layer: the largest number of positions that any operation reads back."""
+    """Returns by layer the largest number of positions that any operation reads back."""
     windows: dict[int, int] = {}
     for layer, window in reads:
         windows[int(layer)] = max(windows.get(int(layer), 0), min(int(window) or max_seq_len, max_seq_len))

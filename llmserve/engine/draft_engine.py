@@ -33,7 +33,7 @@ class DraftEngine:
 
     @property
     def promised_bytes(self) -> int:
-        """As in `EngineStats`."""
+        """See `EngineStats`."""
         info, model = self._runner.info, self.model
         return info.promised_bytes(model.pool.num_free, model.states.num_free)
 
@@ -46,7 +46,7 @@ class DraftEngine:
         try:
             result = self._runner.step(plan)
             return Drawn(result.tokens, result.log_probs, result.hidden)
-        except Exception:  # the border: whatever failed, answers continue without drafts
+        except Exception:  # the border: answers continue without drafts after any failure
             logger.exception("the draft engine failed; speculative decoding with it is off")
             self._has_failed = True
             return None

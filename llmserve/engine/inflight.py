@@ -45,7 +45,7 @@ from llmserve.scheduler.settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)
 
-CLOSE_TIMEOUT_S = 30.0  # a step cannot be interrupted; after this time, the thread is left to end by itself
+CLOSE_TIMEOUT_S = 30.0  # a step cannot be interrupted; after this time, the thread is left running
 
 
 class _Load(NamedTuple):
@@ -132,7 +132,7 @@ class InflightEngine:
         self._adapters.remove(digest)
 
     def stats(self) -> EngineStats:
-        """As of the last step."""
+        """Returns the statistics of the last step."""
         return self._stats
 
     def allowance(self, tenant: Tenant) -> Allowance:
@@ -226,7 +226,7 @@ class InflightEngine:
             while self._take_inbox():
                 self._step()
             is_sound = True
-        except Exception as error:  # the border: whatever failed, every open stream gets the error
+        except Exception as error:  # the border: every open stream gets the error
             logger.exception("the step loop of engine %s failed", self._info.name)
             is_lost = isinstance(error, Unavailable | EngineFileError)  # the device or the file, and no fault of ours
             failure = Unavailable if is_lost else InternalError
@@ -234,7 +234,7 @@ class InflightEngine:
         finally:
             with self._lock:
                 self._posted.take().refuse()
-            with ExitStack() as closing:  # close each of them, the last one first, whatever happens to the others
+            with ExitStack() as closing:  # closes all of them, the last one first, even if some fail
                 if self._draft_engine:
                     closing.callback(self._draft_engine.close)
                 closing.callback(self._runner.close)

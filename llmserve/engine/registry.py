@@ -17,7 +17,7 @@ DEFAULT_TARGET = next(iter(RUNTIMES))
 
 
 def runtime_for(target: str) -> Runtime:
-    """The runtime of a manifest's target. For an unknown target, it runs nothing and says what to do."""
+    """Returns the runtime of a manifest's target. An unknown target's runtime runs nothing and says what to do."""
     if target not in RUNTIMES:
         return UnknownRuntime(target, tuple(RUNTIMES))
     runtime: Runtime = import_module(RUNTIMES[target]).RUNTIME

@@ -53,14 +53,14 @@ def nothing_to_tune(tactics: Tactics) -> Unsupported:
 
 
 class Runtime(Protocol):
-    """For one target. Its module has `RUNTIME`, which `engine.registry` finds, and imports nothing heavy."""
+    """The runtime of one target. Its module has `RUNTIME`, which `engine.registry` finds, and imports nothing heavy."""
 
     def needs(self) -> Needs:
         """Requirements of the target: packages, drivers, devices. For `llmserve doctor`."""
         ...
 
     def problems_here(self, directory: EngineDirectory) -> list[str]:
-        """Everything that prevents this engine from running here, including memory; each says what to do."""
+        """Returns everything that prevents this engine from running here, including memory, with advice."""
         ...
 
     def open(self, directory: EngineDirectory, settings: EngineSettings) -> Engine:

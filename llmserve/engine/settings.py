@@ -35,7 +35,7 @@ class GpuSettings:
     kv_cache_onboard_blocks: bool | None = None
     iter_stats_max_iterations: int | None = None
     gpu_device_ids: tuple[int, ...] = ()  # of the ranks
-    executor_worker_path: str = ""  # program of the ranks, where there are several
+    executor_worker_path: str = ""  # program of the ranks, if there are several
     normalize_log_probs: bool | None = None
     multi_block_mode: bool | None = None
     enable_context_fmha_fp32_acc: bool | None = None

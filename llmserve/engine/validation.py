@@ -49,7 +49,7 @@ def longest_prompt(request: GenerateRequest, max_seq_len: int) -> int:
 
 
 def prompt_error(num_tokens: int, *, limit: int) -> Callable[[str], InvalidArgument]:
-    """The class of a refusal: a prompt of more than `limit` tokens is reported as such, whatever else is wrong."""
+    """Returns the error class: a prompt of more than `limit` tokens has its own, even if there are other problems."""
     return partial(PromptTooLong, num_tokens=num_tokens, limit=limit) if num_tokens > limit else InvalidArgument
 
 
@@ -130,7 +130,7 @@ def _word_problems(name: str, words: Sequence[Sequence[int]], vocab_size: int) -
 
 
 def _ban_problems(request: GenerateRequest, vocab_size: int) -> Iterator[str]:
-    """At least one token must always be allowed; only tokens that end a word can be banned."""
+    """Checks that at least one token is always allowed; only tokens that end a word can be banned."""
     banned = {word[-1] for word in request.bad_ids if word}
     if request.sampling.min_tokens > 0:
         banned |= {word[0] for word in request.stop_ids if len(word) == 1}

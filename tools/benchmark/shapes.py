@@ -136,7 +136,7 @@ class OlmoeShape(Shape):
         return 3 * self.hidden * self.intermediate
 
     def weights_read(self, tokens: int) -> float:
-        """Each token chooses experts independently."""
+        """Assumes that tokens choose experts independently."""
         share = self.num_chosen / self.num_experts
         chosen = self.layers * self.num_chosen * self._expert
         others = self.layer_products + self.head_products - chosen

@@ -78,7 +78,7 @@ def _run(step: Callable[[], Details]) -> Result:
         return result(State.FAILED, str(failure), failure.details)
     except NotRun as missing:
         return result(State.NOT_RUN, str(missing))
-    except Exception as error:  # border: whatever a machine that we have never seen does, the report is written
+    except Exception as error:  # border: the report is written, whatever error an unknown machine causes
         return result(State.FAILED, f"{type(error).__name__}: {error}")
 
 

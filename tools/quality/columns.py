@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tools.quality.planting import Planted, Sinks
 
-FIRST_FOREIGN_TEXT = 300  # of eval/data/docstrings.jsonl: for training and calibration, and not measured
+FIRST_FOREIGN_TEXT = 300  # of eval/data/docstrings.jsonl: earlier ones are measured, later ones train and calibrate
 
 
 @dataclass(frozen=True, slots=True)

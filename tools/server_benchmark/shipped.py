@@ -1,5 +1,4 @@
-"""Runs the shipped pipelines over a fake engine, stage by stage, to measure what a streamed token costs without a
-model.
+"""Measures what a streamed token costs without a model: runs the shipped pipelines over a fake engine, by stage.
 
     python -m tools.server_benchmark.shipped engine --streams 32 --seconds 4     measures itself, prints JSON
     python -m tools.server_benchmark.shipped serve --wire grpcio                 prints its ports, serves until SIGTERM

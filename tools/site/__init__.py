@@ -1,5 +1,4 @@
-"""Builds the documentation as a website: `make docs`. Guides are its pages, unchanged; generated pages are not
-committed.
+"""Builds the documentation as a website: `make docs`. Guides are its pages. Generated pages are in no commit.
 
 __main__.py  the command: copies pages into a folder and runs Sphinx, with warnings as errors
 pages.py     which files are pages, and their part of the site

@@ -1,7 +1,7 @@
 """Compares our logits for SmolLM2 with transformers' on the same expanded values: python -m tools.smollm2.logits
 
-transformers loads the file's values in float32. The numpy reference and the engines in float32 and float16 are compared
-with it on a few texts, teacher-forced. Needs the extra `test` (torch), a few minutes and 2 GB of disk.
+transformers loads the values as a float32 Hugging Face folder. The numpy reference and the engines in float32 and
+float16 are compared on a few texts, teacher-forced. Needs the extra `test` (torch), a few minutes and 2 GB of disk.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class _Rounding:
 def with_feedback(
     quantized: Mapping[str, Sequence[WeightPart]], shares: Mapping[str, Shares]
 ) -> Mapping[str, Sequence[WeightPart]]:
-    """The same formats, rounded with feedback if shares are known."""
+    """Returns parts with the same formats, rounded with feedback if shares are known."""
     return {
         name: [replace(part, scheme=_scheme(part, shares[name])) for part in parts] if name in shares else parts
         for name, parts in quantized.items()

@@ -50,7 +50,7 @@ class CompileJob:
 
 
 class Network(NamedTuple):
-    """What follows from a checkpoint's config and the options, without a weight."""
+    """The part of a build that follows from a checkpoint's config and the options, without weights."""
 
     program: Program
     params: Sequence[Param]
@@ -93,7 +93,7 @@ class Target(Protocol):
     rounds_tables: bool  # whether it looks up rows in a quantized head that is also the embedding
 
     def problems(self, program: Program, params: Sequence[Param], options: BuildOptions) -> list[str]:
-        """Why this network cannot be compiled with these options; each problem says what to do. Empty if it can."""
+        """Returns why this network cannot be compiled with these options, with advice; empty if it can."""
         ...
 
     def notes(self, options: BuildOptions) -> list[str]:
@@ -101,7 +101,7 @@ class Target(Protocol):
         ...
 
     def machine_problems(self, options: BuildOptions) -> list[str]:
-        """Why this machine cannot build for the target; each problem says what to do. A plan does not check this."""
+        """Returns why this machine cannot build for the target, with advice. A plan does not check this."""
         ...
 
     def engine_bytes(self, network: Network, parts: Mapping[str, Sequence[WeightPart]]) -> int:

@@ -1,4 +1,4 @@
-"""Where values are while a Program runs: numbered buffers, reused as soon as their values are no longer needed."""
+"""Places of values while a Program runs: numbered buffers, reused as soon as their values are no longer needed."""
 
 from __future__ import annotations
 

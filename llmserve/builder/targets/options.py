@@ -19,7 +19,7 @@ class TargetOptions:
     keeps_blocks: ClassVar[bool] = False  # for a GGUF file, if no format is given
 
     def problems(self) -> list[str]:
-        """Everything that is wrong with these values."""
+        """Returns everything that is wrong with these values."""
         return value_problems(self)
 
     def in_other_words(self) -> Mapping[str, Any]:

@@ -147,7 +147,7 @@ class SealedAdapter:
             self._sealed(SELFTEST_FILE, self.manifest.selftest_sha256)
 
     def read(self) -> Sequence[AdapterPart]:
-        """All weights; `EngineFileError` if they differ from the manifest."""
+        """Reads all weights; `EngineFileError` if they differ from the manifest."""
         return _split(self._sealed(WEIGHTS_FILE, self.manifest.weights_sha256), self.manifest)
 
     def _sealed(self, name: str, sha256: str) -> bytes:

@@ -1,8 +1,8 @@
 """Hashes the files of a served engine repeatedly, so that disk errors and overwritten files are noticed before answers
 change.
 
-It keeps reading the files that existed when it started, whatever has their names now: if an engine is replaced by a
-rename, the new one is not read, and the old files do not change.
+It reads the files that were open when it started, even after an engine is replaced by a rename: the new engine is not
+read, and the old files do not change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Release gate records of an engine, which belong to its digest, and whether they allow it to serve.
 
-`gate.jsonl` in the engine directory is a `sealed_log`: `llmserve eval` adds a line for every run, whatever its verdict.
-A record counts for the engine with its digest, so an engine that computes anything else needs its own. An
-adapter has records in its own directory, which count for the digests of both.
+`gate.jsonl` in the engine directory is a `sealed_log`: `llmserve eval` adds a line for every run, with any verdict. A
+record is for the engine with its digest, so an engine that computes anything else needs its own records. An adapter has
+records in its own directory, which count for the digests of both.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GateRecord:
 
     @property
     def blessed_by(self) -> str:
-        """Who approved the margins; empty: nobody."""
+        """The person who approved the margins; empty: not approved."""
         return str(self.line.content["suite"]["blessed_by"])
 
     @property
@@ -86,7 +86,7 @@ class GateRecord:
 
 @dataclass(frozen=True, slots=True)
 class GateRule:
-    """What an engine must have before it serves."""
+    """The records that an engine must have before it serves."""
 
     suites: tuple[str, ...] = ()  # suites that must have passed; empty: any suite, and no other may have failed
     verifier: Verifier | None = None  # only records signed with these keys count

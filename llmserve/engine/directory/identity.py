@@ -1,4 +1,4 @@
-"""What a server reports about the engine of a model, over gRPC and /v1, so that evaluations can identify it."""
+"""The identity of a model's engine, as the server reports it over gRPC and /v1 for evaluations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EngineIdentity:
     target: str
     dtype: str
     precision: str  # of weights: `NumberFormat.precision`
-    is_deterministic: bool  # whether it promises identical bits, whatever else is in the batch
+    is_deterministic: bool  # whether it guarantees identical bits, independent of other requests in the batch
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
@@ -46,7 +46,7 @@ class EngineIdentity:
         )
 
     def parameters(self) -> dict[str, str]:
-        """For a model's config."""
+        """Parameters of a model's config."""
         words = {**self._named(), "deterministic": str(self.is_deterministic).lower()}
         return {PREFIX + name: str(value) for name, value in words.items()}
 
@@ -59,7 +59,7 @@ class EngineIdentity:
         return cls(digest, target, dtype, precision, deterministic == "true") if all(found) else None
 
     def document(self, gates: Sequence[GateRecord]) -> dict[str, Any]:
-        """As JSON, with the verdicts of release gates."""
+        """The identity as JSON, with the verdicts of release gates."""
         return {**self._named(), "deterministic": self.is_deterministic, "gate": gate_facts(gates)}
 
     def _named(self) -> dict[str, str]:

@@ -81,7 +81,7 @@ class Manifest:
 
     @property
     def dtype(self) -> str:
-        """For display: `float16`, `float16+int8` with quantized weights, `float16+int8+kv-int8` with an int8 cache."""
+        """Shown dtype: `float16`, `float16+int8` with quantized weights, `float16+int8+kv-int8` with an int8 cache."""
         cache = self.options.get("kv_cache_dtype", AUTO)
         parts = (self.options["dtype"], self.options["quantization"], "" if cache == AUTO else f"kv-{cache}")
         return "+".join(filter(None, parts))

@@ -22,7 +22,7 @@ def verify_engine(
 
 
 def verify_adapter(adapter: SealedAdapter, directory: EngineDirectory) -> SelfTestResult | None:
-    """The same for an adapter of this engine; `EngineFileError` if it belongs to another. None without a self-test."""
+    """Like `verify_engine`, for an adapter; `EngineFileError` if it is for another engine. None without a self-test."""
     adapter.require_base(directory.manifest.engine_digest)
     adapter.verify()
     has_selftest = bool(adapter.manifest.selftest_sha256)

@@ -159,7 +159,7 @@ class KvKeeper:
             kind.fallen_out.clear()
 
     def close(self, *, saves: bool) -> None:
-        """`saves`: write the rest of the pool, as far as time allows."""
+        """Ends all threads. `saves`: write the rest of the pool first, as far as time allows."""
         self._is_closing.set()
         self._reader.shutdown(cancel_futures=True)
         self._first_reader.shutdown(cancel_futures=True)

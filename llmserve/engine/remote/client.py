@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteEngine:
-    """One connection. `close` ends it, and leaves the engine running for other clients."""
+    """One connection to an engine. `close` ends it, and leaves the engine running for other clients."""
 
     def __init__(self, connection: socket.socket, reader: FrameReader, first: Sequence[Frame]) -> None:
         """See `connect`. `first`: frames that have already arrived, starting with the engine's hello."""
@@ -121,7 +121,7 @@ class RemoteEngine:
         return self._stream(request)
 
     def stats(self) -> EngineStats:
-        """As last reported by the engine, at most a tenth of a second ago."""
+        """Returns the engine's last report, at most a tenth of a second old."""
         return self._state.stats
 
     def allowance(self, tenant: Tenant) -> Allowance:
@@ -206,7 +206,7 @@ class RemoteEngine:
     def _run(self, connection: socket.socket) -> None:
         try:
             self._loop.run_until_complete(self._receive_all(connection))
-        except Exception as error:  # the border: whatever failed, every open stream gets the error
+        except Exception as error:  # the border: every open stream gets the error
             logger.exception("the connection to engine %s failed", self._info.name)
             self._shut(Unavailable(f"the connection to the engine failed: {error!r}"))
         finally:

@@ -285,7 +285,7 @@ def error_document(error: LlmserveError) -> dict[str, Any]:
 
 
 def read_error(document: Mapping[str, Any]) -> LlmserveError:
-    """The same class with the same message; for an unknown class, the nearest one with its code."""
+    """Returns an error of the same class with the same message; for an unknown class, the nearest one with its code."""
     message = str(document.get("message"))
     found = getattr(errors, str(document.get("class")), None)
     if isinstance(found, type) and issubclass(found, LlmserveError):
@@ -297,7 +297,7 @@ def read_error(document: Mapping[str, Any]) -> LlmserveError:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What an engine reports about itself when it changes."""
+    """An engine's report about itself, sent when it changes."""
 
     stats: EngineStats
     is_healthy: bool

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RestartRule:
-    """When a process that died is restarted: at once, and if it dies again, after pauses, each twice as long as the
-    previous one. After it has lived for some time, the count starts again."""
+    """Determines when a process that died is restarted: at once, and if it dies again, after pauses that double each
+    time. After a process has lived for some time, the count starts again."""
 
     pause_s: float = 1.0  # before the second restart
     longest_pause_s: float = 60.0
@@ -88,7 +88,7 @@ class ProcessEngine(ReplaceableEngine):
 
     @property
     def socket(self) -> Path:
-        """Where other clients can connect, too."""
+        """The socket, to which other clients can connect, too."""
         return self._spec.socket
 
     def close(self) -> None:

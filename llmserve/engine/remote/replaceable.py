@@ -1,4 +1,4 @@
-"""An engine in another process that may end and come back: the common part, whoever starts that process."""
+"""An engine in another process that may end and come back: the common part, independent of what starts the process."""
 
 from __future__ import annotations
 

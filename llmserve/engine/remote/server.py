@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """What a client that does not read may cost."""
+    """The most that a client that does not read may cost."""
 
     waiting_bytes: int = 1 << 26  # above this, it is disconnected if it has read nothing for `stalled_s`
     stalled_s: float = 5.0
@@ -115,7 +115,7 @@ class EngineServer:
 
 
 class Client(asyncio.Protocol):
-    """One connection."""
+    """One client's connection."""
 
     def __init__(self, server: EngineServer, number: int) -> None:
         self._server = server

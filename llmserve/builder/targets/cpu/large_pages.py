@@ -1,7 +1,7 @@
 """Writes a file through large pages of the system's file cache.
 
-A process that maps the file later reads it from those pages. Data written in small or unaligned pieces lies in small
-pages as long as it is cached. The CPU engine reads its weights faster from large ones.
+A process that maps the file later reads it from those pages. Data written in small or unaligned pieces stays in small
+pages while it is cached. The CPU engine reads its weights faster from large ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LARGE_PAGE_BYTES = 2 * 2**20
 
 
 class LargePages:
-    """For `file`, which is open for reading and writing and has its full length."""
+    """Prepares pages for `file`, which is open for reading and writing and has its full length."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)

@@ -110,7 +110,7 @@ class Lowering(RowLowering):
         key = f"rope_table.{frequencies}.{scale}"
         if key not in self._tables:
             rotary_dim = 2 * len(inv_freq)
-            self._uses[key] += 1  # so that its last use never comes
+            self._uses[key] += 1  # keeps its place until the end
             table = self._buffers.new(key, rotary_dim)
             fields = {"head_dim": rotary_dim, "scalar": scale}
             self._ops.append(DeviceOp(OpCode.ROPE_TABLE, table, tensors=(frequencies,), fields=fields))

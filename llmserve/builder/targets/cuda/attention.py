@@ -144,7 +144,7 @@ class AttentionLowering(RoundedValues):
         )  # fmt: skip
 
     def _attend(self, op: Op, arguments: Mapping[str, Argument], constants: Constants, y: Place) -> None:
-        """For few rows, a program for each segment of positions, if there can be several."""
+        """Launches attention. For few rows, each segment of positions has its own program, if there can be several."""
         num_kv_heads, num_heads = int(op.number("num_kv_heads")), int(op.number("num_heads"))
         head_dim, window = int(op.number("head_dim")), int(op.number("window"))
         output = {"y": self._value(op.output)}

@@ -17,7 +17,7 @@ DRAW_WARPS, DRAW_REGISTERS = 4, 128  # unlimited, the compiler spills to fit mor
 
 class ChoiceLowering(Values):
     def _choose_tokens(self) -> None:
-        """Each row has its own programs, whatever else is in the step."""
+        """Launches the choice of tokens. Each row has its own programs, independent of the rest of the step."""
         vocab_size, tile = self._program.vocab_size, self._tiles.choice
         blocks = num_blocks_of(vocab_size)
         self._edit(vocab_size, tile)

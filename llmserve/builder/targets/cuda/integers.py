@@ -33,9 +33,9 @@ def integer_tensors(rows: Rows, format: WeightFormat, num_inputs: int) -> tuple[
 
     Values: panels of PANEL_OUTPUTS outputs; in each, for one group of inputs after the other, the first PIECE_BYTES of
     every output, then the others. Four-bit integers are stored in pairs of groups: the second group is in the upper
-    halves of the bytes.
-    Scales: likewise, a number for each group and output. For eight bits, it is a float16. For four bits, it is a byte,
-    the root of the scale; the zero points of the panel's outputs follow, in sixteenths.
+    halves of the bytes. Scales: in panels like values, with a number for each group and output. For eight bits, it is a
+    float16. For four bits, it is a byte, the root of the scale; the zero points of the panel's outputs follow, in
+    sixteenths.
     """
     outputs, groups = -(-(rows.end - rows.begin) // PANEL_OUTPUTS) * PANEL_OUTPUTS, num_groups(num_inputs)
     return (

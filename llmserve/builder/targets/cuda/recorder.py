@@ -113,7 +113,7 @@ class Recorder:
         self, function: str, arguments: Mapping[str, Argument], constants: Any, width: int, of: Extent = ROWS,
         columns_of_warp: int = COLUMNS_OF_WARP,
     ) -> None:  # fmt: skip
-        """One program for each row (or other unit) and tile of columns."""
+        """Records a launch with a program for each row (or other unit) and tile of columns."""
         tile = min(self._columns, power_of_two(width))
         grid = (of, Extent(fixed=-(-width // tile)), ONE)
         num_warps = max(1, tile // columns_of_warp)

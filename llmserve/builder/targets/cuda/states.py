@@ -73,8 +73,8 @@ class StateLowering(Values):
     def _by_heads(
         self, function: str, op: Op, arguments: Mapping[str, Argument], sizes: Constants, num_rows: int
     ) -> None:
-        """One program of one warp for as many columns of a head's matrix as fit in its threads' registers, so that sums
-        over its `num_rows` rows need no other warp."""
+        """Launches programs of one warp, each for as many columns of a head's matrix as fit in its threads' registers,
+        so that sums over its `num_rows` rows need no other warp."""
         num_heads, y = int(op.number("num_heads")), self._new(op)
         rows, num_columns = power_of_two(num_rows), op.width // num_heads
         tile = self._tiles.heads(num_columns, rows)

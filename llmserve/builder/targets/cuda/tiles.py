@@ -50,8 +50,8 @@ class RowRange(NamedTuple):
         return self.in_words or (segments > 1 and most <= SPLIT_ROWS and others < programs)
 
     def fitting(self, segments: int) -> RowRange:
-        """Without tiles whose sums of one segment do not fit in registers next to the sums of all segments; small tiles
-        first."""
+        """A copy without tiles whose sums of one segment do not fit in registers next to the sums of all segments;
+        small tiles come first."""
         if segments == 1:
             return self
         tiles = (self.tile, *self.others)

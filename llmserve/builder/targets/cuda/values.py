@@ -1,4 +1,4 @@
-"""Where a Program's values and weights are while a CUDA engine runs; shared by all parts of the lowering."""
+"""Places of a Program's values and weights while a CUDA engine runs; shared by all parts of the lowering."""
 
 from __future__ import annotations
 

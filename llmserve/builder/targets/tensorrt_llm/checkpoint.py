@@ -164,7 +164,7 @@ def rotary_base(spec: DecoderSpec, config: HfConfig) -> float:
 
 
 def rotary_scaling(spec: DecoderSpec, config: HfConfig) -> dict[str, Any] | None:
-    """With the old and the new name of the type, since readers use one or the other."""
+    """The scaling with the old and the new name of the type, since readers use one or the other."""
     if spec.architecture == "BaichuanForCausalLM":
         return None
     values = rope_values(config)
@@ -197,7 +197,7 @@ def checkpoint_problems(spec: DecoderSpec, config: HfConfig, options: BuildOptio
 
 
 def _class_problems(spec: DecoderSpec, tp: int, pp: int) -> list[str]:
-    """What the class that reads the checkpoint cannot do, although its config can express it."""
+    """Features that the class that reads the checkpoint does not support, although its config can express them."""
     found = []
     if pp > 1 and spec.rope is None:
         found.append(

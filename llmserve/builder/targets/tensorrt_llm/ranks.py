@@ -1,6 +1,6 @@
-"""Compiles the ranks of a TensorRT-LLM checkpoint, each in a process of its own that sees one GPU.
+"""Compiles the ranks of a TensorRT-LLM checkpoint, each in its own process, which sees one GPU.
 
-Release 1.2, as its own trtllm-build does (tensorrt_llm/commands/build.py: build_model, build_and_save,
+Uses release 1.2 like its own trtllm-build (tensorrt_llm/commands/build.py: build_model, build_and_save,
 parallel_build). A compiler that crashes or runs out of memory ends its process, not the build.
 """
 

@@ -53,7 +53,7 @@ IN_FLIGHT = "the executor batches in flight, which needs a paged KV cache, the a
 
 
 class TensorrtLlmTarget:
-    """For one checkpoint. `find` and `gpus` describe this machine."""
+    """The target for one checkpoint. `find` and `gpus` describe this machine."""
 
     name = "tensorrt_llm"
     times_tactics = False
@@ -207,7 +207,7 @@ def make_target(spec: DecoderSpec, config: HfConfig) -> Target:
 
 
 def num_workers(options: BuildOptions, gpus: Sequence[Gpu]) -> int:
-    """As many as requested, but at most one per rank and one per GPU."""
+    """The requested number of workers, but at most one per rank and one per GPU."""
     own = options.of(TensorrtLlmOptions)
     return min(len(gpus) if own.parallel_build else own.workers, len(gpus), own.world_size)
 
