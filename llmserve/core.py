@@ -254,7 +254,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one sequence, and the times of its steps (time.time_ns)."""
+    """Token counts and timestamps of one sequence (time.time_ns)."""
 
     prompt_tokens: int
     cached_tokens: int  # prompt tokens found in the prefix cache, not computed

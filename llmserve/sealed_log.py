@@ -3,8 +3,8 @@
     {"content": {...}, "previous": SEAL, "seal": SEAL, "key": ID, "signature": BASE64}
 
 A seal is the SHA-256 of the content and of the previous seal. So an edited, dropped or moved line is detected, unless
-all later lines were sealed again. To prevent that, a line can be signed: Ed25519 over its seal, with a key in a PEM
-file as written by `openssl genpkey -algorithm ed25519`. `key` is the beginning of the public key's SHA-256.
+all later lines were sealed again. To detect that as well, a line can be signed: Ed25519 over its seal, with a key in a
+PEM file as written by `openssl genpkey -algorithm ed25519`. `key` is the beginning of the public key's SHA-256.
 
 A full disk or a crash can truncate the last line. That line is ignored, and the next one replaces it.
 """

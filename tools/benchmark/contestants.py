@@ -24,7 +24,7 @@ class Contestant:
 
     @property
     def requirement(self) -> str:
-        """The module that a `environment.Group` must provide."""
+        """The module that an `environment.Group` must provide."""
         return self.module.rpartition(".")[2]
 
     @property

@@ -75,8 +75,8 @@ class KvKeeper:
         wanted: Container[int],
     ) -> None:
         """`come_back` is called from another thread with the result of `fetch`. The most recently used blocks are put
-        into the pool here while there is time, later ones by `post`; none of them evicts a block. `wanted`: ids of
-        sequences that still have a consumer."""
+        into the pool here while there is time, and the others later by `post`; none of them evicts a block. `wanted`:
+        ids of sequences that still have a consumer."""
         self.num_stored = 0  # blocks written; here and in num_restored, blocks of windows do not count
         self.num_restored = 0  # blocks read
         self._files = files
