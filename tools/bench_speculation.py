@@ -3,9 +3,10 @@
 Answers must be equal. There are four kinds of prompts: code to repeat with a change, a text to summarize, a story,
 which repeats nothing, and facts to write as JSON with a schema.
 
-Drafts also come from earlier answers, so no engine gets the same prompt twice: each round has its own engines.
-`--before` other prompts of the kind are answered first, and not timed. The first of two engines in a process is a
-little faster, so every other round starts with the drafting one. Only the time while all answers of a group run counts.
+Drafts also come from earlier answers, so no engine gets the same prompt twice: each round has its own engines, opened
+one after the other, and every other round starts with the drafting one. Each engine first answers a prompt that is not
+timed, because the first use of its memory takes up to 0.2 s, and then `--before` other prompts of the kind. Only the
+time while all answers of a group run counts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import inspect
-import itertools
 import json
 import statistics
 import subprocess
@@ -40,6 +40,7 @@ from tools.benchmark.lookup.lookup_job import LookupJob
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_SUMMARIES = 100
+WARM_UP, WARM_UP_TOKENS = "Say hello to everybody in the room, and count to ten.", 24
 BATCH_BEFORE = 8  # prompts that are answered together before the timed ones
 Prompts: TypeAlias = Sequence[Sequence[int]]
 
@@ -130,11 +131,12 @@ def measure(
     arguments: argparse.Namespace,
     groups: Sequence[Prompts],
     before: Sequence[Prompts],
+    warm_up: Sequence[int],
     speculation: Speculation,
     guide: Guide | None,
 ) -> str:
     """Returns a row: tokens per second without and with speculation, their ratio, and the share of accepted drafts. The
-    prompts of a group are answered together; those in `before` are not timed."""
+    prompts of a group are answered together; those in `before` and `warm_up` are not timed."""
     engine_dir, num_tokens = arguments.engine, arguments.tokens
     modes = (Speculation.OFF, speculation)
     settings = {
@@ -149,27 +151,22 @@ def measure(
     told: dict[Speculation, list[list[int]]] = {}
     drafted, accepted = 0, 0
     for number in range(arguments.rounds):
-        in_turn = modes[:: -1 if number % 2 else 1]
-        engines = {mode: open_engine(engine_dir, settings[mode]) for mode in in_turn}
-        try:
-            for mode, prompts in itertools.product(in_turn, before):
-                asyncio.run(answers(engines[mode], prompts, num_tokens, guide))
-            earlier = engines[speculation].stats()
-            told = {mode: [] for mode in modes}
-            speeds: dict[Speculation, list[Speed]] = {mode: [] for mode in modes}
-            for group, mode in itertools.product(groups, in_turn):  # in turn, because other work slows both down
-                found, speed = asyncio.run(answers(engines[mode], group, num_tokens, guide))
-                told[mode] += found
-                speeds[mode].append(speed)
-            for mode, found_speeds in speeds.items():
-                seconds = sum(speed.seconds for speed in found_speeds)
-                rates[mode].append(sum(speed.tokens for speed in found_speeds) / seconds)
-            stats = engines[speculation].stats()
+        for mode in modes[:: -1 if number % 2 else 1]:
+            engine = open_engine(engine_dir, settings[mode])
+            try:
+                asyncio.run(answers(engine, [warm_up] * len(groups[0]), WARM_UP_TOKENS, None))
+                for prompts in before:
+                    asyncio.run(answers(engine, prompts, num_tokens, guide))
+                earlier = engine.stats()
+                found = [asyncio.run(answers(engine, group, num_tokens, guide)) for group in groups]
+                stats = engine.stats()
+            finally:
+                engine.close()
+            speeds = [speed for _, speed in found]
+            rates[mode].append(sum(speed.tokens for speed in speeds) / sum(speed.seconds for speed in speeds))
+            told[mode] = [answer for some, _ in found for answer in some]
             drafted += (stats.total_drafted_tokens or 0) - (earlier.total_drafted_tokens or 0)
             accepted += (stats.total_accepted_tokens or 0) - (earlier.total_accepted_tokens or 0)
-        finally:
-            for engine in engines.values():
-                engine.close()
         assert told[modes[0]] == told[modes[1]], "speculation changed an answer"
     plain, ours = (statistics.median(rates[mode]) for mode in modes)
     return f"{plain:.1f} | {ours:.1f} | {ours / plain:.2f} | {accepted / max(1, drafted):.0%} of {drafted}"
@@ -216,6 +213,7 @@ def main() -> None:
     arguments = parser.parse_args()
     encoder = PromptEncoder(arguments.engine, arguments.tokens)
     print("| prompts | batch | tokens/s without | with | ratio | accepted |\n|---|---|---|---|---|---|")
+    warm_up = encoder.encode((Message("user", WARM_UP),)).input_ids
     for kind in arguments.kinds.split(","):
         texts = KINDS[kind]()
         prompts = [encoder.encode((Message("user", text),)).input_ids for text in texts]
@@ -228,7 +226,7 @@ def main() -> None:
             others = prompts[starts[-1] + batch :][: arguments.before]
             before = [others[start : start + BATCH_BEFORE] for start in range(0, len(others), BATCH_BEFORE)]
             groups = [prompts[start : start + batch] for start in starts]
-            row = measure(arguments, groups, before, speculation, guide)
+            row = measure(arguments, groups, before, warm_up, speculation, guide)
             print(f"| {kind} | {batch} | {row} |", flush=True)
         for peer in arguments.peer if not guide else ():
             row = measure_peer(arguments, peer, prompts[: arguments.groups])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from llmserve.core import Allowance, GenerateRequest, Logits, Tenant, TokenEvent
 from llmserve.scheduler.plan import ChunkScores, HiddenRows, StepPlan
 from llmserve.scheduler.settings import NO_WINDOWS, SchedulerConfig, SchedulerSettings, WindowedLayers
+from llmserve.scheduler.step_costs import RowTimes
 
 if TYPE_CHECKING:
     from llmserve.engine.adapters.sealed import SealedAdapter  # imports number formats, which clients do not need
@@ -39,6 +40,7 @@ class RunnerInfo:
     needs_whole: bool = False  # all tokens of a sequence must be in one step
     hidden_width: int = 0  # of a hidden row, which it reads for each token (`StepPlan.hidden`)
     windowed_layers: WindowedLayers = NO_WINDOWS  # layers whose blocks have their own tables
+    row_times: RowTimes = ()  # time of all layers by number of rows; empty: unknown
 
     def num_whole(self, num_blocks: int) -> int:
         """How many blocks with all layers need the memory of these, which may have only part of the layers."""
@@ -82,6 +84,7 @@ class RunnerInfo:
             num_states=self.num_states,
             checkpoint_blocks=self.checkpoint_blocks,
             windowed_layers=self.windowed_layers,
+            row_times=self.row_times,
         )
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 from llmserve.errors import InvalidArgument, ResourceExhausted, raise_problems
 from llmserve.scheduler.blocks import BlockListener
 from llmserve.scheduler.drafts.drafter import Speculation
+from llmserve.scheduler.step_costs import RowTimes
 
 
 class Policy(Enum):
@@ -80,6 +81,7 @@ class SchedulerConfig:
     checkpoint_blocks: int = 1  # number of blocks between two states that are kept for other sequences
     needs_whole: bool = False  # all tokens of a sequence must be in one step; they fit into `max_num_tokens`
     windowed_layers: WindowedLayers = NO_WINDOWS
+    row_times: RowTimes = ()  # time of all layers by number of rows; empty: unknown
 
     @property
     def max_num_running(self) -> int:

@@ -24,7 +24,7 @@ from llmserve.core import FinishReason, TokenEvent
 from llmserve.scheduler.blocks import BlockPool
 from llmserve.scheduler.drafts.client import ClientDrafter
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Drafter, Speculation
-from llmserve.scheduler.drafts.grammar import GrammarDrafter
+from llmserve.scheduler.drafts.grammar import GrammarDrafter, grammar_prior
 from llmserve.scheduler.drafts.history import History, owner_of
 from llmserve.scheduler.drafts.lookup import LookupDrafter
 from llmserve.scheduler.drafts.model import DraftModel
@@ -49,8 +49,9 @@ class Speculator:
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool, states: StatePool, windows: WindowedBlocks) -> None:
         self.model: DraftModel | None = None
-        self._costs = StepCosts(ROWS_PER_DRAFT if config.num_states else 1.0)
+        self._costs = StepCosts(ROWS_PER_DRAFT if config.num_states else 1.0, config.row_times)
         self._balance = LookBalance()
+        self._guided = grammar_prior()  # acceptance of all sequences with guides
         self._look_seconds = 0.0  # time spent on drafting in the last plan; 0: none
         self.num_generated = 0  # tokens of chunks with drafts
         self.num_drafted = 0
@@ -70,7 +71,7 @@ class Speculator:
             return
         drafters: list[Drafter] = []
         if Speculation.GRAMMAR in self._drafters and sequence.matcher is not None:
-            drafters.append(GrammarDrafter())
+            drafters.append(GrammarDrafter(self._guided))
         if request.draft_ids:
             drafters.append(ClientDrafter(request.draft_ids, sequence.num_prompt))
         if drafters:
@@ -91,13 +92,12 @@ class Speculator:
             chunk.sample is None or len(chunk.token_ids) > 1 + chunk.num_again for chunk in outline.chunks
         ):
             return
-        if self._balance.is_due():
+        if (threshold := self._costs.threshold(len(outline.chunks))) < 1 and self._balance.is_due():
             began = time.perf_counter()
-            self._look(outline)
+            self._look(outline, threshold)
             self._look_seconds = time.perf_counter() - began
 
-    def _look(self, outline: Outline) -> None:
-        threshold = self._costs.threshold(len(outline.chunks))
+    def _look(self, outline: Outline, threshold: float) -> None:
         left = [
             index
             for index, sequence in enumerate(outline.sequences)
@@ -196,7 +196,7 @@ class Speculator:
         ][: self._states.num_draftable_sequences]
 
         def threshold_of(num_sequences: int) -> float:
-            cost = model.cost(max(1, num_sequences), self._costs.base)
+            cost = model.cost(max(1, num_sequences), self._costs.seconds(1))
             return self._costs.threshold(len(outline.chunks), cost)
 
         num_asking = len(asking)

@@ -1,59 +1,90 @@
-"""The cost of an additional row in a step, which decides what drafts are worth; and whether drafting pays at all."""
+"""The cost of additional rows in a step, which decides what drafts are worth; and whether drafting pays at all."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from typing import TypeAlias
+
+RowTimes: TypeAlias = tuple[tuple[int, float], ...]  # numbers of rows, ascending, and times in any unit
+
 STEP_FORGETTING = 0.98  # weight of a step, relative to the next one
-PRIOR_ROW_COST = 0.03  # fraction of `base`, until steps of several sizes have been measured
-LEAST_ROW_COST = 0.01
-LEAST_BASE = 0.01  # fraction of the mean step
+PRIOR_TIMES: RowTimes = ((0, 1.0), (1, 1.03))  # if the engine has no times of its layers
+LEAST_SPREAD = 0.001  # squared: steps whose curve values differ less count as equal
+LEAST_BASE = 0.01  # of a step without rows, as a fraction of the mean step
+LEAST_SLOPE = 0.01  # fraction of `base`
+LEAST_MORE = 4  # rows that drafts may add together
+LEAST_ROW_COST = 0.01  # fraction of a step
 MAX_OUTLIER = 3.0  # times the expected time: a step that took longer was interrupted
 CAUTION = 1.3  # factor on the measured cost, so that drafts must gain something on average
 RELAXATION = 0.002  # fraction of the difference, per step
 LOST = -0.5  # steps lost by drafting: below this, only one step in LOOKS_EVERY drafts
 LEAST_BALANCE, MOST_BALANCE = -0.52, 2.0  # steps: one or two accepted tokens suffice to start again
 LOOKS_EVERY = 8
+MOST_LOST = -0.25  # steps, by one of them: a draft model reads the prompt only once
 
 
 class StepCosts:
-    """The time of a step as a line over its rows, fitted to recent steps in which every sequence decoded.
+    """The time of a step: a multiple of the times that the engine has measured for its layers, plus a constant, fitted
+    to recent steps in which every sequence decoded. The constant is negative if rows cost more than these times say.
 
-    While all steps have the same number of rows, the slope slowly returns to `PRIOR_ROW_COST`, so that drafts are tried
-    again after they were too expensive.
+    These times are no line: instructions that compute many rows at once make some row counts cheap, and beyond a few
+    rows each one costs as much as a sequence more. While all steps have the same number of rows, the constant slowly
+    disappears, so that what was learned from interrupted steps does not last.
     """
 
-    def __init__(self, rows_per_draft: float = 1.0) -> None:
+    def __init__(self, rows_per_draft: float = 1.0, times: RowTimes = ()) -> None:
+        """`times`: of all layers; empty: unknown."""
         self._rows_per_draft = rows_per_draft
-        self._base, self._slope = 0.0, 0.0  # seconds per step and per row; 0: unknown
-        self._weight = self._rows = self._seconds = self._rows_squared = self._rows_seconds = 0.0
+        self._times = times or PRIOR_TIMES
+        self._unit = _at(self._times, 1)
+        self._base, self._slope = 0.0, 0.0  # seconds; 0: no step was observed
+        self._weight = self._units = self._seconds = self._units_squared = self._units_seconds = 0.0
 
     def observe(self, num_rows: int, seconds: float) -> None:
-        if self._base:
-            seconds = min(seconds, MAX_OUTLIER * (self._base + self._slope * num_rows))
+        units = self._units_of(num_rows)
+        if self._slope:
+            seconds = min(seconds, MAX_OUTLIER * self.seconds(num_rows))
         self._weight = STEP_FORGETTING * self._weight + 1
-        self._rows = STEP_FORGETTING * self._rows + num_rows
+        self._units = STEP_FORGETTING * self._units + units
         self._seconds = STEP_FORGETTING * self._seconds + seconds
-        self._rows_squared = STEP_FORGETTING * self._rows_squared + num_rows * num_rows
-        self._rows_seconds = STEP_FORGETTING * self._rows_seconds + num_rows * seconds
-        spread = self._weight * self._rows_squared - self._rows * self._rows
-        if spread <= self._weight * self._weight / 2:  # as good as one size
-            self._slope += RELAXATION * (PRIOR_ROW_COST * self._base - self._slope)
-            return
-        slope = max(0.0, (self._weight * self._rows_seconds - self._rows * self._seconds) / spread)
-        mean = self._seconds / self._weight
-        self._base = max(LEAST_BASE * mean, mean - slope * self._rows / self._weight)
-        self._slope = max(slope, LEAST_ROW_COST * self._base)
+        self._units_squared = STEP_FORGETTING * self._units_squared + units * units
+        self._units_seconds = STEP_FORGETTING * self._units_seconds + units * seconds
+        spread = self._weight * self._units_squared - self._units * self._units
+        mean, mean_units = self._seconds / self._weight, self._units / self._weight
+        if spread <= LEAST_SPREAD * self._weight * self._weight:
+            self._base = min(mean, (1 - RELAXATION) * self._base)
+            self._slope = (mean - self._base) / mean_units
+        else:
+            slope = max(0.0, (self._weight * self._units_seconds - self._units * self._seconds) / spread)
+            self._base = max(LEAST_BASE * mean - slope * self._units_of(0), mean - slope * mean_units)
+            self._slope = max(slope, LEAST_SLOPE * self._base)
 
-    @property
-    def base(self) -> float:
-        """Seconds of a step without rows (extrapolated); 0: unknown."""
-        return self._base
+    def seconds(self, num_rows: int) -> float:
+        """Of a step; 0: no step was observed."""
+        return self._base + self._slope * self._units_of(num_rows)
 
     def threshold(self, num_rows: int, drafting: float = 0.0) -> float:
-        """The probability above which a drafted token gains more than it costs, in a step of `num_rows` sequences.
-        `drafting`: the cost of drafting it, as a fraction of `base`."""
-        row_cost = self._slope / self._base if self._base else PRIOR_ROW_COST
-        cost = CAUTION * (row_cost * self._rows_per_draft + drafting) * num_rows
+        """The probability above which a drafted token gains more than it costs, in a step of `num_rows` sequences;
+        1: none does. `drafting`: the cost of drafting it, as a fraction of a step with one row."""
+        num_more = max(LEAST_MORE, num_rows)
+        slope = self._slope or 1.0
+        now, then = (self._base + slope * self._units_of(count) for count in (num_rows, num_rows + num_more))
+        of_row = max(LEAST_ROW_COST, (then - now) / num_more / now)
+        if (least := CAUTION * self._rows_per_draft * of_row * num_rows) >= 1:
+            return 1.0
+        cost = least / (1 - least) + CAUTION * drafting * num_rows
         return cost / (1 + cost)
+
+    def _units_of(self, num_rows: int) -> float:
+        """The layers' time, relative to one row."""
+        return _at(self._times, num_rows) / self._unit
+
+
+def _at(times: RowTimes, num_rows: int) -> float:
+    """The time of a number of rows: on a line between the nearest two that are known."""
+    index = min(max(1, bisect_left(times, (num_rows,))), len(times) - 1)
+    (first, begin), (last, end) = times[index - 1 : index + 1]
+    return begin + (end - begin) * (num_rows - first) / (last - first)
 
 
 class LookBalance:
@@ -79,4 +110,4 @@ class LookBalance:
 
     def add(self, saved: float) -> None:
         """Add the gain of a step that drafted."""
-        self._balance = min(max(LEAST_BALANCE, self._balance + saved), MOST_BALANCE)
+        self._balance = min(max(LEAST_BALANCE, self._balance + max(MOST_LOST, saved)), MOST_BALANCE)

@@ -64,6 +64,7 @@ class Bench:
             block_size=info.block_size,
             num_blocks=info.num_blocks,
             max_num_tokens=info.max_num_tokens,
+            row_times=info.row_times,
             max_batch_size=info.max_batch_size,
             max_seq_len=info.max_seq_len,
             num_states=info.num_states,

@@ -12,13 +12,15 @@ from llmserve.core import GenerateRequest, Matcher
 from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.client import ClientDrafter
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Draftable, Drafter, Speculation
-from llmserve.scheduler.drafts.grammar import GrammarDrafter
+from llmserve.scheduler.drafts.grammar import GrammarDrafter, grammar_prior
 from llmserve.scheduler.drafts.lookup import LookupDrafter
 from llmserve.scheduler.drafts.own_text import GRAM, INDEXED_AT_ONCE, MAX_PLACES, Found, OwnText
 from llmserve.scheduler.settings import SchedulerSettings
 from llmserve.scheduler.step_costs import CAUTION, LOOKS_EVERY, LookBalance, StepCosts
 from tests.scheduler.harness import GREEDY, INFO, Bench, answer_alone
 from tests.scheduler.slots import Slot, Slots
+
+CHEAP, DEAR = 0.1, 0.7  # probabilities above which a drafted token is worth its row
 
 
 @dataclass
@@ -95,14 +97,17 @@ def test_a_longer_match_drafts_more_and_a_wrong_draft_less_of_its_length() -> No
 
 
 def test_what_a_guide_forces_is_drafted() -> None:
+    def forced(*tokens: int, matcher: Matcher | None = None) -> list[int]:
+        return drafted(GrammarDrafter(grammar_prior()), *tokens, matcher=matcher, threshold=CHEAP)
+
     either, seven = Slot(frozenset({1, 2})), Slot(frozenset({7}))
     matcher = Slots((seven, either, *[seven] * 20)).start()
-    assert drafted(GrammarDrafter(), 5, matcher=matcher) == [7]
+    assert forced(5, matcher=matcher) == [7]
     matcher.advance(7)
-    assert drafted(GrammarDrafter(), 5, 7, matcher=matcher) == []
+    assert forced(5, 7, matcher=matcher) == []
     matcher.advance(1)
-    assert drafted(GrammarDrafter(), 5, 7, 1, matcher=matcher) == [7] * MAX_DRAFTED
-    assert drafted(GrammarDrafter(), 5) == []
+    assert forced(5, 7, 1, matcher=matcher) == [7] * MAX_DRAFTED
+    assert forced(5) == []
 
 
 def test_what_the_client_sends_is_drafted_where_the_answer_stands_in_it() -> None:
@@ -117,12 +122,25 @@ def test_what_the_client_sends_is_drafted_where_the_answer_stands_in_it() -> Non
 
 
 def test_a_guide_is_trusted_until_it_was_wrong() -> None:
-    drafter = GrammarDrafter()
-    assert drafter.num_worthwhile(0.9) == MAX_DRAFTED
-    drafter.learn(3, 3)
-    assert drafter.num_worthwhile(0.9) == MAX_DRAFTED
+    drafter = GrammarDrafter(grammar_prior())
+    assert drafter.num_worthwhile(CHEAP) == MAX_DRAFTED
+    for _ in range(9):
+        drafter.learn(3, 3)
+        assert drafter.num_worthwhile(CHEAP) == MAX_DRAFTED
+    assert drafter.num_worthwhile(DEAR) == MAX_DRAFTED
     drafter.learn(3, 0)  # a bad word
-    assert drafter.num_worthwhile(0.9) < MAX_DRAFTED
+    assert drafter.num_worthwhile(DEAR) < MAX_DRAFTED
+
+
+def test_what_a_guide_forces_is_drafted_the_less_the_dearer_rows_are_and_the_more_often_it_was_wrong() -> None:
+    """In a full batch all answers begin at once, and each would draft as many wrong tokens as it may."""
+    others = grammar_prior()
+    first = GrammarDrafter(others)
+    assert 0 < first.num_likely(DEAR) < first.num_likely(CHEAP) == MAX_DRAFTED
+    for _ in range(5):
+        first.learn(5, 0)
+    assert GrammarDrafter(others).num_likely(DEAR) == 0
+    assert GrammarDrafter(grammar_prior()).num_likely(DEAR) > 0
 
 
 def test_a_drafter_that_is_wrong_drafts_less_and_tries_again() -> None:
@@ -143,24 +161,43 @@ def test_rows_that_cost_more_have_to_be_likelier() -> None:
     assert costs.threshold(1) < costs.threshold(32)
     for _ in range(50):
         for num_rows in (1, 4, 16, 200):
-            costs.observe(num_rows, 1.0 + 0.5 * num_rows)  # long steps are no interruptions
-    cost = CAUTION * 0.5
-    assert costs.threshold(1) == pytest.approx(cost / (1 + cost))
+            costs.observe(num_rows, 1.0 + 0.1 * num_rows)  # long steps are no interruptions
+    for num_sequences in (1, 8):  # a row's time, over a sequence's part of the step
+        wanted = CAUTION * 0.1 * num_sequences / (1 + 0.1 * num_sequences)
+        assert costs.threshold(num_sequences) == pytest.approx(wanted)
+    before = costs.threshold(1)
     costs.observe(1, 100.0)  # the machine was busy
-    assert costs.threshold(1) == pytest.approx(cost / (1 + cost), abs=0.1)
+    assert costs.threshold(1) == pytest.approx(before, abs=0.1)
+
+
+def test_no_draft_pays_where_a_row_costs_as_much_as_a_sequence() -> None:
+    """Not even a certain one: the step is limited by its products."""
+    times = ((1, 3.2), (2, 3.8), (16, 7.4), (32, 14.1))
+    costs = StepCosts(times=times)
+    assert costs.threshold(1) < 0.2
+    assert costs.threshold(16) == 1
+    assert Acceptance(num_rejected=0.0).num_likely(costs.threshold(16)) == 0
+    for num_rows in (1, 16, 32) * 30:  # that other work takes ten times as long
+        costs.observe(num_rows, 50.0 + dict(times)[num_rows])
+    assert costs.threshold(16) < 0.3
+
+
+def test_drafting_a_token_is_part_of_its_cost() -> None:
+    costs = StepCosts()
+    assert costs.threshold(4) < costs.threshold(4, 0.1) < costs.threshold(4, 0.5) < 1
 
 
 def test_what_rows_cost_is_not_forgotten_where_all_steps_are_alike() -> None:
     costs = StepCosts()
     for num_rows in (1, 8, 16) * 20:
-        costs.observe(num_rows, 1.0 + 0.5 * num_rows)
+        costs.observe(num_rows, 1.0 + 0.05 * num_rows)
     measured = costs.threshold(16)
     for _ in range(200):
-        costs.observe(16, 9.0)
+        costs.observe(16, 1.8)
     assert costs.threshold(16) == pytest.approx(measured, abs=0.1)
     for _ in range(4000):
-        costs.observe(16, 9.0)
-    assert costs.threshold(16) < 0.5  # and tried again in the end
+        costs.observe(16, 1.8)
+    assert costs.threshold(16) == pytest.approx(StepCosts().threshold(16), abs=0.01)
 
 
 def test_looking_that_saves_nothing_becomes_rare() -> None:
@@ -182,7 +219,7 @@ def test_looking_that_saves_nothing_becomes_rare() -> None:
     assert looks(-0.01, 100) == 100, "what was gained lately is not forgotten at once"
 
 
-@pytest.mark.parametrize(("seconds", "num_looks"), [(1e-9, 5), (1e6, 40)])
+@pytest.mark.parametrize(("seconds", "num_looks"), [(1e-9, 7), (1e6, 40)])
 def test_drafts_are_looked_for_less_where_looking_takes_longer_than_it_saves(
     seconds: float, num_looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +238,16 @@ def test_drafts_are_looked_for_less_where_looking_takes_longer_than_it_saves(
         assert plan is not None
         bench.scheduler.speculator.observe(plan, seconds)
     assert len(looks) == num_looks
+
+
+def test_drafts_are_not_even_looked_for_where_none_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row costs as much as a sequence, and the text repeats itself."""
+    monkeypatch.setattr(LookupDrafter, "propose", lambda *arguments: pytest.fail("looked for a draft"))
+    info = replace(INFO, row_times=((0, 0.0), (1, 1.0)))
+    bench = Bench(info=info, settings=SchedulerSettings(speculation=Speculation.LOOKUP))
+    bench.add((1, 2, 1, 2, 1, 2), GREEDY)
+    for _ in range(4):
+        bench.step()
 
 
 def test_what_a_client_predicts_is_looked_at_whatever_looking_was_worth_before() -> None:

@@ -13,7 +13,7 @@ from llmserve.engine.cache_layout import CacheLayout, cache_layout
 from llmserve.engine.cpu.adapters import AdapterPacker, PackedAdapter
 from llmserve.engine.cpu.layout import EngineHeader, read_header, read_ops
 from llmserve.engine.cpu.op_codes import OpCode
-from llmserve.engine.cpu.tactics import tactic_table, this_machine
+from llmserve.engine.cpu.tactics import row_times, tactic_table, this_machine
 from llmserve.engine.machine.cores import num_threads
 from llmserve.engine.machine.memory import available_memory_bytes
 from llmserve.engine.native.library import available_isas, chosen_isa, load_library
@@ -51,6 +51,7 @@ class CpuRunner:
             weight_bytes=path.stat().st_size, block_bytes=layout.block_bytes, windowed_layers=layout.windowed_layers,
             num_states=num_states, state_bytes=header.state_bytes, output_width=header.output_width,
             needs_whole=header.needs_whole, hidden_width=header.hidden_width,
+            row_times=row_times(path, this_machine(isa)),
         )  # fmt: skip
 
     @classmethod

@@ -14,6 +14,7 @@ from llmserve.engine.directory.artifact import CACHE_FILE
 from llmserve.engine.native.library import chosen_isa, load_library
 from llmserve.engine.runtime import TacticChoice
 from llmserve.engine.tactics import Machine, TacticCache, choose_tactic
+from llmserve.scheduler.step_costs import RowTimes
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # a bucket has the row counts up to it; the last one also all above
 TIMED_COLUMNS = 2048  # panels are alike, so only part of a wide layer is timed
@@ -40,6 +41,19 @@ def tactic_table(engine_file: Path, machine: Machine) -> bytes:
     chosen = {shape: bytes(choice.index for choice in choose(cache, shape)) for shape in set(layers.values())}
     not_linear = bytes(len(ROW_BUCKETS))
     return b"".join(chosen[layers[index]] if index in layers else not_linear for index in range(num_ops))
+
+
+def row_times(engine_file: Path, machine: Machine) -> RowTimes:
+    """Microseconds of all linear layers by number of rows; empty if not measured on this machine."""
+    cache = TacticCache.load(engine_file.with_name(CACHE_FILE), machine)
+    layers = read_linear_layers(engine_file)[1].values()
+    times = [[_microseconds(cache, shape, rows) for shape in layers] for rows in ROW_BUCKETS]
+    return tuple(zip(ROW_BUCKETS, map(sum, times), strict=True)) if layers and all(map(all, times)) else ()
+
+
+def _microseconds(cache: TacticCache, shape: LinearShape, rows: int) -> float:
+    """Of the fastest tactic; 0: not measured."""
+    return min(cache.timings(str(shape), rows).values(), default=0.0) * max(1, shape.columns / TIMED_COLUMNS)
 
 
 def time_tactics(engine_file: Path, known: TacticCache, advance: Callable[[int], None]) -> TacticCache:

@@ -37,7 +37,7 @@ class Acceptance:
     def num_likely(self, threshold: float) -> int:
         """The number of tokens whose probability exceeds `threshold`. Token n of a draft is accepted with the n-th
         power of a token's probability."""
-        if not self.num_rejected:
+        if not self.num_rejected and threshold < 1:
             return MAX_DRAFTED
         probability = self.probability
         num_tokens = int(math.log(threshold) / math.log(probability)) if 0 < threshold < 1 and probability < 1 else 0

@@ -7,14 +7,24 @@ from collections.abc import Sequence
 from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Draftable
 
-PRIOR_ACCEPTED = 8.0  # tokens, so that one wrong draft does not disable it
+PRIOR_ACCEPTED, PRIOR_REJECTED = 8.0, 1.0  # where rows are cheap, its drafts are trusted until they are wrong
+
+
+def grammar_prior() -> Acceptance:
+    return Acceptance(PRIOR_REJECTED, PRIOR_ACCEPTED)
 
 
 class GrammarDrafter(Acceptance):
-    """Its drafts are wrong if an answer changes its white space, or splits text differently from the tokenizer."""
+    """Its drafts are wrong if an answer changes its white space, or splits text differently from the tokenizer. Its
+    prior is the recent acceptance of such drafts in all answers."""
 
-    def __init__(self) -> None:
-        super().__init__(num_rejected=0.0, num_accepted=PRIOR_ACCEPTED)
+    def __init__(self, others: Acceptance) -> None:
+        super().__init__(others.num_rejected, others.num_accepted)
+        self._others = others
 
     def propose(self, sequence: Draftable, threshold: float) -> Sequence[int]:
         return () if sequence.matcher is None else self.worthwhile(sequence.matcher.likely()[:MAX_DRAFTED], threshold)
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        super().learn(num_drafted, num_accepted)
+        self._others.learn(num_drafted, num_accepted)

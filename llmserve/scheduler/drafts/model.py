@@ -105,10 +105,10 @@ class DraftModel:
     def drafter(self) -> ModelDrafter:
         return ModelDrafter(self._acceptance, self._confidence)
 
-    def cost(self, num_sequences: int, base_seconds: float) -> float:
-        """Cost of a drafted token, if a step drafts for `num_sequences`, as a part of `base_seconds` (0: unknown)."""
-        is_known = self._seconds > 0 and base_seconds > 0
-        return (self._seconds / base_seconds if is_known else self._prior_cost) / num_sequences
+    def cost(self, num_sequences: int, step_seconds: float) -> float:
+        """Cost of a drafted token, if a step drafts for `num_sequences`, as a part of `step_seconds` (0: unknown)."""
+        is_known = self._seconds > 0 and step_seconds > 0
+        return (self._seconds / step_seconds if is_known else self._prior_cost) / num_sequences
 
     def draft(self, wishes: Seq[Wish], threshold_of: Callable[[int], float]) -> None:
         """Fill the wishes' drafters. `threshold_of`: the least probability, by the number of sequences in a step."""

@@ -6,6 +6,7 @@ import json
 import platform
 import random
 import resource
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,13 @@ import pytest
 
 from llmserve.engine.cpu import tactics
 from llmserve.engine.cpu.layout import DType, LinearShape, read_linear_layers
-from llmserve.engine.cpu.runner import available_isas
+from llmserve.engine.cpu.runner import CpuRunner, available_isas
 from llmserve.engine.cpu.tactics import (
     ROW_BUCKETS,
     choose,
     linear_shapes,
     num_timed_bytes,
+    row_times,
     tactic_table,
     this_machine,
     time_tactics,
@@ -27,6 +29,7 @@ from llmserve.engine.directory.artifact import CACHE_FILE
 from llmserve.engine.native.library import load_library
 from llmserve.engine.tactics import TacticCache
 from llmserve.errors import InvalidArgument
+from llmserve.scheduler.settings import SchedulerSettings
 from tests.engine.cpu.conftest import EngineFile, OpenRunner
 from tests.engine.cpu.networks import all_logits, random_ids
 
@@ -136,6 +139,24 @@ def test_amx_is_the_default_for_33_rows_and_more(weight_type: DType) -> None:
     chosen = choose(TacticCache(this_machine()), LinearShape(weight_type, 64, 96))
     wanted = {rows for rows in ROW_BUCKETS if rows > 32 and "16x1 amx" in tactic_names("", weight_type, rows)}
     assert {choice.rows for choice in chosen if choice.tactic == "16x1 amx"} == wanted
+
+
+def test_rows_cost_what_all_layers_take(engine_file: EngineFile, tmp_path: Path) -> None:
+    path = tmp_path / "rank0.engine"
+    shutil.copy(engine_file("rope", "float32", ""), path)
+    assert row_times(path, this_machine()) == ()
+    times = {str(rows): {"a": 10.0 + 2 * rows, "b": 90.0} for rows in ROW_BUCKETS}
+    known = {str(shape): times for shape in linear_shapes(path)}
+    TacticCache(this_machine(), known).save(tmp_path / CACHE_FILE)
+    num_layers = len(read_linear_layers(path)[1])
+    wanted = tuple((rows, num_layers * (10.0 + 2 * min(rows, 40))) for rows in ROW_BUCKETS)
+    assert row_times(path, this_machine()) == wanted
+    runner = CpuRunner.open(path, num_blocks=4)
+    assert runner.info.scheduler_config(SchedulerSettings()).row_times == wanted
+    runner.close()
+    del times["16"]
+    TacticCache(this_machine(), known).save(tmp_path / CACHE_FILE)
+    assert row_times(path, this_machine()) == ()
 
 
 def test_impossible_tables_are_refused(engine_file: EngineFile, open_runner: OpenRunner) -> None:
