@@ -122,8 +122,8 @@ def kernels_of(
 
 
 def lowered(name: str, precision: str, *, with_tactics: bool = False, **changes: int) -> Recorder:
-    """With the kernels that run where nothing was tuned, or all; `changes`: of the network's config."""
-    config = HYBRIDS[name].config() if name in HYBRIDS else {**CONFIGS[name], **changes, "num_hidden_layers": 1}
+    """Two layers, with the kernels that run where nothing was tuned, or all; `changes`: of the network's config."""
+    config = HYBRIDS[name].config() if name in HYBRIDS else {**CONFIGS[name], "num_hidden_layers": 2, **changes}
     architecture = architecture_for(config)
     spec = architecture.from_hf(config)
     program, params = architecture.program(spec), architecture.params(spec)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmserve.builder.targets.cuda.compiler import WARP_THREADS, TritonCompiler
+from llmserve.builder.targets.cuda.recorder import Recorder
 from llmserve.engine.cuda.inputs import bucket_of
 from llmserve.engine.cuda.layout import Kernel, Launch, StepPart
 from tools.cuda_kernels import MAX_SEQ_LEN, REPORT, Row, lowered, rows
@@ -43,6 +44,7 @@ LOADED = 1150.0  # until what is loaded is there
 COPIED = 2740.0  # the same, of copies into shared memory, all of which are under way
 ISSUE = 2.3  # of a scheduler for an instruction
 
+CACHED = 64.0  # bytes that a multiprocessor reads from the second cache in a cycle, by the maker's documents
 SCHEDULERS = 4  # of a multiprocessor
 PRODUCTS_PER_CYCLE = 2048  # of floats of 16 bits, of a multiprocessor; of integers twice as many
 STORED_BITS = {"float": 16.0, "int8": 8.5, "int4": 5.0}  # of a weight, its scales included
@@ -135,12 +137,14 @@ def _loop(lines: Sequence[tuple[int, str, int]], threads: int) -> Loop:
 
 
 class Work(NamedTuple):
-    """Of a launch: its programs, the turns of each one's loop, and what all read from memory and multiply."""
+    """Of a launch: its programs, the turns of each one's loop, what all read from memory and multiply, and the bytes of
+    sums that each reads."""
 
     programs: int
     turns: int = 0
     num_bytes: float = 0.0
     products: float = 0.0
+    summed: float = 0.0
 
     def best(self, gpu: Gpu) -> float:
         """Seconds that no launch can do without."""
@@ -167,7 +171,8 @@ def work_of(launch: Launch, kernel: Kernel, code: Code, step: Step) -> Work:
         kept = (1 if step.is_prompt else step.num_rows) * step.past * heads * size("HEAD_DIM")
         products = 2 * step.num_rows * heads * size("HEAD_DIM") * (keys if step.is_prompt else step.past)
         return Work(tiles * heads * segments, math.ceil(keys / size("TILE_KEYS")), 4.0 * kept, products)
-    return Work(math.prod(grid))
+    summed = 4.0 * size("SEGMENTS") * size("TILE_COLUMNS") if {"SEGMENTS", "TILE_COLUMNS"} <= constants.keys() else 0.0
+    return Work(math.prod(grid), summed=summed)
 
 
 class Launched(NamedTuple):
@@ -198,7 +203,7 @@ def _cycles(work: Work, code: Code, row: Row, together: int) -> tuple[float, str
     slots = together * row.compiled.threads / WARP_THREADS / SCHEDULERS * ISSUE
     loop = code.loop if work.turns else None
     if loop is None:
-        return START + max(code.stalls + LOADED, code.instructions * slots), "start"
+        return START + max(code.stalls + LOADED, code.instructions * slots) + together * work.summed / CACHED, "start"
     is_ahead = loop.copies > 0 and loop.loads == 0
     chain = max(loop.stalls, COPIED / max(1, row.kernel.num_stages - 1)) if is_ahead else loop.stalls + LOADED
     turn = {"chain": chain, "issue": loop.instructions * slots, "matrix": loop.matrix * together}
@@ -207,36 +212,31 @@ def _cycles(work: Work, code: Code, row: Row, together: int) -> tuple[float, str
 
 
 class Network:
-    """A layer, and the head, in one precision."""
+    """Layers, and the head, in one precision."""
 
     def __init__(self, precision: str, steps: Sequence[Step]) -> None:
         """`steps`: that it is asked for."""
-        self._record = lowered(NETWORK, precision)
-        launches = [one for step in (*steps, Step(1, 1), Step(HEAD_ROWS, 1)) for one in self._launches(step)]
-        wanted = {self._record.kernels[launch.kernel] for launch in launches}
+        self._records = [lowered(NETWORK, precision, num_hidden_layers=count) for count in (1, 2)]
+        asked = *steps, Step(1, 1), Step(HEAD_ROWS, 1)
+        wanted = {kernel for step in asked for record in self._records for _, kernel in _launches(record, step)}
         named = dict.fromkeys(sorted(wanted, key=repr), (NETWORK, precision))
         self._rows = {row.kernel: row for row in rows(named, [ARCHITECTURE], TritonCompiler())}
         self._codes = {
             kernel: read_code(row.compiled.binary, row.compiled.threads) for kernel, row in self._rows.items()
         }
 
-    def _launches(self, step: Step, *parts: StepPart) -> Iterator[Launch]:
-        names = [part.value for part in parts or (StepPart.BODY, StepPart.HEAD)]
-        for launch in self._record.launches:
-            is_asked = launch.part in names and self._record.kernels[launch.kernel].function != "rowwise.embed"
-            if is_asked and launch.least_rows <= step.full_rows <= launch.most_rows:
-                yield launch
-
-    def launches(self, step: Step, gpu: Gpu, part: StepPart = StepPart.BODY) -> Iterator[Launched]:
-        for launch in self._launches(step, part):
-            kernel = self._record.kernels[launch.kernel]
+    def launches(self, step: Step, gpu: Gpu, part: StepPart = StepPart.BODY, num_layers: int = 1) -> Iterator[Launched]:
+        """Of the head, or of the body with one layer or two."""
+        for launch, kernel in _launches(self._records[num_layers - 1], step, part):
             yield launched(launch, self._rows[kernel], self._codes[kernel], step, gpu)
 
     def code_of(self, kernel: Kernel) -> Code:
         return self._codes[kernel]
 
     def layer_us(self, step: Step, gpu: Gpu) -> float:
-        return 1e6 * sum(each.seconds for each in self.launches(step, gpu))
+        """What a second layer adds: the first norm and the last sum of a network have launches of their own."""
+        one, two = (sum(each.seconds for each in self.launches(step, gpu, num_layers=count)) for count in (1, 2))
+        return 1e6 * (two - one)
 
     def fraction(self, step: Step, gpu: Gpu) -> float:
         """Of the nearer limit, for all layers and the head."""
@@ -245,7 +245,18 @@ class Network:
         steps = [*layer * NUM_LAYERS, *head * -(-head_rows // HEAD_ROWS)]
         work = [each.work for each in steps]
         num_bytes, products = sum(each.num_bytes for each in work), sum(each.products for each in work)
-        return Work(0, 0, num_bytes, products).best(gpu) / sum(each.seconds for each in steps)
+        saved = (NUM_LAYERS - 1) * (sum(each.seconds for each in layer) - 1e-6 * self.layer_us(step, gpu))
+        return Work(0, 0, num_bytes, products).best(gpu) / (sum(each.seconds for each in steps) - saved)
+
+
+def _launches(record: Recorder, step: Step, *parts: StepPart) -> Iterator[tuple[Launch, Kernel]]:
+    """Of these parts, or of all."""
+    names = [part.value for part in parts or (StepPart.BODY, StepPart.HEAD)]
+    for launch in record.launches:
+        kernel = record.kernels[launch.kernel]
+        is_asked = launch.part in names and kernel.function != "rowwise.embed"
+        if is_asked and launch.least_rows <= step.full_rows <= launch.most_rows:
+            yield launch, kernel
 
 
 def measured(page: str) -> Mapping[Step, Mapping[str, float]]:
@@ -326,7 +337,8 @@ Assumptions:
 * An H200 copies {H200.copied / 1e12} TB/s and multiplies {H200.multiplied / 1e12:.0f} TFLOP/s, as measured. An H100 has
   the same multiprocessors, and copies {H100.copied / 1e12} TB/s, the same fraction of its memory's peak. None was
   measured.
-* Weights are read from memory, everything else from caches.
+* Weights are read from memory, everything else from caches. A multiprocessor reads {CACHED:.0f} bytes of sums per
+  cycle.
 
 ## A layer, compared with the time that an earlier version took on an H200 (us)
 

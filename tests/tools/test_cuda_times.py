@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from tools.cuda_times import H100, H200, MEASURED, Network, Step, measured
@@ -62,6 +64,12 @@ def test_turns_of_a_loop_make_all_products(floats: Network, integers: Network) -
             whole = rows * columns * int(constants["NUM_INPUTS"]) / max(1, parts)
             assert whole <= work.turns * loop.products < whole + loop.products
             assert (loop.copies > 0, loop.matrix > 0, loop.loads > 0) == (is_ahead, is_ahead, not is_ahead)
+
+
+def test_a_norm_of_sums_in_segments_is_no_launch_of_its_own(floats: Network) -> None:
+    """Only the first norm of a network, and the last sum, which the head reads."""
+    found = Counter(each.kernel.function for each in floats.launches(ONE, H200, num_layers=2))
+    assert (found["linear.add_normed_segments"], found["linear.add_segments"], found["rowwise.rms_norm"]) == (3, 1, 1)
 
 
 def test_code_without_a_loop_has_none(floats: Network) -> None:

@@ -36,17 +36,17 @@ class OpLowering(ABC):
         return {kind: rule.attributes for kind, rule in cls.RULES.items()}
 
     @abstractmethod
-    def _fuse(self, op: Op, following: Op) -> int:
-        """Lower `op` together with the next op, or postpone it to that one. Returns the number of ops done; 0: none."""
+    def _fuse(self, op: Op, following: Op, after: Op | None) -> int:
+        """Lower `op` together with the next one or two ops, or postpone it. Returns the number of ops done; 0: none."""
 
     def _lower_ops(self) -> None:
         ops = self._program.ops
         index = 0
         while index < len(ops):
-            index += self._lower(*ops[index : index + 2])
+            index += self._lower(*ops[index : index + 3])
 
-    def _lower(self, op: Op, following: Op | None = None) -> int:
-        if following is not None and (done := self._fuse(op, following)):
+    def _lower(self, op: Op, following: Op | None = None, after: Op | None = None) -> int:
+        if following is not None and (done := self._fuse(op, following, after)):
             return done
         self.RULES[op.kind].lower(self, op)
         self._buffers.read(op.inputs)

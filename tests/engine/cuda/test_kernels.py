@@ -17,6 +17,7 @@ from llmserve.engine.cuda.layout import Kernel
 from llmserve.errors import InternalError
 from tests.engine.cuda.compiled_before import CompiledBefore
 from tests.engine.cuda.engines import peculiar_kernels
+from tests.engine.cuda.intermediate import reduced_sizes
 from tools.benchmark.hybrids import HYBRIDS
 from tools.cuda_kernels import (
     ARCHITECTURES,
@@ -36,8 +37,9 @@ FUNCTIONS = {
     "choosing.choose_best", "drawing.weigh", "drawing.list_blocks", "drawing.draw_filtered", "drawing.draw",
     "attention.attention", "attention.attention_segments", "attention.merge_and_round", "attention.merge_segments",
     "attention.turn", "attention.turn_and_write", "attention.write_cache", "attention_int8.round_queries",
-    "attention_int8.write_cache", "linear.add_gated_segments", "linear.add_rounded_segments", "linear.add_segments",
-    "linear.gated_linear", "linear.linear", "linear.linear_segments", "linear.words_segments", "rowwise.add",
+    "attention_int8.write_cache", "linear.add_gated_segments", "linear.add_normed_segments",
+    "linear.add_rounded_segments", "linear.add_segments", "linear.gated_linear", "linear.linear",
+    "linear.linear_segments", "linear.words_segments", "rowwise.add",
     "rowwise.embed", "rowwise.gated_activation", "rowwise.rms_norm", "rowwise.round_rows", "rowwise.select_rows",
     "rowwise.rounded_rms_norm", "rowwise.multiply", "rowwise.sigmoid_gate", "states.convolution",
     "states.delta_rule", "states.keep_rows", "states.selective_scan", "rowwise.activation",
@@ -110,6 +112,13 @@ def test_what_may_be_tried_instead_compiles_too(architecture: str, precision: st
     assert len(others) >= 8
     for compiled in triton.compile(others, architecture, 2):
         assert compiled.shared_bytes <= SHARED_BYTES[architecture] * 1024 - RESERVED_SHARED_BYTES
+
+
+@pytest.mark.parametrize("function", ["rowwise.rms_norm", "linear.add_normed_segments"])
+def test_a_norm_adds_up_pairs(function: str) -> None:
+    """The order within a longer sum follows from a layout, which differs between these two."""
+    kernel = next(kernel for kernel in kernels_of("Baichuan2-7B", "float16") if kernel.function == function)
+    assert reduced_sizes(kernel, "sm_90") == {2}
 
 
 def test_two_compilations_give_the_same_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

@@ -45,7 +45,7 @@ class Lowering(RowLowering):
             tuple(self._buffers.bytes_per_row),
         )
 
-    def _fuse(self, op: Op, following: Op) -> int:
+    def _fuse(self, op: Op, following: Op, after: Op | None) -> int:
         if self._is_only_quantized(op, following):
             self._before[op.output] = op
             return 1

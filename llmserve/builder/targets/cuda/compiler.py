@@ -69,11 +69,11 @@ class TritonCompiler:
 
     def compile(self, kernels: Sequence[Kernel], architecture: str, threads: int) -> Iterator[Compiled]:
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(threads, mp_context=context, initializer=_enter) as pool:
+        with ProcessPoolExecutor(threads, mp_context=context, initializer=enter) as pool:
             yield from pool.map(partial(compile_kernel, architecture=architecture), kernels)
 
 
-def _enter() -> None:
+def enter() -> None:
     for name in [name for name in os.environ if name.startswith("TRITON_") and name not in KEPT]:
         del os.environ[name]
     os.environ.update(ENVIRONMENT)
@@ -91,6 +91,11 @@ def compile_kernel(kernel: Kernel, architecture: str) -> Compiled:
 
 
 def _compiled(kernel: Kernel, architecture: str) -> Compiled:
+    return _described(compiled_by_triton(kernel, architecture))
+
+
+def compiled_by_triton(kernel: Kernel, architecture: str) -> Any:
+    """What Triton returns, its intermediate languages included."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -105,12 +110,11 @@ def _compiled(kernel: Kernel, architecture: str) -> Compiled:
     aligned = {(place,): ALIGNED for place, argument in enumerate(function.arg_names) if argument in are_aligned}
     num_warps = kernel.num_warps // 2 if architecture in kernel.half_on else kernel.num_warps
     limits = {"maxnreg": kernel.most_registers} if kernel.most_registers else {}
-    compiled = triton.compile(
+    return triton.compile(
         ASTSource(function, signature, constexprs=constants, attrs=aligned),
         target=GPUTarget("cuda", int(architecture.removeprefix("sm_")), WARP_THREADS),
         options={"num_warps": num_warps, "num_stages": kernel.num_stages, **limits, **OPTIONS},
     )
-    return _described(compiled)
 
 
 def _described(compiled: Any) -> Compiled:

@@ -19,13 +19,13 @@ from llmserve.builder.targets.buffers import Place
 from llmserve.builder.targets.cuda.attention import AttentionLowering
 from llmserve.builder.targets.cuda.choosing import ChoiceLowering
 from llmserve.builder.targets.cuda.products import ProductLowering
-from llmserve.builder.targets.cuda.recorder import ONE, ROWS, Argument, Constants, Recorder, power_of_two
+from llmserve.builder.targets.cuda.recorder import Recorder
 from llmserve.builder.targets.cuda.states import StateLowering
 from llmserve.builder.targets.cuda.streams import StreamLowering
 from llmserve.builder.targets.cuda.tiles import Tiles
 from llmserve.builder.targets.op_lowering import Rule
 from llmserve.builder.targets.tensor_writer import Rows
-from llmserve.engine.cuda.layout import Extent, StepPart
+from llmserve.engine.cuda.layout import StepPart
 from llmserve.models.graph import Op, OpKind, Program
 from llmserve.models.number_formats import FLOAT32
 from llmserve.models.spec import Param
@@ -51,11 +51,12 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, StreamLowering
         state_bytes = FLOAT32.num_bytes(self._state_floats)
         return Lowered(self._record, buffers, self._stored, self._offsets, self._query_tokens, state_bytes)
 
-    def _fuse(self, op: Op, following: Op) -> int:
+    def _fuse(self, op: Op, following: Op, after: Op | None) -> int:
         if op.kind is OpKind.LINEAR and self._uses[op.output] == 1:
             if following.kind is OpKind.ADD and following.inputs.count(op.output) == 1:
-                self._linear_and_add(op, following)
-                return 2
+                norm = after if after is not None and self._can_be_normed(op, following, after) else None
+                self._linear_and_add(op, following, norm)
+                return 2 if norm is None else 3
             if self._can_be_gated(op, following):
                 self._gated_linear(op, following)
                 return 2
@@ -74,37 +75,6 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, StreamLowering
         if num_rows := int(op.number("rows")):
             function, constants = "streams.embed_known", {**constants, "NUM_ROWS": num_rows}
         self._record.by_columns(function, arguments, constants, op.width)
-
-    def _rms_norm(self, op: Op) -> None:
-        if int(op.number("groups")) == 1 and op.output in self._only_rounded:
-            self._norm_and_round(op)
-            return
-        if op.number("own_weights"):
-            self._norm_by_columns(op)
-        else:
-            self._norm("rowwise.rms_norm", op, {"weight": self._norm_weight(op)}, {})
-
-    def _norm_by_columns(self, op: Op) -> None:
-        weight, biases = self._norm_weight(op), op.weights[1:]
-        weights = {"weight": weight, "bias": self._vector(biases[0]) if biases else weight}
-        kinds = {"IS_CENTERED": op.kind is OpKind.LAYER_NORM, "HAS_BIAS": bool(biases)}
-        self._norm("rowwise.norm_by_columns", op, weights, kinds)
-
-    def _norm(self, function: str, op: Op, weights: Mapping[str, Argument], more: Constants) -> None:
-        source, groups = self._buffers[op.inputs[0]], int(op.number("groups"))
-        arguments = {"x": self._value(op.inputs[0]), **weights}
-        y = self._new(op)
-        width = op.width // groups
-        tile = power_of_two(width)
-        tile_groups = self._tiles.heads(groups, tile)
-        constants = {
-            "GROUP": width, "NUM_GROUPS": groups, "EPS": op.number("eps"), "X_STRIDE": source.stride,
-            "Y_STRIDE": y.stride, "TILE_GROUPS": tile_groups, "TILE_COLUMNS": tile, **more,
-        }  # fmt: skip
-        self._record.launch(
-            function, {**arguments, "y": self._value(op.output)}, constants,
-            (ROWS, Extent(fixed=-(-groups // tile_groups)), ONE), num_warps=min(8, max(1, tile * tile_groups // 256)),
-        )  # fmt: skip
 
     def _add(self, op: Op) -> None:
         a, b = (self._buffers[name] for name in op.inputs)
@@ -181,8 +151,8 @@ class Lowering(ProductLowering, AttentionLowering, StateLowering, StreamLowering
 
     RULES: ClassVar[Mapping[OpKind, Rule]] = {
         OpKind.EMBED: Rule(_embed, ("scale", "rows")),
-        OpKind.RMS_NORM: Rule(_rms_norm, ("eps", "groups", "offset", "own_weights")),
-        OpKind.LAYER_NORM: Rule(_norm_by_columns, ("eps", "groups", "offset")),
+        OpKind.RMS_NORM: Rule(ProductLowering._rms_norm, ("eps", "groups", "offset", "own_weights")),
+        OpKind.LAYER_NORM: Rule(ProductLowering._norm_by_columns, ("eps", "groups", "offset")),
         OpKind.LINEAR: Rule(ProductLowering._linear),
         OpKind.SLICE: Rule(_slice, ("start",)),
         OpKind.ROPE: Rule(AttentionLowering._rope, ("head_dim", "inv_freq", "scale")),

@@ -10,9 +10,10 @@ import numpy as np
 
 from llmserve.builder.quantization import LINEAR_KINDS
 from llmserve.builder.targets.buffers import NOWHERE, Place
-from llmserve.builder.targets.cuda.integers import integer_tensors, num_groups, stored_rows
-from llmserve.builder.targets.cuda.recorder import COLUMNS_OF_WARP, ONE, ROWS, Argument, Constants, power_of_two
-from llmserve.builder.targets.cuda.rounded import GROUP, ROUNDED, RoundedValues, Rounding
+from llmserve.builder.targets.cuda.integers import integer_tensors, stored_rows
+from llmserve.builder.targets.cuda.norms import NormLowering, num_warps
+from llmserve.builder.targets.cuda.recorder import ONE, ROWS, Argument, Constants, power_of_two
+from llmserve.builder.targets.cuda.rounded import GROUP, ROUNDED, Rounding
 from llmserve.builder.targets.cuda.tiles import ProductTile, RowRange
 from llmserve.builder.targets.cuda.values import INTEGERS
 from llmserve.engine.cuda.layout import ITEM_BYTES, TYPES, Address, Extent, Room
@@ -41,18 +42,29 @@ class Factors:
     of_integers: bool
 
 
-class ProductLowering(RoundedValues):
+class ProductLowering(NormLowering):
     def _linear(self, op: Op) -> None:
         y = self._new(op)
         self._product(op, self._value(op.output), y.stride)
 
-    def _linear_and_add(self, op: Op, add: Op) -> None:
-        """y = residual + x @ W.T in one pass, in the residual's own place if no other op needs it."""
+    def _can_be_normed(self, op: Op, add: Op, norm: Op) -> bool:
+        """Whether a program that adds up the segments of a row of `op` and a residual can normalize the sums, too. Not
+        for integers: their segments are so many that one multiprocessor would read them longer than a launch takes."""
+        if norm.kind is not OpKind.RMS_NORM or norm.inputs[0] != add.output or self._is_quantized(op):
+            return False
+        is_whole = int(norm.number("groups")) == 1 and not norm.number("own_weights")
+        segments = self._tiles.segments(op.width, self._inputs_of(op), of_integers=False)
+        return is_whole and norm.output not in self._only_rounded and segments > 1
+
+    def _linear_and_add(self, op: Op, add: Op, norm: Op | None = None) -> None:
+        """y = residual + x @ W.T in one pass, in the residual's own place if no other op needs it; and a norm of y."""
         residual = next(name for name in add.inputs if name != op.output)
         place, source = self._buffers[residual], self._value(residual)
         y = self._sum_place(add, residual)
-        self._product(op, self._value(add.output), y.stride, source, place)
-        self._buffers.read((*op.inputs, *add.inputs))
+        if norm is not None:
+            self._new(norm)
+        self._product(op, self._value(add.output), y.stride, source, place, norm=norm)
+        self._buffers.read((*op.inputs, *add.inputs, *(norm.inputs if norm is not None else ())))
 
     def _logits(self, op: Op) -> None:
         y = Argument(Address(Room.LOGITS.value), TYPES[FLOAT32.name], self._program.vocab_size % 4 == 0)
@@ -90,7 +102,7 @@ class ProductLowering(RoundedValues):
 
     def _product(
         self, op: Op, y: Argument, y_stride: int, residual: Argument | None = None, place: Place = NOWHERE,
-        more: Mapping[str, float] | None = None,
+        more: Mapping[str, float] | None = None, norm: Op | None = None,
     ) -> None:  # fmt: skip
         biases = op.weights[1:]
         epilogue: Constants = {
@@ -104,21 +116,28 @@ class ProductLowering(RoundedValues):
                 "residual": residual.behind(factors.begin) if residual else nothing,
                 "y": y.behind(factors.begin),
             }
-            self._product_of(factors, behind, epilogue)
+            self._product_of(factors, behind, epilogue, norm)
         self._read_factors(op)
 
-    def _product_of(self, factors: Factors, behind: Mapping[str, Argument], epilogue: Constants) -> None:
+    def _product_of(
+        self, factors: Factors, behind: Mapping[str, Argument], epilogue: Constants, norm: Op | None
+    ) -> None:
         width = factors.end - factors.begin
         segments = self._segments(factors, width)
         shape: Constants = {**factors.constants, "NUM_COLUMNS": width, "SEGMENTS": segments}
         for rows in factors.ranges:
             if rows.is_split(width, segments, self._tiles.programs):
                 made = self._in_segments(factors, shape, rows)
-                self._add_segments("linear.add_segments", behind, {"NUM_COLUMNS": width, **epilogue}, made)
+                if norm is not None:
+                    self._add_and_norm(norm, behind, {"NUM_COLUMNS": width, **epilogue}, made)
+                else:
+                    self._add_segments("linear.add_segments", behind, {"NUM_COLUMNS": width, **epilogue}, made)
             else:
                 arguments = {**factors.arguments, **behind}
                 constants = {**shape, **epilogue}
                 self._launch_product("linear.linear", arguments, constants, factors, rows.fitting(segments))
+                if norm is not None:
+                    self._launch_rms_norm(norm, rows.rows)
 
     def _segments(self, factors: Factors, width: int) -> int:
         num_inputs = int(factors.constants["NUM_INPUTS"])
@@ -143,6 +162,20 @@ class ProductLowering(RoundedValues):
         sums: Constants = {"SEGMENTS": made.number, "MAX_ROWS": made.rows.rows[1], "TILE_COLUMNS": columns}
         grid = ROWS, Extent(fixed=-(-width // columns)), ONE
         self._record.launch(function, {"parts": made.parts, **behind}, {**constants, **sums}, grid, rows=made.rows.rows)
+
+    def _add_and_norm(self, norm: Op, behind: Mapping[str, Argument], constants: Constants, made: Segments) -> None:
+        tile = power_of_two(norm.width)
+        arguments = {
+            "parts": made.parts, **behind, "weight": self._norm_weight(norm), "normed": self._value(norm.output)
+        }  # fmt: skip
+        sums: Constants = {
+            "SEGMENTS": made.number, "MAX_ROWS": made.rows.rows[1], "EPS": norm.number("eps"),
+            "NORMED_STRIDE": self._buffers[norm.output].stride, "TILE_COLUMNS": tile,
+        }  # fmt: skip
+        self._record.launch(
+            "linear.add_normed_segments", arguments, {**constants, **sums}, (ROWS, ONE, ONE),
+            num_warps=num_warps(tile), rows=made.rows.rows,
+        )  # fmt: skip
 
     def _add_and_round(self, rounding: Rounding, activation: Constants, made: Segments) -> None:
         """For a gated product that only products of integers read."""
@@ -213,17 +246,6 @@ class ProductLowering(RoundedValues):
         self._read_rounded(op)
         if not self._is_quantized(op) and (name := _narrowed(op.inputs[0])) in self._uses:
             self._buffers.read((name,))
-
-    def _norm_and_round(self, op: Op) -> None:
-        """For a norm that only products of integers read: only its integers are stored."""
-        source, tile = self._buffers[op.inputs[0]], power_of_two(num_groups(op.width))
-        made, constants = self._rounded_at_once(op.output, op.width)
-        self._record.launch(
-            "rowwise.rounded_rms_norm",
-            {"x": self._value(op.inputs[0]), "weight": self._norm_weight(op), **made},
-            {**constants, "EPS": op.number("eps"), "X_STRIDE": source.stride, "TILE_GROUPS": tile},
-            (ROWS, ONE, ONE), num_warps=min(8, max(1, tile * GROUP // COLUMNS_OF_WARP)),
-        )  # fmt: skip
 
     def _inputs_of(self, op: Op) -> int:
         return self._params[op.weights[0]].shape[1]

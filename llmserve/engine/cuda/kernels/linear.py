@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from llmserve.engine.cuda.kernels.activations import activate, soft_capped
-from llmserve.engine.cuda.kernels.rowwise import store_rounded
+from llmserve.engine.cuda.kernels.rowwise import mean_of_squares, store_rounded
 from llmserve.engine.cuda.kernels.segments import segment_of
 from llmserve.engine.cuda.kernels.words import words_of_bytes, words_of_nibbles
 
@@ -48,7 +48,7 @@ def _store(
     NUM_COLUMNS: tl.constexpr, RESIDUAL_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
-    """Bias, scale, soft cap and residual, in this order; what is 1 or 0 is left out."""
+    """Bias, scale, soft cap and residual, in this order; what is 1 or 0 is left out. Returns the stored numbers."""
     is_column = (columns < NUM_COLUMNS)[:, None]
     if HAS_BIAS:
         sums += tl.load(bias + columns, mask=columns < NUM_COLUMNS, other=0.0).to(tl.float32)[:, None]
@@ -61,6 +61,7 @@ def _store(
         at = residual + wide_rows * RESIDUAL_STRIDE + columns[:, None]
         sums = tl.load(at, mask=is_column, other=0.0).to(tl.float32) + sums
     tl.store(y + wide_rows * Y_STRIDE + columns[:, None], sums.to(y.dtype.element_ty), mask=is_column)
+    return sums
 
 
 @triton.jit
@@ -195,6 +196,31 @@ def add_segments(
         sums, bias, residual, y, rows, columns,
         NUM_COLUMNS, RESIDUAL_STRIDE, Y_STRIDE, HAS_BIAS, HAS_RESIDUAL, SCALE, SOFT_CAP,
     )  # fmt: skip
+
+
+@triton.jit
+def add_normed_segments(
+    parts, bias, residual, y, weight, normed,
+    RESIDUAL_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, NUM_COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, SEGMENTS: tl.constexpr,
+    MAX_ROWS: tl.constexpr, EPS: tl.constexpr, NORMED_STRIDE: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """`add_segments` and `rowwise.rms_norm` in one, for a float32 y. Grid: rows; TILE_COLUMNS is at least NUM_COLUMNS.
+
+    The sums are transposed to the norm's shape and layout, so that it adds up their squares in the same order.
+    """
+    rows = tl.program_id(0) + tl.arange(0, 1)
+    columns = tl.arange(0, TILE_COLUMNS)
+    is_column = columns < NUM_COLUMNS
+    sums = _added(parts, rows, columns, is_column, NUM_COLUMNS, SEGMENTS, MAX_ROWS)
+    values = tl.trans(_store(
+        sums, bias, residual, y, rows, columns,
+        NUM_COLUMNS, RESIDUAL_STRIDE, Y_STRIDE, HAS_BIAS, HAS_RESIDUAL, SCALE, SOFT_CAP,
+    ))  # fmt: skip
+    scale = 1.0 / tl.sqrt_rn(mean_of_squares(values, NUM_COLUMNS, 1, TILE_COLUMNS) + EPS)
+    values = values * scale[:, None] * tl.load(weight + columns, mask=is_column, other=0.0)[None, :]
+    at = normed + rows[:, None].to(tl.int64) * NORMED_STRIDE + columns[None, :]
+    tl.store(at, values.to(normed.dtype.element_ty), mask=is_column[None, :])
 
 
 @triton.jit

@@ -8,6 +8,8 @@ import triton.language as tl
 from llmserve.engine.cuda.kernels.activations import activate, sigmoid
 from llmserve.engine.cuda.kernels.rounding import rounded
 
+MOST_HALVINGS = tl.constexpr(20)  # of the columns in a tile
+
 
 @triton.jit
 def token_of(token_ids, chosen, row):
@@ -46,6 +48,17 @@ def _groups(
 
 
 @triton.jit
+def mean_of_squares(values, GROUP: tl.constexpr, TILE_GROUPS: tl.constexpr, TILE_COLUMNS: tl.constexpr):
+    """The mean of GROUP columns in each row, [TILE_GROUPS]. Pairs of neighbours are added up first, then pairs of their
+    sums: the order of a sum over a whole axis would follow from the layout of the kernel, but all norms must agree."""
+    squares = values * values
+    for halving in tl.static_range(MOST_HALVINGS):
+        if TILE_COLUMNS >> halving > 1:
+            squares = tl.sum(tl.reshape(squares, (TILE_GROUPS, TILE_COLUMNS >> (halving + 1), 2)), axis=2)
+    return tl.reshape(squares, (TILE_GROUPS,)) / GROUP
+
+
+@triton.jit
 def rms_norm(
     x, weight, y,
     GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr, EPS: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
@@ -54,7 +67,7 @@ def rms_norm(
     """y = x / rms(x) * weight for each GROUP columns. Grid: rows, tiles of groups; TILE_COLUMNS is at least GROUP."""
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, TILE_COLUMNS)
     values, at, is_number = _groups(x, row, GROUP, NUM_GROUPS, X_STRIDE, TILE_GROUPS, TILE_COLUMNS)
-    scale = 1.0 / tl.sqrt_rn(tl.sum(values * values, axis=1) / GROUP + EPS)
+    scale = 1.0 / tl.sqrt_rn(mean_of_squares(values, GROUP, TILE_GROUPS, TILE_COLUMNS) + EPS)
     weights = tl.load(weight + columns, mask=columns < GROUP, other=0.0)
     normalized = values * scale[:, None] * weights[None, :]
     tl.store(y + row * Y_STRIDE + at, normalized.to(y.dtype.element_ty), mask=is_number)
