@@ -5,8 +5,10 @@ A tactic determines how a layer's rows and outputs are divided into register til
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from pathlib import Path
 
 from llmserve.engine.cpu.layout import LinearShape, read_linear_layers
@@ -44,11 +46,12 @@ def tactic_table(engine_file: Path, machine: Machine) -> bytes:
 
 
 def row_times(engine_file: Path, machine: Machine) -> RowTimes:
-    """Microseconds of all linear layers by number of rows; empty if not measured on this machine."""
+    """Microseconds of all linear layers by number of rows, never decreasing; empty if not measured on this machine."""
     cache = TacticCache.load(engine_file.with_name(CACHE_FILE), machine)
     layers = read_linear_layers(engine_file)[1].values()
     times = [[_microseconds(cache, shape, rows) for shape in layers] for rows in ROW_BUCKETS]
-    return tuple(zip(ROW_BUCKETS, map(sum, times), strict=True)) if layers and all(map(all, times)) else ()
+    is_known = layers and all(0 < time < math.inf for found in times for time in found)
+    return tuple(zip(ROW_BUCKETS, accumulate(map(sum, times), max), strict=True)) if is_known else ()
 
 
 def _microseconds(cache: TacticCache, shape: LinearShape, rows: int) -> float:
