@@ -134,11 +134,11 @@ def test_a_step_that_does_not_exist_is_refused(check: Callable[..., int], capsys
 
 def test_what_a_sanitizer_finds_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(cuda.SUBJECT, tmp_path, Path("unused"), None)
-    with pytest.raises(NotRun, match="left no engine"):
+    with pytest.raises(NotRun, match="wrote no engine"):
         cuda.memcheck(plan)
     plan.engine.mkdir()
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NotRun, match="there is no compute-sanitizer"):
+    with pytest.raises(NotRun, match="compute-sanitizer was not found"):
         cuda.memcheck(plan)
     program = tmp_path / "compute-sanitizer"
     program.write_text('#!/bin/sh\necho "$@"\n')

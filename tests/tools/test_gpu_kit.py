@@ -90,7 +90,7 @@ def test_packages_of_a_kit_are_found_by_the_check_and_by_what_it_starts(
 
 def test_when_the_time_is_up_the_rest_is_left_for_another_run(tmp_path: Path) -> None:
     plan = Plan(cuda.SUBJECT, tmp_path, Path("unused"), None, ends=time.monotonic() - 1)
-    with pytest.raises(NotRun, match="the time was up during a long step; go on with --resume"):
+    with pytest.raises(NotRun, match="the time limit was reached during a long step; continue with --resume"):
         plan.run("a long step", [sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=60)
     times = iter([True, False])
     results = run_steps({"first": dict, "second": dict}, lambda text: None, is_time=lambda: next(times))

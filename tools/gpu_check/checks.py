@@ -71,7 +71,7 @@ class Plan:
         """Runs a program until the time is up, which raises `NotRun`."""
         done = run(command, timeout_s=max(1.0, min(timeout_s, self.ends - time.monotonic())), environment=environment)
         if done.code is None and time.monotonic() >= self.ends:
-            raise NotRun(f"the time was up during {what}; go on with --resume")
+            raise NotRun(f"the time limit was reached during {what}; continue with --resume")
         return done
 
     def succeed(self, what: str, command: Sequence[str], *, timeout_s: float) -> Finished:
@@ -174,7 +174,7 @@ def evaluation(plan: Plan) -> Details:
 def parity(plan: Plan) -> Details:
     """Checks that every answer equals the baseline's, or differs first where the two best tokens were nearly equal."""
     if not plan.eval_report.is_file():
-        raise NotRun("the evaluation left no answers")
+        raise NotRun("the evaluation wrote no answers")
     found = json.loads(plan.eval_report.read_text())["parity"]
     wrong = [each for each in found["divergences"] if each["margin"] > ROUNDING_MARGIN]
     if wrong:
@@ -213,7 +213,7 @@ def require_machine(plan: Plan) -> None:
 
 def require_engine(plan: Plan) -> None:
     if not plan.engine.is_dir():
-        raise NotRun("the build left no engine")
+        raise NotRun("the build wrote no engine")
 
 
 def llmserve(*arguments: str) -> list[str]:

@@ -159,7 +159,7 @@ def racecheck(plan: Plan) -> Details:
 def _sanitized(plan: Plan, tool: str) -> Details:
     require_engine(plan)
     if shutil.which(SANITIZER) is None:
-        raise NotRun(f"there is no {SANITIZER}; it comes with the CUDA toolkit")
+        raise NotRun(f"{SANITIZER} was not found; it comes with the CUDA toolkit")
     flags = ("--tool", tool, "--error-exitcode", str(ERROR_CODE), "--target-processes", "all")
     command = [SANITIZER, *flags, *llmserve("run", str(plan.engine), *SHORT_RUN)]
     done = plan.succeed(f"{SANITIZER} --tool {tool}", command, timeout_s=30 * MINUTE_S)
@@ -204,7 +204,7 @@ def _peer(plan: Plan, network: str) -> Details:
     require_machine(plan)
     asked = plan.run("importing torch", [sys.executable, "-c", HAS_TORCH], timeout_s=5 * MINUTE_S)
     if asked.code != 0:
-        raise NotRun(f"there is no transformers, or no torch with CUDA: {asked.tail()}")
+        raise NotRun(f"transformers, or torch with CUDA, is not installed: {asked.tail()}")
     job = _job(plan, "tools.benchmark.peers.torch_compiled", network, PEER_PRECISION)
     report = _peer_report(plan, network)
     report.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ SUBJECT = Subject(
     command="check-gpu",
     extras="check-gpu",
     contract_engines="installed",
-    lacks="there is no GPU, or no TensorRT-LLM that we know",
+    lacks="there is no GPU, or no supported TensorRT-LLM",
     machine_problems=machine_problems,
 )
 
@@ -37,7 +37,7 @@ def names(plan: Plan) -> Details:
     try:
         library = installed()
     except LlmserveError as error:
-        raise NotRun("there is no TensorRT-LLM that we know") from error
+        raise NotRun("no supported TensorRT-LLM is installed") from error
     report = plan.folder / "names.json"
     command = [sys.executable, "-m", "tools.gpu_check.names", str(report)]
     found = plan.reported(report, "importing tensorrt_llm", command, timeout_s=10 * MINUTE_S)

@@ -168,7 +168,7 @@ class KvKeeper:
             if saves:
                 self._save_all(time.monotonic() + END_S)
         except TimeoutError:
-            logger.warning("the KV cache was not written to its folder in %g s: some of it is lost", END_S)
+            logger.warning("not all of the KV cache was written within %g s; missing blocks are computed again", END_S)
         self._writer.shutdown(cancel_futures=True)
 
     def _save_all(self, deadline: float) -> None:
