@@ -44,7 +44,7 @@ LOADED = 1150.0  # until what is loaded is there
 COPIED = 2740.0  # the same, of copies into shared memory, all of which are under way
 ISSUE = 2.3  # of a scheduler for an instruction
 
-CACHED = 64.0  # bytes that a multiprocessor reads from the second cache in a cycle, by the maker's documents
+CACHED = 64.0  # bytes that a multiprocessor reads from the second cache in a cycle: assumed, not fitted
 SCHEDULERS = 4  # of a multiprocessor
 PRODUCTS_PER_CYCLE = 2048  # of floats of 16 bits, of a multiprocessor; of integers twice as many
 STORED_BITS = {"float": 16.0, "int8": 8.5, "int4": 5.0}  # of a weight, its scales included

@@ -8,6 +8,9 @@ from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Draftable
 
 PRIOR_ACCEPTED, PRIOR_REJECTED = 8.0, 1.0  # where rows are cheap, its drafts are trusted until they are wrong
+LEAST_LIKELY = (
+    0.2  # of a new answer's token, whatever drafts with other guides were worth: it is tried where it is cheap
+)
 
 
 def grammar_prior() -> Acceptance:
@@ -19,7 +22,8 @@ class GrammarDrafter(Acceptance):
     prior is the recent acceptance of such drafts in all answers."""
 
     def __init__(self, others: Acceptance) -> None:
-        super().__init__(others.num_rejected, others.num_accepted)
+        weight, likely = PRIOR_ACCEPTED + PRIOR_REJECTED, max(LEAST_LIKELY, others.probability)
+        super().__init__(num_rejected=weight * (1 - likely), num_accepted=weight * likely)
         self._others = others
 
     def propose(self, sequence: Draftable, threshold: float) -> Sequence[int]:
