@@ -88,11 +88,18 @@ class Speculator:
     def extend(self, outline: Outline) -> None:
         """Add drafts if every sequence decodes: next to a prompt, rows are not cheap. Drafts never preempt."""
         self._look_seconds = 0.0
-        if not self._drafters or any(
-            chunk.sample is None or len(chunk.token_ids) > 1 + chunk.num_again for chunk in outline.chunks
+        if (
+            not self._drafters
+            or not outline.chunks
+            or any(chunk.sample is None or len(chunk.token_ids) > 1 + chunk.num_again for chunk in outline.chunks)
         ):
             return
-        if (threshold := self._costs.threshold(len(outline.chunks))) < 1 and self._balance.is_due():
+        if (threshold := self._costs.threshold(len(outline.chunks))) >= 1:  # only for what clients predict
+            for index, sequence in enumerate(outline.sequences):
+                for drafter in sequence.drafters:
+                    if isinstance(drafter, ClientDrafter):
+                        self._draft(outline, index, drafter, threshold)
+        elif self._balance.is_due():
             began = time.perf_counter()
             self._look(outline, threshold)
             self._look_seconds = time.perf_counter() - began

@@ -46,12 +46,15 @@ def tactic_table(engine_file: Path, machine: Machine) -> bytes:
 
 
 def row_times(engine_file: Path, machine: Machine) -> RowTimes:
-    """Microseconds of all linear layers by number of rows, never decreasing; empty if not measured on this machine."""
+    """Microseconds of all linear layers by number of rows, never decreasing (where a layer seems to be faster with more
+    rows, something else ran when it was timed); empty if not measured on this machine."""
     cache = TacticCache.load(engine_file.with_name(CACHE_FILE), machine)
     layers = read_linear_layers(engine_file)[1].values()
-    times = [[_microseconds(cache, shape, rows) for shape in layers] for rows in ROW_BUCKETS]
-    is_known = layers and all(0 < time < math.inf for found in times for time in found)
-    return tuple(zip(ROW_BUCKETS, accumulate(map(sum, times), max), strict=True)) if is_known else ()
+    times = [[_microseconds(cache, shape, rows) for rows in reversed(ROW_BUCKETS)] for shape in layers]
+    if not times or not all(0 < time < math.inf for found in times for time in found):
+        return ()
+    totals = map(sum, zip(*(accumulate(found, min) for found in times), strict=True))
+    return tuple(sorted(zip(reversed(ROW_BUCKETS), totals, strict=True)))
 
 
 def _microseconds(cache: TacticCache, shape: LinearShape, rows: int) -> float:

@@ -36,9 +36,10 @@ class Acceptance:
 
     def num_likely(self, threshold: float) -> int:
         """The number of tokens whose probability exceeds `threshold`. Token n of a draft is accepted with the n-th
-        power of a token's probability."""
-        if not self.num_rejected and threshold < 1:
-            return MAX_DRAFTED
+        power of a token's probability. If none was ever wrong, a few are worthwhile at any threshold: rows may cost
+        less than was measured."""
+        if not self.num_rejected:
+            return MAX_DRAFTED if threshold < 1 else min(int(self.num_accepted), MAX_DRAFTED)
         probability = self.probability
         num_tokens = int(math.log(threshold) / math.log(probability)) if 0 < threshold < 1 and probability < 1 else 0
         return min(num_tokens, MAX_DRAFTED)

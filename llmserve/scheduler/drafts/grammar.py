@@ -8,9 +8,7 @@ from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Draftable
 
 PRIOR_ACCEPTED, PRIOR_REJECTED = 8.0, 1.0  # where rows are cheap, its drafts are trusted until they are wrong
-LEAST_LIKELY = (
-    0.2  # of a new answer's token, whatever drafts with other guides were worth: it is tried where it is cheap
-)
+LEAST_LIKELY = 0.2  # of a new answer's token, whatever other guides' drafts were worth: it is tried where it is cheap
 
 
 def grammar_prior() -> Acceptance:

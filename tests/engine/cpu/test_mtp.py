@@ -41,6 +41,7 @@ Build = Callable[[str], Path]
 @pytest.fixture(autouse=True)
 def _drafts_are_four_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Speculator, "observe", lambda speculator, plan, seconds: None)
+    monkeypatch.setattr("llmserve.engine.cpu.runner.row_times", lambda path, machine: ())
     monkeypatch.setattr(Acceptance, "num_likely", lambda drafter, threshold: 4)
     monkeypatch.setattr(ModelDrafter, "goes_on", lambda drafter, threshold: len(drafter.drafted) < 4)
 

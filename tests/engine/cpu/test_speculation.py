@@ -61,6 +61,7 @@ Drafts = tuple[int, int]  # drafted, accepted
 def _steps_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a row may cost so much that next to nothing is drafted."""
     monkeypatch.setattr(Speculator, "observe", lambda speculator, plan, seconds: None)
+    monkeypatch.setattr("llmserve.engine.cpu.runner.row_times", lambda path, machine: ())
 
 
 @pytest.fixture(scope="module", params=["float32", "int8"])

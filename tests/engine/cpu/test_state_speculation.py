@@ -54,6 +54,7 @@ Answers = Mapping[str, list[tuple[object, ...]]]
 @pytest.fixture(autouse=True)
 def _steps_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Speculator, "observe", lambda speculator, plan, seconds: None)
+    monkeypatch.setattr("llmserve.engine.cpu.runner.row_times", lambda path, machine: ())
 
 
 @pytest.fixture(scope="module")

@@ -155,14 +155,14 @@ def test_rows_cost_what_all_layers_take(engine_file: EngineFile, tmp_path: Path)
     runner = CpuRunner.open(path, num_blocks=4)
     assert runner.info.scheduler_config(SchedulerSettings()).row_times == wanted
     runner.close()
-    times["2"] = {"a": 1.0}  # noise
-    TacticCache(this_machine(), known).save(tmp_path / CACHE_FILE)
-    assert row_times(path, this_machine())[1] == (2, wanted[0][1])
     for damaged in (math.nan, math.inf, -1.0):
         TacticCache(this_machine(), {shape: times | {"2": {"a": damaged}} for shape in known}).save(
             tmp_path / CACHE_FILE
         )
         assert row_times(path, this_machine()) == ()
+    times["4"] = {"a": 5000.0, "b": 7000.0}  # both were interrupted
+    TacticCache(this_machine(), known).save(tmp_path / CACHE_FILE)
+    assert dict(row_times(path, this_machine())) == {**dict(wanted), 4: dict(wanted)[8]}
     del times["16"]
     TacticCache(this_machine(), known).save(tmp_path / CACHE_FILE)
     assert row_times(path, this_machine()) == ()
