@@ -80,7 +80,8 @@ class Speculator:
         if self._history is not None:
             sources.append(partial(self._history.find, owner_of(sequence)))
         if sources:
-            drafters.append(LookupDrafter(*sources))
+            least = 1 if self.model is None else 2  # a model's token is likelier than one after a single equal token
+            drafters.append(LookupDrafter(*sources, least_matched=least))
         if Speculation.DRAFT in self._drafters and self.model is not None:
             drafters.append(self.model.drafter())
         sequence.drafters = tuple(drafters)

@@ -8,13 +8,14 @@ from typing import TypeAlias
 RowTimes: TypeAlias = tuple[tuple[int, float], ...]  # numbers of rows, ascending, and times in any unit
 
 STEP_FORGETTING = 0.98  # weight of a step, relative to the next one
+LONGER = 0.1  # weight of a step that took longer than expected
 PRIOR_TIMES: RowTimes = ((0, 1.0), (1, 1.03))  # if the engine has no times of its layers
-LEAST_SPREAD = 0.001  # squared: steps whose curve values differ less count as equal
+PRIOR_SPREAD = 4.0  # rows, squared: the prior's weight, as the sum over steps of their difference from the mean
 LEAST_BASE = 0.01  # of a step without rows, as a fraction of the mean step
 LEAST_SLOPE = 0.01  # fraction of `base`
 LEAST_MORE = 4  # rows that drafts may add together
 LEAST_ROW_COST = 0.01  # fraction of a step
-MAX_OUTLIER = 3.0  # times the expected time: a step that took longer was interrupted
+MAX_ERROR = 0.25  # of the expected time: steps further from it were interrupted, or those before them were
 CAUTION = 1.3  # factor on the measured cost, so that drafts must gain something on average
 RELAXATION = 0.002  # fraction of the difference, per step
 LOST = -0.5  # steps lost by drafting: below this, only one step in LOOKS_EVERY drafts
@@ -30,6 +31,9 @@ class StepCosts:
     These times are no line: instructions that compute many rows at once make some row counts cheap, and beyond a few
     rows each one costs as much as a sequence more. While all steps have the same number of rows, the constant slowly
     disappears, so that what was learned from interrupted steps does not last.
+
+    On a busy machine, a step can take several times as long. That says nothing about rows, and a few such steps could
+    make every draft seem too expensive. So steps that take longer than expected count little.
     """
 
     def __init__(self, rows_per_draft: float = 1.0, times: RowTimes = ()) -> None:
@@ -38,26 +42,29 @@ class StepCosts:
         self._times = times or PRIOR_TIMES
         self._unit = _at(self._times, 1)
         self._base, self._slope = 0.0, 0.0  # seconds; 0: no step was observed
-        self._weight = self._units = self._seconds = self._units_squared = self._units_seconds = 0.0
+        self._mean, self._mean_units, self._weight, self._spread = 0.0, 0.0, 0.0, 0.0  # of steps; mean: seconds
 
     def observe(self, num_rows: int, seconds: float) -> None:
         units = self._units_of(num_rows)
-        if self._slope:
-            seconds = min(seconds, MAX_OUTLIER * self.seconds(num_rows))
-        self._weight = STEP_FORGETTING * self._weight + 1
-        self._units = STEP_FORGETTING * self._units + units
-        self._seconds = STEP_FORGETTING * self._seconds + seconds
-        self._units_squared = STEP_FORGETTING * self._units_squared + units * units
-        self._units_seconds = STEP_FORGETTING * self._units_seconds + units * seconds
-        spread = self._weight * self._units_squared - self._units * self._units
-        mean, mean_units = self._seconds / self._weight, self._units / self._weight
-        if spread <= LEAST_SPREAD * self._weight * self._weight:
-            self._base = min(mean, (1 - RELAXATION) * self._base)
-            self._slope = (mean - self._base) / mean_units
+        of_row = (self._units_of(num_rows + LEAST_MORE) - units) / LEAST_MORE
+        if not self._slope:
+            self._mean, self._mean_units = seconds, units
+            self._slope, self._spread = seconds / units, PRIOR_SPREAD * of_row * of_row
+        expected, more = self.seconds(num_rows), units - self._mean_units
+        most = MAX_ERROR * expected
+        error = min(seconds - expected, most)
+        weight = LONGER if error > 0 else 1.0
+        self._weight = STEP_FORGETTING * self._weight + weight
+        self._mean += weight / self._weight * (expected + error - self._mean)
+        self._mean_units += weight / self._weight * more
+        if abs(more) > of_row / 2:
+            self._spread = STEP_FORGETTING * self._spread + weight * more * more
+            self._slope = max(0.0, self._slope + weight * more * max(error, -most) / self._spread)
         else:
-            slope = max(0.0, (self._weight * self._units_seconds - self._units * self._seconds) / spread)
-            self._base = max(LEAST_BASE * mean - slope * self._units_of(0), mean - slope * mean_units)
-            self._slope = max(slope, LEAST_SLOPE * self._base)
+            self._slope += RELAXATION * (self._mean / self._mean_units - self._slope)
+        least = LEAST_BASE * self._mean - self._slope * self._units_of(0)
+        self._base = max(least, self._mean - self._slope * self._mean_units)
+        self._slope = max(self._slope, LEAST_SLOPE * self._base)
 
     def seconds(self, num_rows: int) -> float:
         """Of a step; 0: no step was observed."""

@@ -40,7 +40,8 @@ def test_what_followed_in_an_earlier_answer_is_found() -> None:
 
     assert find(9, 4, 5, 6) == (3, [[7, 8]])
     assert find(4, 5, 6, 7) == (4, [[8]])
-    assert find(6, 7, 8) == find(5, 6) == find(1, 2, 3) == find(3, 4, 5) == NOTHING  # nothing of the prompt is there
+    assert find(0, 5, 6) == (2, [[7, 8]])
+    assert find(6, 7, 8) == find(0, 6) == find(1, 2, 3) == find(3, 4) == NOTHING  # nothing of the prompt is there
     history.add(answer_of(0, 5, 6, 7, 9))
     assert find(0, 0, 5, 6, 7) == (4, [[9]])
     assert find(1, 5, 6, 7) == (3, [[9], [8]])

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Draftable
-from llmserve.scheduler.drafts.own_text import GRAM
+
+RESUMES_AFTER = 3  # equal tokens, once the answer differs from the prediction
 
 
 class ClientDrafter(Acceptance):
@@ -19,7 +20,8 @@ class ClientDrafter(Acceptance):
         self._draft = array("i", draft_ids)
         self._num_prompt = num_prompt
         self._num_same = 0  # first tokens of the answer that equal the prediction
-        self._follows = {self._draft[end - GRAM : end].tobytes(): end for end in range(GRAM, len(self._draft))}
+        ends = range(RESUMES_AFTER, len(self._draft))
+        self._follows = {self._draft[end - RESUMES_AFTER : end].tobytes(): end for end in ends}
 
     def propose(self, sequence: Draftable, threshold: float) -> Sequence[int]:
         token_ids, draft = sequence.token_ids, self._draft
@@ -29,5 +31,5 @@ class ClientDrafter(Acceptance):
             place += 1
         self._num_same = place
         if place < num_output:
-            place = self._follows.get(token_ids[-GRAM:].tobytes(), len(draft))
+            place = self._follows.get(token_ids[-RESUMES_AFTER:].tobytes(), len(draft))
         return self.worthwhile(draft[place : place + MAX_DRAFTED], threshold)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from llmserve.scheduler.drafts.acceptance import RECOVERY, Acceptance
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED, Draftable
-from llmserve.scheduler.drafts.own_text import MAX_MATCHED, NOTHING, Find
+from llmserve.scheduler.drafts.own_text import MAX_MATCHED, Find, Found
 
 LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # match lengths, in tokens, at which a new count of acceptance begins
 PRIOR_WEIGHT = 10.0  # tokens
@@ -22,13 +22,15 @@ PRIOR_REJECTED = 3.0  # rejected tokens, for as many accepted ones as the match 
 class LookupDrafter:
     """Drafts for one sequence. Of sources with equally long matches, the first is used."""
 
-    def __init__(self, *sources: Find) -> None:
+    def __init__(self, *sources: Find, least_matched: int = 1) -> None:
+        """`least_matched`: tokens; shorter matches are not used."""
         self._sources = sources
+        self._nothing = Found(least_matched - 1, ())
         self._acceptances = [_priors() for _ in sources]
         self._behind: list[Acceptance] = []  # the count that each proposed token belongs to
 
     def propose(self, sequence: Draftable, threshold: float) -> Sequence[int]:
-        found, acceptances = NOTHING, self._acceptances[0]
+        found, acceptances = self._nothing, self._acceptances[0]
         for find, of_source in zip(self._sources, self._acceptances, strict=True):
             if (other := find(sequence.token_ids)).num_matched > found.num_matched:
                 found, acceptances = other, of_source

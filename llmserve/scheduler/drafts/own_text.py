@@ -1,5 +1,5 @@
-"""Finds earlier occurrences of the newest tokens in prompt and answer: first of the last three, then of the last two.
-The newest occurrence comes first."""
+"""Finds earlier occurrences of the newest tokens in prompt and answer: first of the last two, then of the last one. The
+newest occurrence comes first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from llmserve.scheduler.drafts.drafter import MAX_DRAFTED
 
-GRAM = 3  # tokens that must match, if there is such an occurrence
+GRAM = 2  # tokens that must match, if there is such an occurrence
 INDEXED_AT_ONCE = 1024  # tokens per step
 MAX_PLACES = 8  # occurrences compared for a draft
 MAX_MATCHED = 12  # tokens compared at an occurrence
