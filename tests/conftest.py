@@ -147,6 +147,7 @@ def pytest_collection_finish() -> None:
     """What has been collected by now is not looked at again, not even at the end: that took two seconds a worker."""
     gc.freeze()
     gc.enable()
+    gc.set_threshold(50_000, 20, 50)  # checkpoints and engines are many objects, and hardly any of them is garbage
 
 
 @pytest.fixture(scope="module", autouse=True)

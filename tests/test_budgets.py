@@ -18,7 +18,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/benchmark": 1_383,
     "llmserve/builder": 9_490,
     "llmserve/checkpoint": 7_350,
-    "llmserve/cli": 7_211,
+    "llmserve/cli": 7_212,
     "llmserve/cluster": 1_506,
     "llmserve/engine": 14_167,
     "llmserve/evaluation": 6_747,

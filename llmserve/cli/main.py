@@ -21,6 +21,7 @@ def main() -> None:
     previous = signal.getsignal(signal.SIGINT)
     if previous is signal.default_int_handler:  # not if it is ignored or another handler is set
         signal.signal(signal.SIGINT, _leave)
+    gc.set_threshold(20_000, 10, 100)  # imports and checkpoints are many objects, few of them garbage
     if sys.argv[1:2] and sys.argv[1] in BRIEF:
         gc.disable()
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <cstring>
+#include <new>
 #include <vector>
 
 #include "engine_file.h"
 #include "isa.h"
+#include "memory.h"
 
 namespace llmserve {
 namespace {
@@ -25,11 +28,14 @@ class Operands {
         weight_bytes_(tensor_bytes({static_cast<uint32_t>(trial.weight_type), static_cast<uint32_t>(trial.columns),
                                     static_cast<uint32_t>(trial.depth), static_cast<uint32_t>(Layout::kPanels), 0})),
         num_copies_(weight_bytes_ < kSmallBytes ? 1 : std::max<size_t>(1, kColdBytes / weight_bytes_)),
-        weights_(weight_bytes_ * num_copies_, std::byte{0x11}),
+        weights_(Mapping::anonymous(weight_bytes_ * num_copies_)),
         row_values_(trial.num_rows * (trial.depth + 3), 1.0f),
         column_values_(padded_columns() * num_quantized_groups(trial.depth), 1.0f),
         offsets_(trial.num_rows * num_quantized_groups(trial.depth)),
-        y_(trial.num_rows * trial.columns) {}
+        y_(trial.num_rows * trial.columns) {
+    if (!weights_.data()) throw std::bad_alloc();
+    std::memset(weights_.data(), 0x11, weights_.size());
+  }
 
   size_t num_panels() const { return padded_columns() / kPanelColumns; }
 
@@ -62,7 +68,7 @@ class Operands {
   const LinearTrial trial_;
   const size_t weight_bytes_;
   const size_t num_copies_;
-  std::vector<std::byte> weights_;
+  const Mapping weights_;  // in large pages: of small ones, touching them would take longer than the trials
   std::vector<float> row_values_;
   std::vector<float> column_values_;
   std::vector<int32_t> offsets_;
