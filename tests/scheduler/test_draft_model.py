@@ -242,21 +242,30 @@ def test_what_a_model_says_of_its_tokens_counts_until_it_was_wrong() -> None:
 
 
 def test_the_time_of_a_step_is_measured() -> None:
-    times = iter([0.0, 2.0, 10.0, 12.0])
-    ticks = lambda: next(times, 20.0)  # noqa: E731
-    bench = Bench(INFO, DRAFTING)
-    runner = Recorder()
+    assert cost_of_steps(2.0) == pytest.approx(0.5)
+    assert cost_of_steps(2.0, then=1.0) < 0.4
+
+
+def test_a_step_that_was_interrupted_hardly_counts() -> None:
+    assert cost_of_steps(2.0, 2.0, 40.0) < 0.52
+
+
+def cost_of_steps(*seconds: float, then: float = 2.0) -> float:
+    """The cost of a drafted token, as a part of 4 s; `then`: seconds of each step after the first ones."""
+    bench, runner, now = Bench(INFO, DRAFTING), Recorder(), 0.0
 
     def step(plan: StepPlan) -> Drawn:
+        nonlocal now
+        now += [*seconds, then][min(len(runner.plans), len(seconds))]
         result = runner.step(plan)
         return Drawn(result.tokens, result.log_probs)
 
-    model = DraftModel(INFO.scheduler_config(DRAFTING), step, IDS, prior_cost=0.1, clock=ticks)
+    model = DraftModel(INFO.scheduler_config(DRAFTING), step, IDS, prior_cost=0.1, clock=lambda: now)
     bench.scheduler.speculator.model = model
-    bench.add((1,), replace(GREEDY, max_tokens=3))
-    bench.run()
-    assert runner.plans
-    assert model.cost(1, 4.0) == pytest.approx(0.5)
+    bench.add((1,), replace(GREEDY, max_tokens=40))
+    while len(runner.plans) < 10:
+        bench.step()
+    return model.cost(1, 4.0)
 
 
 def test_answers_go_on_when_the_model_fails(caplog: pytest.LogCaptureFixture) -> None:

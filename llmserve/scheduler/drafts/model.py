@@ -39,12 +39,12 @@ from llmserve.scheduler.drafts.pending import MAX_PENDING, PendingRows
 from llmserve.scheduler.plan import Chunk, HiddenRows, SampleRequest, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
+from llmserve.scheduler.step_costs import LONGER, MAX_ERROR
 from llmserve.scheduler.windows import WindowedBlocks
 
 NUM_STATES = 2  # per sequence
 CAUGHT_UP_AT_ONCE = 256  # tokens per step
 FORGETTING = 0.9  # weight of a step's time, relative to the next one
-MAX_OUTLIER = 3.0  # times the usual time: a step that took longer was interrupted
 
 
 class Drawn(NamedTuple):
@@ -342,7 +342,8 @@ class DraftModel:
         if plan.num_tokens <= 2 * len(chunks):  # without a prompt
             seconds = self._clock() - started
             usual = self._seconds or seconds
-            self._seconds = FORGETTING * usual + (1 - FORGETTING) * min(seconds, MAX_OUTLIER * usual)
+            rate = (LONGER if seconds > usual else 1.0) * (1 - FORGETTING)  # as in `StepCosts`
+            self._seconds = usual + rate * (min(seconds, (1 + MAX_ERROR) * usual) - usual)
         return drawn
 
     def _advance(self, chunks: Seq[Chunk], of: Iterable[Sequence]) -> None:
