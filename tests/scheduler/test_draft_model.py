@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -244,14 +245,16 @@ def test_what_a_model_says_of_its_tokens_counts_until_it_was_wrong() -> None:
 def test_the_time_of_a_step_is_measured() -> None:
     assert cost_of_steps(2.0) == pytest.approx(0.5)
     assert cost_of_steps(2.0, then=1.0) < 0.4
+    assert cost_of_steps(2.0, planning=1.0) > 0.55
 
 
 def test_a_step_that_was_interrupted_hardly_counts() -> None:
     assert cost_of_steps(2.0, 2.0, 40.0) < 0.52
 
 
-def cost_of_steps(*seconds: float, then: float = 2.0) -> float:
-    """The cost of a drafted token, as a part of 4 s; `then`: seconds of each step after the first ones."""
+def cost_of_steps(*seconds: float, then: float = 2.0, planning: float = 0.0) -> float:
+    """The cost of a drafted token, as a part of 4 s. `then`: seconds of each step after the first ones; `planning`:
+    seconds between steps that follow each other."""
     bench, runner, now = Bench(INFO, DRAFTING), Recorder(), 0.0
 
     def step(plan: StepPlan) -> Drawn:
@@ -260,7 +263,13 @@ def cost_of_steps(*seconds: float, then: float = 2.0) -> float:
         result = runner.step(plan)
         return Drawn(result.tokens, result.log_probs)
 
-    model = DraftModel(INFO.scheduler_config(DRAFTING), step, IDS, prior_cost=0.1, clock=lambda: now)
+    class Planning(DraftModel):
+        def _following(self, *arguments: Any) -> Any:
+            nonlocal now
+            now += planning
+            return super()._following(*arguments)
+
+    model = Planning(INFO.scheduler_config(DRAFTING), step, IDS, prior_cost=0.1, clock=lambda: now)
     bench.scheduler.speculator.model = model
     bench.add((1,), replace(GREEDY, max_tokens=40))
     while len(runner.plans) < 10:

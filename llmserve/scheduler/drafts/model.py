@@ -39,7 +39,7 @@ from llmserve.scheduler.drafts.pending import MAX_PENDING, PendingRows
 from llmserve.scheduler.plan import Chunk, HiddenRows, SampleRequest, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
-from llmserve.scheduler.step_costs import LONGER, MAX_ERROR
+from llmserve.scheduler.step_costs import MAX_ERROR
 from llmserve.scheduler.windows import WindowedBlocks
 
 NUM_STATES = 2  # per sequence
@@ -93,7 +93,8 @@ class DraftModel:
         self._prior_cost = prior_cost
         self._reads_hidden = reads_hidden
         self._clock = clock
-        self._seconds = 0.0  # recent time of a drafting step; 0: unknown
+        self._seconds = 0.0  # recent time of a drafting step, with its planning; 0: unknown
+        self._began = 0.0  # when its planning began
         self._acceptance = Acceptance(num_rejected=1.0)  # of all sequences
         self._confidence = Confidence()  # of all sequences
         self._cached: dict[int, Cached] = {}  # by sequence id
@@ -112,6 +113,7 @@ class DraftModel:
 
     def draft(self, wishes: Seq[Wish], threshold_of: Callable[[int], float]) -> None:
         """Fill the wishes' drafters. `threshold_of`: the least probability, by the number of sequences in a step."""
+        self._began = self._clock()
         chunks: list[Chunk] = []
         open_wishes: list[Wish] = []
         self._guided.clear()
@@ -337,13 +339,11 @@ class DraftModel:
         if not chunks:
             return None
         plan = StepPlan(tuple(chunks), hidden)
-        started = self._clock()
         drawn = self._step(plan)
+        seconds, self._began = (now := self._clock()) - self._began, now
         if plan.num_tokens <= 2 * len(chunks):  # without a prompt
-            seconds = self._clock() - started
             usual = self._seconds or seconds
-            rate = (LONGER if seconds > usual else 1.0) * (1 - FORGETTING)  # as in `StepCosts`
-            self._seconds = usual + rate * (min(seconds, (1 + MAX_ERROR) * usual) - usual)
+            self._seconds = FORGETTING * usual + (1 - FORGETTING) * min(seconds, (1 + MAX_ERROR) * usual)
         return drawn
 
     def _advance(self, chunks: Seq[Chunk], of: Iterable[Sequence]) -> None:
