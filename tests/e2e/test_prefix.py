@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,8 +70,8 @@ def test_what_the_client_predicts_is_accepted(server: ServerProcess) -> None:
     assert (made.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 0
 
 
-def test_prefixes_are_replaced_and_shown(prepared: Path) -> None:
-    engine, text = str(prepared / "engine"), prepared / "text.txt"
+def test_prefixes_are_replaced_and_shown(prepared: Path, tmp_path: Path) -> None:
+    engine, text = str(shutil.copytree(prepared / "engine", tmp_path / "engine")), tmp_path / "text.txt"
     text.write_text("Summarize the following text in one sentence, and do not repeat it. " * 4)
     done = llmserve("prefix", engine, "--text", str(text))
     assert done.returncode == 0, done.stderr

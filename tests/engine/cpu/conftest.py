@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmserve.engine.cpu.runner import CpuRunner
+from llmserve.scheduler.speculation import Speculator
 from tests.engine.cpu.networks import LIMITS, Network, encoder_network, odd_network
 from tests.engine.cpu.other_process import ISAS, PROGRAM, OtherRunner
 
@@ -28,6 +29,13 @@ POOLING: dict[str, Callable[[], Network]] = {  # that make no tokens
 }
 EngineFile = Callable[..., Path]
 OpenRunner = Callable[..., CpuRunner | OtherRunner]
+
+
+@pytest.fixture
+def rows_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time is measured: on a busy machine a row may seem to cost so much that next to nothing is drafted."""
+    monkeypatch.setattr(Speculator, "observe", lambda speculator, plan, seconds: None)
+    monkeypatch.setattr("llmserve.engine.cpu.runner.row_times", lambda path, machine: ())
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,6 @@ from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import Draftable, Speculation
 from llmserve.scheduler.drafts.model_drafter import ModelDrafter
 from llmserve.scheduler.plan import Chunk, StepPlan
-from llmserve.scheduler.speculation import Speculator
 from tests.checkpoints import make_checkpoint
 from tests.engine.cpu.test_engine_file import open_natively, sealed
 from tests.engine.cpu.test_state_speculation import Answers, answers, requests_of, settings_of
@@ -39,9 +38,7 @@ Build = Callable[[str], Path]
 
 
 @pytest.fixture(autouse=True)
-def _drafts_are_four_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Speculator, "observe", lambda speculator, plan, seconds: None)
-    monkeypatch.setattr("llmserve.engine.cpu.runner.row_times", lambda path, machine: ())
+def _drafts_are_four_tokens(monkeypatch: pytest.MonkeyPatch, rows_are_cheap: None) -> None:
     monkeypatch.setattr(Acceptance, "num_likely", lambda drafter, threshold: 4)
     monkeypatch.setattr(ModelDrafter, "goes_on", lambda drafter, threshold: len(drafter.drafted) < 4)
 

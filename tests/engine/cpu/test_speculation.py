@@ -29,7 +29,6 @@ from llmserve.scheduler.drafts.acceptance import Acceptance
 from llmserve.scheduler.drafts.drafter import Speculation
 from llmserve.scheduler.drafts.own_text import GRAM
 from llmserve.scheduler.settings import SchedulerSettings
-from llmserve.scheduler.speculation import Speculator
 from llmserve.stages import guides as guides_module
 from llmserve.stages.guides import GuideCompiler, GuideKind, GuideText
 from llmserve.stages.tokenizer import load_tokenizer
@@ -55,13 +54,7 @@ SCHEMA = {
 }
 Answer = tuple[Sequence[int], Sequence[float], Sequence[TopTokens], FinishReason | None]
 Drafts = tuple[int, int]  # drafted, accepted
-
-
-@pytest.fixture(autouse=True)
-def _steps_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a row may cost so much that next to nothing is drafted."""
-    monkeypatch.setattr(Speculator, "observe", lambda speculator, plan, seconds: None)
-    monkeypatch.setattr("llmserve.engine.cpu.runner.row_times", lambda path, machine: ())
+pytestmark = pytest.mark.usefixtures("rows_are_cheap")
 
 
 @pytest.fixture(scope="module", params=["float32", "int8"])

@@ -25,7 +25,6 @@ from llmserve.scheduler.drafts.drafter import Draftable, Speculation
 from llmserve.scheduler.drafts.lookup import LookupDrafter
 from llmserve.scheduler.drafts.model_drafter import ModelDrafter
 from llmserve.scheduler.settings import Policy, SchedulerSettings
-from llmserve.scheduler.speculation import Speculator
 from llmserve.stages import guides as guides_module
 from llmserve.stages.guides import GuideCompiler, GuideKind, GuideText
 from llmserve.stages.tokenizer import load_tokenizer
@@ -51,10 +50,7 @@ SCHEMA = {
 Answers = Mapping[str, list[tuple[object, ...]]]
 
 
-@pytest.fixture(autouse=True)
-def _steps_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Speculator, "observe", lambda speculator, plan, seconds: None)
-    monkeypatch.setattr("llmserve.engine.cpu.runner.row_times", lambda path, machine: ())
+pytestmark = pytest.mark.usefixtures("rows_are_cheap")
 
 
 @pytest.fixture(scope="module")

@@ -176,6 +176,7 @@ def told(engine: InflightEngine) -> tuple[list[object], list[int]]:
     return [one for one, _ in answers], [cached for _, cached in answers]
 
 
+@pytest.mark.usefixtures("rows_are_cheap")
 @pytest.mark.parametrize("policy", Policy)
 def test_answers_are_those_of_a_cache_that_keeps_everything(windowed: EngineDirectory, policy: Policy) -> None:
     """At once and alone, several of a request, with drafts, prefix hits and preemption."""
@@ -196,6 +197,7 @@ def test_answers_are_those_of_a_cache_that_keeps_everything(windowed: EngineDire
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.usefixtures("rows_are_cheap")
 def test_drafts_of_an_engine_change_nothing(
     windowed: EngineDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
