@@ -43,16 +43,18 @@ def fresh(prepared: Path, demo_engine: Path) -> Iterator[ServerProcess]:
     assert server.process.wait(timeout=60) == 0
 
 
-def asked(server: ServerProcess, prediction: str | None = None) -> ChatCompletion:
+def asked(
+    server: ServerProcess, *messages: ChatCompletionMessageParam, prediction: str | None = None
+) -> ChatCompletion:
     with OpenAI(base_url=f"{server.http}/v1", api_key="none") as client:
         return client.chat.completions.create(
-            model="ensemble", messages=[SYSTEM, QUESTION], max_tokens=24, temperature=0, logprobs=True,
+            model="ensemble", messages=messages, max_tokens=24, temperature=0, logprobs=True,
             prediction={"type": "content", "content": prediction} if prediction else omit,
         )  # fmt: skip
 
 
 def test_the_first_request_of_a_fresh_server_finds_them(server: ServerProcess, fresh: ServerProcess) -> None:
-    cold, found = asked(server), asked(fresh)
+    cold, found = asked(server, SYSTEM, QUESTION), asked(fresh, SYSTEM, QUESTION)
     assert found.choices == cold.choices
     assert found.usage is not None
     assert cold.usage is not None
@@ -62,8 +64,8 @@ def test_the_first_request_of_a_fresh_server_finds_them(server: ServerProcess, f
 
 
 def test_what_the_client_predicts_is_accepted(server: ServerProcess) -> None:
-    plain = asked(server)
-    made = asked(server, prediction=plain.choices[0].message.content)
+    plain = asked(server, QUESTION)
+    made = asked(server, QUESTION, prediction=plain.choices[0].message.content)
     assert made.choices == plain.choices
     assert made.usage is not None
     assert made.usage.completion_tokens_details is not None

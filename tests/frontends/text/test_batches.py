@@ -264,7 +264,7 @@ def test_a_batch_goes_on_where_another_process_ended(text_dir: Path, tmp_path: P
         done = ended(client, batch.id)
         assert [line["custom_id"] for line in results(client, done.output_file_id)] == [f"r{i}" for i in range(40)]
         assert len(engine.asked) == 33
-        assert not journal.exists()
+        wait_until(lambda: not journal.exists())
 
 
 def test_a_batch_whose_outputs_were_being_written_is_finished(text_dir: Path, tmp_path: Path) -> None:
