@@ -57,6 +57,7 @@ HELD_OUT = 96  # examples
 WARMUP_STEPS = 30
 REPORT_EVERY = 50  # steps
 TOKENIZER_FILES = "tokenizer*"  # in an engine directory
+VOCABULARY_FILE = "draft_vocabulary.jsonl"  # the answers' tokens, for `llmserve build --draft-vocabulary`
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
@@ -159,6 +160,7 @@ def train(
             print(f"step {step}  progress {progress:.3f}  loss {loss:.3f}", flush=True)
     print(f"after {step} steps: {student.accuracy(examples[:held_out]):.3f} of held-out tokens", flush=True)
     _save(student.model, output)
+    (output / VOCABULARY_FILE).write_text(json.dumps({"prompt_ids": student.tokens}) + "\n")
     for path in engine.glob(TOKENIZER_FILES):
         shutil.copyfile(path, output / path.name)
 
@@ -196,7 +198,8 @@ class Student:
         head = self.model.get_output_embeddings().weight
         head.requires_grad_(False)
         self.model.get_input_embeddings().weight.requires_grad_(False)
-        used = torch.tensor(sorted({token for example in examples for token in example.answer}))
+        self.tokens = sorted({token for example in examples for token in example.answer})
+        used = torch.tensor(self.tokens)
         self._place = torch.full((head.shape[0],), -1)
         self._place[used] = torch.arange(len(used))
         self._head = head.detach()[used]

@@ -36,6 +36,7 @@ from llmserve.core import TOKENIZER_FILES
 from llmserve.engine.directory.artifact import (
     CACHE_FILE,
     CONFIG_FILE,
+    DRAFT_VOCABULARY_FILE,
     GENERATION_CONFIG_FILE,
     HF_CONFIG_FILE,
     MANIFEST_FILE,
@@ -141,6 +142,8 @@ def _write(checkpoint: Checkpoint, build: ResolvedBuild, directory: Path, work: 
         _write_json(directory / CONFIG_FILE, engine_config(build.spec, build.program, build.options))
     if build.target.rounds_activations and build.is_rounded:
         Factors(rounding.equalization.rows, rounding.equalization.columns).save(directory / FACTORS_FILE)
+    if tokens := build.program.draft_vocabulary:
+        np.save(directory / DRAFT_VOCABULARY_FILE, np.array(tokens, np.int32))
     (directory / PROGRAM_FILE).write_text(f"{build.program}\n")
     _copy_pipeline_files(checkpoint, directory, build.tokenizer_code.files)
     progress.phase("hash the checkpoint", _checkpoint_bytes(checkpoint) + build.hashed_bytes)

@@ -391,7 +391,7 @@ def stored_names(params: Sequence[Param], quantized: Collection[str]) -> Mapping
     first one's name, if all or none of them are quantized.
     """
     first: dict[object, str] = {}
-    origins = {p.name: (p.sources, p.combine, p.difference, p.name in quantized) for p in params}
+    origins = {p.name: (p.sources, p.combine, p.difference, p.shape, p.name in quantized) for p in params}
     return {name: first.setdefault(origin, name) for name, origin in origins.items()}
 
 

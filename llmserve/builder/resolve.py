@@ -12,6 +12,7 @@ from pathlib import Path
 from llmserve.builder.blocks import stored_parts
 from llmserve.builder.calibration.encoder import Encoder, Ids
 from llmserve.builder.calibration.text import CalibrationText, read_calibration
+from llmserve.builder.draft_vocabulary import tokens_of, with_draft_vocabulary
 from llmserve.builder.loss import passage_ids
 from llmserve.builder.options import BuildOptions
 from llmserve.builder.quantization import (
@@ -138,6 +139,10 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     spec, (program, params, options), target, problems = _network(
         checkpoint.config, options, target, partial(read_pooling, checkpoint)
     )
+    encoder, calibration = Encoder(checkpoint, program.vocab_size), None
+    if (texts := options.given.get("draft_vocabulary")) and not problems:
+        tokens = tokens_of(Path(texts), encoder)
+        program, params, options = with_draft_vocabulary(Network(program, params, options), tokens)
     try:
         unread = [re.escape(name) for name in _unread_sources(architecture.params(spec), params)]
         params = named_as_stored(params, architecture.prefix, checkpoint.tensors)
@@ -151,7 +156,6 @@ def resolve(checkpoint: Checkpoint, options: BuildOptions, *, target: Target | N
     code = find_tokenizer_code(checkpoint.path) if checkpoint.path.is_dir() else TokenizerCode()  # of a GGUF file: none
     quantized = _quantized(checkpoint, Network(program, params, options), weights, target)
     kept = _kept(quantized, weights, options.dtype) if target.rounds_activations else []
-    encoder, calibration = Encoder(checkpoint, program.vocab_size), None
     encoder.require_readable()
     if options.calibration_data and not quantized.keys() - kept:
         raise RecipeError(

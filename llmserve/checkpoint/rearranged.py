@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from llmserve.checkpoint.blocks import BlockRows, blocks
 from llmserve.checkpoint.integers import Integers, integers
 from llmserve.checkpoint.stored_tensor import Rows, Tensor
-from llmserve.models.spec import LatentRows, Pairs, RowOrder, Shares
+from llmserve.models.spec import ChosenRows, LatentRows, Pairs, RowOrder, Shares
 
 MOST_UNWANTED = 4  # times as many rows as requested are read at once
 
@@ -110,6 +110,8 @@ class RowDifference:
 
 def row_order(num_rows: int, stored: RowOrder) -> NDArray[np.intp]:
     """The places of a parameter's rows in a tensor with another order."""
+    if isinstance(stored, ChosenRows):
+        return np.array(stored.rows, np.intp)
     if isinstance(stored, Pairs):
         return pair_order(num_rows, stored.head_dim, stored.rotary_dim)
     if isinstance(stored, LatentRows):

@@ -92,12 +92,12 @@ def _rows(directory: EngineDirectory, verdict: str) -> list[tuple[str, str]]:
     rows = [
         ("engine", f"{info.name}, {size / 2**20:,.1f} MiB"),
         ("architecture", f"{info.architecture}, {model['num_hidden_layers']} layers of {model['hidden_size']}"
-                         f"{', which drafts' if directory.hidden_width else ''}"),
+                         f"{', which drafts' if directory.only_drafts else ''}"),
         ("target", f"{info.target}, {info.dtype}"),
         ("device", _plain(manifest.device)),
         ("limits", f"{info.max_batch_size} sequences and {info.max_num_tokens:,} tokens per step, "
                    f"{info.max_seq_len:,} tokens per sequence"),
-        ("vocabulary", f"{info.vocab_size:,}"),
+        ("vocabulary", f"{info.vocab_size:,}{_drafted(directory)}"),
         ("engine digest", manifest.engine_digest),
         *([("tokens' digest", "\n".join(tokens))] if (tokens := tokenizer_digests(directory).values()) else ()),
         ("checkpoint digest", manifest.source.digest),
@@ -125,6 +125,11 @@ def _records(directory: EngineDirectory) -> str:
 def _plain(facts: Mapping[str, Any]) -> str:
     """The facts that fit a line; the rest is in the JSON form."""
     return ", ".join(f"{name} {value}" for name, value in facts.items() if not isinstance(value, dict))
+
+
+def _drafted(directory: EngineDirectory) -> str:
+    tokens = directory.draft_vocabulary
+    return "" if tokens is None else f", of which it drafts {len(tokens):,}"
 
 
 def _rounded(manifest: Manifest) -> str:

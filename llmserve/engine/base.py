@@ -39,8 +39,14 @@ class RunnerInfo:
     output_width: int = 0  # numbers that it returns for whole sequences; 0: it generates tokens
     needs_whole: bool = False  # all tokens of a sequence must be in one step
     hidden_width: int = 0  # of a hidden row, which it reads for each token (`StepPlan.hidden`)
+    draft_vocab_size: int = 0  # tokens that its head has, by their index (`engine.draft_engine`); 0: all
     windowed_layers: WindowedLayers = NO_WINDOWS  # layers whose blocks have their own tables
     row_times: RowTimes = ()  # time of all layers by number of rows; empty: unknown
+
+    @property
+    def num_choices(self) -> int:
+        """The number of tokens that its head has."""
+        return self.draft_vocab_size or self.vocab_size
 
     def num_whole(self, num_blocks: int) -> int:
         """How many blocks with all layers need the memory of these, which may have only part of the layers."""

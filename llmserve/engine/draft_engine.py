@@ -6,11 +6,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llmserve.engine.base import Runner, RunnerInfo
 from llmserve.engine.directory.artifact import EngineDirectory
 from llmserve.engine.directory.vocabulary import tokenizer_digests
 from llmserve.errors import InvalidArgument, raise_problems
-from llmserve.scheduler.drafts.model import DraftModel, Drawn, TokenIds
+from llmserve.scheduler.drafts.model import DraftModel, Drawn
+from llmserve.scheduler.drafts.token_ids import TokenIds
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.settings import SchedulerSettings
 
@@ -20,12 +24,12 @@ logger = logging.getLogger(__name__)
 class DraftEngine:
     """Owns `runner`, and closes it. If it fails, drafting stops; answers do not depend on it."""
 
-    def __init__(self, runner: Runner, beside: RunnerInfo) -> None:
-        """`beside`: the engine that it drafts for."""
+    def __init__(self, runner: Runner, beside: RunnerInfo, vocabulary: NDArray[np.int32] | None = None) -> None:
+        """`beside`: the engine that it drafts for. `vocabulary`: see `EngineDirectory.draft_vocabulary`."""
         self._runner = runner
         self._has_failed = False
         cost = runner.info.weight_bytes / max(1, beside.weight_bytes)  # a step of few rows mostly reads weights
-        token_ids = TokenIds(runner.info.vocab_size, beside.vocab_size)
+        token_ids = TokenIds(runner.info.vocab_size, beside.vocab_size, vocabulary)
         self.model = DraftModel(
             runner.info.scheduler_config(SchedulerSettings()), self._step, token_ids, prior_cost=cost,
             reads_hidden=runner.info.hidden_width > 0,

@@ -315,7 +315,7 @@ class Graph:
         soft_cap: float = 0.0,
         width: int | None = None,
     ) -> Value:
-        """Logits of every token of the vocabulary, or of `width` classes."""
+        """soft_cap(scale * (x @ weight.T + bias)) in float32, for every token of the vocabulary or `width` classes."""
         weights = (weight,) if bias is None else (weight, bias)
         return self._record(
             OpKind.LOGITS, (x,), width or self._vocab_size, weights, scale=scale, soft_cap=soft_cap,

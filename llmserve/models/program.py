@@ -47,7 +47,7 @@ class OpKind(Enum):
     SELECT_ROWS = "select_rows"  # x; keeps the S rows whose logits are needed
     POOL = "pool"  # x; ; mode: see POOLINGS, normalize?: one row for each sequence, from all its rows
     LOGITS = (
-        "logits"  # x [S,H]; [V,H], bias? [V]; scale?, soft_cap?: soft_cap(scale * (x @ weight.T + bias)) in float32
+        "logits"  # x [S,H]; [V,H], bias? [V]; scale?, soft_cap?, tokens?; see Graph.logits and Program.draft_vocabulary
     )
 
 
@@ -156,6 +156,13 @@ class Program:
     def hidden_width(self) -> int:
         """Width of the row that it reads for each token: the input of another network's head. 0: it reads none."""
         return sum(int(op.number("hidden")) for op in self.ops if op.kind is OpKind.WITH_HIDDEN)
+
+    @property
+    def draft_vocabulary(self) -> tuple[int, ...]:
+        """The token of each logit, ascending, if the head has only some. Empty: it has all."""
+        found = self.ops[-1].attrs.get("tokens", ())
+        assert isinstance(found, tuple)
+        return tuple(map(int, found))
 
     @property
     def pools(self) -> bool:

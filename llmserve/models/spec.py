@@ -77,7 +77,14 @@ class LatentRows:
     num_paired: int  # all rotary rows, or none
 
 
-RowOrder: TypeAlias = Pairs | HeadGroups | Shares | LatentRows
+@dataclass(frozen=True, slots=True)
+class ChosenRows:
+    """A parameter has only these rows."""
+
+    rows: tuple[int, ...]
+
+
+RowOrder: TypeAlias = Pairs | HeadGroups | Shares | LatentRows | ChosenRows
 
 
 @dataclass(frozen=True, slots=True)

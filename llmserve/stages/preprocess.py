@@ -128,9 +128,9 @@ class Preprocessor:
             self._chat = replace(self._chat, tells_date=tells_date, writes_begin=template_begins)
         self._add_special_tokens = add_special_tokens
         self.declared_end_ids = files.token_ids("eos_token_id")
-        self._end_ids = _end_ids(self.declared_end_ids, tokenizer.eos_id, files.vocab_size)
+        self.end_ids = _end_ids(self.declared_end_ids, tokenizer.eos_id, files.vocab_size)
         pad = files.token_ids("pad_token_id") or ((tokenizer.pad_id,) if tokenizer.pad_id is not None else ())
-        self.pad_id = (*pad, *self._end_ids, NEVER)[0]
+        self.pad_id = (*pad, *self.end_ids, NEVER)[0]
 
     @classmethod
     def open(
@@ -234,9 +234,9 @@ class Preprocessor:
         """The end id, and the checkpoint's other end tokens as stop words of one id."""
         if prompt.end_id is not None:
             return prompt.end_id, ()
-        if not self._end_ids:
+        if not self.end_ids:
             return NEVER, ()
-        return self._end_ids[0], tuple((token,) for token in self._end_ids[1:])
+        return self.end_ids[0], tuple((token,) for token in self.end_ids[1:])
 
     def _words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         encoded = (tuple(self.tokenizer.encode(word)) for word in words if word)

@@ -37,9 +37,10 @@ main()
 
 FLAGS = """
 dtype quantization calibration-data lora drafting-layer kv-cache-dtype max-batch-size max-num-tokens max-seq-len
-tokens-per-block target gpu tp-size pp-size max-input-len max-beam-width gemm-plugin gpt-attention-plugin context-fmha
-remove-input-padding kv-cache-type use-weight-only weight-only-precision workers parallel-build multiple-profiles
-reduce-fusion checkpoint-dir output-dir max-output-len recipe dry-run kernels kernels-only prefix show-program help
+tokens-per-block target draft-vocabulary gpu tp-size pp-size max-input-len max-beam-width gemm-plugin
+gpt-attention-plugin context-fmha remove-input-padding kv-cache-type use-weight-only weight-only-precision
+workers parallel-build multiple-profiles reduce-fusion checkpoint-dir output-dir max-output-len
+recipe dry-run kernels kernels-only prefix show-program help
 """
 
 

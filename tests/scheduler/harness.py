@@ -12,7 +12,8 @@ from llmserve.engine.base import PendingStep, Runner, RunnerInfo, StepResult
 from llmserve.engine.fake import FakeRunner, fake_prompt_log_prob, fold
 from llmserve.scheduler.blocks import hash_block
 from llmserve.scheduler.drafts.drafter import Speculation
-from llmserve.scheduler.drafts.model import DraftModel, Drawn, TokenIds
+from llmserve.scheduler.drafts.model import DraftModel, Drawn
+from llmserve.scheduler.drafts.token_ids import TokenIds
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.scheduler import Scheduler
 from llmserve.scheduler.sequence import Sequence, sequences_for

@@ -13,7 +13,8 @@ from llmserve.engine.draft_engine import DraftEngine
 from llmserve.engine.fake import FAKE_RUNNER_INFO, FakeRunner, fake_answer
 from llmserve.scheduler.drafts.confidence import Confidence
 from llmserve.scheduler.drafts.drafter import Speculation
-from llmserve.scheduler.drafts.model import CAUGHT_UP_AT_ONCE, DraftModel, Drawn, TokenIds
+from llmserve.scheduler.drafts.model import CAUGHT_UP_AT_ONCE, DraftModel, Drawn
+from llmserve.scheduler.drafts.token_ids import TokenIds
 from llmserve.scheduler.plan import StepPlan
 from llmserve.scheduler.settings import Policy, SchedulerSettings
 from llmserve.scheduler.step_costs import StepCosts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -46,5 +47,11 @@ def test_layers_learn_what_the_network_answers(tmp_path: Path) -> None:
     assert after > before
 
     build_engine(drafting, tmp_path / "small", OPTIONS)
+    options = replace(OPTIONS, given={"draft_vocabulary": str(drafting / "draft_vocabulary.jsonl")})
+    build_engine(drafting, tmp_path / "few", options)
+    answered = {token for line in answers.read_text().splitlines() for token in json.loads(line)["answer"]}
+    drafted = EngineDirectory.open(tmp_path / "few").draft_vocabulary
+    assert drafted is not None
+    assert answered <= set(drafted.tolist())
     assert json.loads((drafting / "config.json").read_text())["num_hidden_layers"] == 1
     check_draft_engine(EngineDirectory.open(tmp_path / "small"), EngineDirectory.open(engine))

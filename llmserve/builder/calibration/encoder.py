@@ -40,14 +40,19 @@ class Encoder:
             raise InvalidArgument("prompt_ids must be a list of token ids")
         return self._known(tuple(ids))
 
+    def end_ids(self) -> Ids:
+        """Tokens that end an answer; empty if there is no tokenizer."""
+        found = self.preprocessor().end_ids if self._has_tokenizer else ()
+        return tuple(token for token in found if 0 <= token < self._vocab_size)
+
     def require_readable(self) -> None:
         """Raise if the checkpoint has an unreadable tokenizer: its engine could not serve."""
-        if any(self._checkpoint.text_file(name) is not None for name in TOKENIZER_NAMES):
+        if self._has_tokenizer:
             self.preprocessor()
 
     def notes(self) -> list[str]:
         """Notes about the checkpoint's end tokens, and about ids without text."""
-        if all(self._checkpoint.text_file(name) is None for name in TOKENIZER_NAMES):
+        if not self._has_tokenizer:
             without = f"no {' or '.join(TOKENIZER_NAMES)}: this engine accepts token ids, but no text"
             return ["; ".join(filter(None, (without, advice_on_tekken(self._checkpoint.path))))]
         found = [
@@ -63,6 +68,10 @@ class Encoder:
             f"the tokenizer has {num_pieces:,} pieces, but the network {self._vocab_size:,}; check that they belong "
             "together. Ids that only one of them has cannot be read or written",
         ]
+
+    @property
+    def _has_tokenizer(self) -> bool:
+        return any(self._checkpoint.text_file(name) is not None for name in TOKENIZER_NAMES)
 
     def _encode(self, prompt: TextPrompt) -> Ids:
         return self._known(self.preprocessor().prepare(prompt).input_ids)

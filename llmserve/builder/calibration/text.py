@@ -53,8 +53,15 @@ class CalibrationText:
         return found
 
 
-def read_calibration(path: Path, encoder: Encoder, *, max_seq_len: int) -> CalibrationText:
-    """Raise `RecipeError` with everything that is wrong with the file, or `NotFound`.
+def read_calibration(
+    path: Path,
+    encoder: Encoder,
+    *,
+    max_seq_len: int = LONGEST,
+    name: str = "calibration data",
+    most_tokens: int | None = None,
+) -> CalibrationText:
+    """Raise `RecipeError` with everything that is wrong with the file, or `NotFound`; they say what it is, `name`.
 
     All lines are checked, but only those that are used are encoded.
     """
@@ -62,8 +69,8 @@ def read_calibration(path: Path, encoder: Encoder, *, max_seq_len: int) -> Calib
     digest = hashlib.sha256()
     texts: list[Ids] = []
     problems: list[str] = []
-    left, num_lines, num_used = MOST_TOKENS, 0, 0
-    for number, line in enumerate(_lines(path), 1):
+    left, num_lines, num_used = most_tokens or MOST_TOKENS, 0, 0
+    for number, line in enumerate(_lines(path, name), 1):
         digest.update(line)
         if not line.strip():
             continue
@@ -85,18 +92,18 @@ def read_calibration(path: Path, encoder: Encoder, *, max_seq_len: int) -> Calib
                 break
     if not num_lines:
         problems.append('it has no lines; write lines of {"text": ...}, {"messages": [...]} or {"prompt_ids": [...]}')
-    raise_problems(RecipeError, f"calibration data {path} cannot be used", problems)
+    raise_problems(RecipeError, f"{name} {path} cannot be used", problems)
     return CalibrationText(digest.hexdigest(), tuple(texts), num_lines, num_used)
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _lines(path: Path, name: str) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
             yield from file
     except FileNotFoundError:
-        raise NotFound(f"calibration data {path} does not exist") from None
+        raise NotFound(f"{name} {path} does not exist") from None
     except OSError as error:
-        raise RecipeError(f"calibration data {path} cannot be read: {error.strerror}") from error
+        raise RecipeError(f"{name} {path} cannot be read: {error.strerror}") from error
 
 
 def _entry(line: bytes) -> tuple[str, Any]:

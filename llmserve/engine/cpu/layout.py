@@ -33,7 +33,7 @@ PANEL_COLUMNS = 32
 PAGE_BYTES = 4096
 NO_TENSOR = -1
 # of EngineHeader, omitted if empty
-LATER_FIELDS = ("state_bytes", "output_width", "needs_whole", "hidden_width")
+LATER_FIELDS = ("state_bytes", "output_width", "needs_whole", "hidden_width", "draft_vocab_size")
 
 
 class DType(IntEnum):
@@ -101,9 +101,10 @@ class EngineHeader:
     activation_bytes: int  # working memory of one engine, without weights and cache
     program: str  # the traced network as text
     state_bytes: int = 0  # per sequence, of any length; 0: it only has keys and values
-    output_width: int = 0  # as in RunnerInfo; likewise the next one
+    output_width: int = 0  # as in RunnerInfo; likewise the next ones
     needs_whole: bool = False
     hidden_width: int = 0
+    draft_vocab_size: int = 0
 
     @property
     def kv_bytes_per_block(self) -> int:

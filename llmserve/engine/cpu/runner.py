@@ -51,7 +51,7 @@ class CpuRunner:
             weight_bytes=path.stat().st_size, block_bytes=layout.block_bytes, windowed_layers=layout.windowed_layers,
             num_states=num_states, state_bytes=header.state_bytes, output_width=header.output_width,
             needs_whole=header.needs_whole, hidden_width=header.hidden_width,
-            row_times=row_times(path, this_machine(isa)),
+            draft_vocab_size=header.draft_vocab_size, row_times=row_times(path, this_machine(isa)),
         )  # fmt: skip
 
     @classmethod
@@ -101,7 +101,7 @@ class CpuRunner:
         assert self._close.alive, "the runner is closed"
         assert 0 < len(plan.chunks) <= self._info.max_batch_size
         assert plan.num_tokens <= self._info.max_num_tokens
-        flat = FlatStep(plan, self._info.vocab_size, self._memory, self._info.output_width, self._handed_out)
+        flat = FlatStep(plan, self._info.num_choices, self._memory, self._info.output_width, self._handed_out)
         masking = self._masks.begin(flat)
         started = time.perf_counter_ns()
         try:

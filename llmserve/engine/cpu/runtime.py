@@ -28,7 +28,7 @@ from llmserve.engine.native.library import available_isas, chosen_isa, load_libr
 from llmserve.engine.runtime import Needs, Runtime, Tactics
 from llmserve.engine.settings import EngineSettings
 from llmserve.engine.tactics import TacticCache
-from llmserve.errors import InvalidArgument, LlmserveError, Unsupported
+from llmserve.errors import EngineFileError, InvalidArgument, LlmserveError, Unsupported
 from llmserve.models.number_formats import FLOAT32
 from llmserve.progress import Progress
 from llmserve.scheduler.drafts.drafter import Speculation
@@ -62,9 +62,9 @@ class CpuRuntime:
         from llmserve.engine.kv_files.block_files import block_files
         from llmserve.engine.kv_files.sealed_prefixes import load_prefixes
 
-        if directory.hidden_width:
+        if what := directory.only_drafts:
             raise Unsupported(
-                f"{directory.path} is a layer for drafts; give it to --draft-engine, together with its network's engine"
+                f"{directory.path} is {what}; give it to --draft-engine, together with the engine that it drafts for"
             )
         draft = _draft_directory(directory, settings)
         num_blocks, num_states = pool_sizes(directory, settings, draft)
@@ -83,7 +83,10 @@ class CpuRuntime:
         info = replace(directory.info(), kernels=runner.isa)
         files = block_files(settings.gpu, info, runner.info)
         prefixes = load_prefixes(directory, runner.isa, runner.info) if settings.scheduler.reuses_blocks else None
-        drafting = None if draft is None else DraftEngine(_draft_runner(draft, runner.info, settings), runner.info)
+        drafting = None
+        if draft is not None:
+            drafter = _draft_runner(draft, runner.info, settings)
+            drafting = DraftEngine(drafter, runner.info, draft.draft_vocabulary)
         return InflightEngine(
             runner, info, settings.scheduler, files=files, adapter_limits=settings.adapter_limits,
             draft_engine=drafting, prefixes=prefixes,
@@ -136,6 +139,9 @@ def _draft_directory(directory: EngineDirectory, settings: EngineSettings) -> En
     if (target := draft.manifest.target) != directory.manifest.target:
         raise InvalidArgument(f"{path} cannot draft, because it is an engine of the target {target}")
     check_draft_engine(draft, directory)
+    tokens, num_tokens = draft.draft_vocabulary, read_header(draft.engine_file).draft_vocab_size
+    if num_tokens != (0 if tokens is None else len(tokens)):
+        raise EngineFileError(f"{path}: its head and its draft vocabulary have different sizes; build it again")
     return draft
 
 

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llmserve.core import EMBEDDINGS, SCORES
 from llmserve.engine.base import EngineInfo
 from llmserve.engine.directory.manifest import Manifest
@@ -28,6 +31,7 @@ CACHE_FILE = "model.cache"  # timings of tactics; not in the manifest, because n
 PROGRAM_FILE = "program.txt"  # the traced network, for information
 HF_CONFIG_FILE = "hf_config.json"  # the checkpoint's config.json: role tokens, end tokens
 GENERATION_CONFIG_FILE = "generation_config.json"
+DRAFT_VOCABULARY_FILE = "draft_vocabulary.npy"  # the tokens of a head that has only some, int32, ascending
 LIMITS = ("max_seq_len", "max_batch_size", "max_num_tokens")  # in config.json's build_config
 HASHED_AT_OPEN_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**20
@@ -93,6 +97,28 @@ class EngineDirectory:
         """Width of the hidden rows of another engine that this layer for drafts reads; 0: it is not such a layer."""
         return int(self.config["pretrained_config"].get("hidden_width", 0))
 
+    @property
+    def draft_vocabulary(self) -> NDArray[np.int32] | None:
+        """The tokens that it can draft, ascending; None: all. Raises `EngineFileError`."""
+        if DRAFT_VOCABULARY_FILE not in self.manifest.files:
+            return None
+        file = self.path / DRAFT_VOCABULARY_FILE
+        try:
+            found: NDArray[np.int32] = np.load(file, allow_pickle=False)
+        except (OSError, EOFError, ValueError) as error:
+            raise EngineFileError(f"{file} cannot be read: {error}") from error
+        ids = np.arange(self.info().vocab_size)
+        if found.dtype != np.int32 or not np.array_equal(found, ids[np.isin(ids, found)]):
+            raise EngineFileError(f"{file} does not have token ids in ascending order; build the engine again")
+        return found
+
+    @property
+    def only_drafts(self) -> str:
+        """What it is, if it only drafts for other engines; otherwise empty."""
+        if self.hidden_width:
+            return "a layer for drafts"
+        return "an engine with a draft vocabulary" if DRAFT_VOCABULARY_FILE in self.manifest.files else ""
+
     def _pooling(self) -> dict[str, Any]:
         """The pooling of an engine that does not generate tokens, from `builder.config`."""
         pooling = self.config["pretrained_config"].get("pooling")
@@ -135,6 +161,7 @@ def rebuild_command(directory: Path) -> str:
         for own in options.values():  # options of the target
             given |= own if isinstance(own, dict) else {}
         given |= {"calibration_data": "FILE"} if manifest.get("calibration") else {}
+        given |= {"draft_vocabulary": "FILE"} if DRAFT_VOCABULARY_FILE in manifest.get("files", ()) else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         given = {}
     flags = [

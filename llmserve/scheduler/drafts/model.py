@@ -22,7 +22,7 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import NamedTuple, TypeAlias
@@ -36,6 +36,7 @@ from llmserve.scheduler.drafts.cached import Cached
 from llmserve.scheduler.drafts.confidence import Confidence
 from llmserve.scheduler.drafts.model_drafter import ModelDrafter, Wish
 from llmserve.scheduler.drafts.pending import MAX_PENDING, PendingRows
+from llmserve.scheduler.drafts.token_ids import TokenIds
 from llmserve.scheduler.plan import Chunk, HiddenRows, SampleRequest, StepPlan
 from llmserve.scheduler.sequence import Sequence
 from llmserve.scheduler.settings import SchedulerConfig
@@ -54,23 +55,6 @@ class Drawn(NamedTuple):
 
 
 Step: TypeAlias = Callable[[StepPlan], Drawn | None]  # None: the model failed and drafts no more
-
-
-@dataclass(frozen=True, slots=True)
-class TokenIds:
-    """Sizes of the two vocabularies, which belong to one tokenizer but may be padded differently."""
-
-    of_model: int
-    drafted_for: int
-
-    @property
-    def num_common(self) -> int:
-        return min(self.of_model, self.drafted_for)
-
-    def fitted(self, mask: Callable[[], bytes]) -> bytes:
-        """The mask in the size of the model's vocabulary."""
-        num_bytes = -(-self.of_model // 32) * 4
-        return mask()[:num_bytes].ljust(num_bytes, b"\0")
 
 
 class DraftModel:
@@ -293,7 +277,8 @@ class DraftModel:
     ) -> tuple[list[Chunk], list[Wish], list[int]]:
         """Chunks for the sequences that want another token after the one just drawn; their wishes and indexes."""
         places = []
-        for index, (wish, token, log_prob) in enumerate(zip(wishes, drawn.tokens, drawn.log_probs, strict=True)):
+        tokens = self._token_ids.drafted(drawn.tokens)
+        for index, (wish, token, log_prob) in enumerate(zip(wishes, tokens, drawn.log_probs, strict=True)):
             if token < self._token_ids.num_common:
                 wish.drafter.add(token, log_prob)
                 if len(wish.drafter.drafted) < wish.num_tokens and token not in wish.sequence.stop_words.single_ids:
@@ -320,18 +305,22 @@ class DraftModel:
 
     def _sample(self, wish: Wish) -> SampleRequest:
         """Sample like the main engine: with equal random numbers, networks that agree sample the same token."""
-        sequence, request, ahead = wish.sequence, wish.sequence.request, wish.drafter.drafted
-        needs_history = request.sampling.has_penalties
-        matcher, num_ids = self._guided.get(sequence.id, sequence.matcher), self._token_ids.num_common
+        sequence, request, ids = wish.sequence, wish.sequence.request, self._token_ids
+        ahead, num_prompt = wish.drafter.drafted, sequence.num_prompt
+        matcher = self._guided.get(sequence.id, sequence.matcher)
         mask = None if matcher is None else partial(matcher.mask, sequence.stop_words.single_ids)
+        prompt, output = array("i"), array("i")
+        if request.sampling.has_penalties:
+            prompt = ids.chosen(sequence.token_ids[:num_prompt])
+            output = ids.chosen(sequence.token_ids[num_prompt:] + ahead)
         return SampleRequest(
             params=request.sampling,
             stream=sequence.index,
             position=sequence.num_tokens + len(ahead),
-            history=sequence.token_ids + ahead if needs_history else (),
-            num_prompt=sequence.num_prompt if needs_history else 0,
-            bias=[(token, bias) for token, bias in request.embedding_bias if token < num_ids],
-            mask=None if mask is None else partial(self._token_ids.fitted, mask),
+            history=prompt + output,
+            num_prompt=len(prompt),
+            bias=ids.biased(request.embedding_bias),
+            mask=None if mask is None else partial(ids.fitted, mask),
             log_prob=True,
         )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -206,6 +207,20 @@ def test_drafts_of_a_layer_that_agrees_are_drawn(folders: Build) -> None:
     assert found == wanted
     assert stats.iteration < without.iteration / 2
     assert (stats.total_accepted_tokens or 0) > 0.9 * (stats.total_drafted_tokens or 0)
+
+
+def test_its_head_may_have_few_tokens(folders: Build, tmp_path: Path) -> None:
+    folder, requests = folders("agreeing"), free_requests()
+    wanted, without = runs(folder / "engine", None, requests)
+    path, answered = tmp_path / "texts.jsonl", cast(Any, wanted)
+    tokens = {token for told in answered.values() for pairs, *_ in told for token, _ in pairs}
+    path.write_text(json.dumps({"prompt_ids": sorted(tokens)}))
+    options = replace(OPTIONS, drafting_layer=True, given={"draft_vocabulary": str(path)})
+    build_engine(folder / "checkpoint", tmp_path / "layer", options)
+    found, stats = runs(folder / "engine", tmp_path / "layer", requests)
+    assert found == wanted
+    assert stats.iteration < without.iteration
+    assert (stats.total_accepted_tokens or 0) > 0.5 * (stats.total_drafted_tokens or 0)
 
 
 def test_what_cannot_draft_is_refused(folders: Build, tmp_path: Path) -> None:

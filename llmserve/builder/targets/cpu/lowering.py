@@ -367,7 +367,7 @@ class Lowering(RowLowering):
         OpKind.SELECTIVE_SCAN: Rule(_selective_scan, ("num_heads", "num_groups", "state_size")),
         OpKind.SELECT_ROWS: Rule(_select_rows),
         OpKind.POOL: Rule(_pool, ("mode", "normalize")),
-        OpKind.LOGITS: Rule(_logits, ("scale", "soft_cap", "biased")),
+        OpKind.LOGITS: Rule(_logits, ("scale", "soft_cap", "biased", "tokens")),
     }
 
 

@@ -160,6 +160,7 @@ class CpuTarget:
             output_width=program.output_width if program.pools else 0,
             needs_whole=program.needs_whole,
             hidden_width=program.hidden_width,
+            draft_vocab_size=len(program.draft_vocabulary),
         )
         per_token = next((int(op.number("experts_per_token")) for op in program.ops if op.kind is OpKind.EXPERTS), 0)
         records = lowered.op_records()

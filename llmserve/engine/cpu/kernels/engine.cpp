@@ -51,6 +51,7 @@ Error Engine::allocate() {
   activations_ = Mapping::anonymous(total);
   logits_rows_ = std::max(h.max_batch_size, std::min(h.max_num_tokens, kLogitsRows));  // uses memory only when touched
   output_width_ = file_.ops().back().out.width;
+  pools_ = std::ranges::find(file_.ops(), static_cast<uint32_t>(OpKind::kPool), &OpRecord::kind) != file_.ops().end();
   logits_ = Mapping::anonymous(sizeof(float) * logits_rows_ * output_width_);
   const auto writes_logits = [](const OpRecord& op) { return op.out.buffer == kLogitsBuffer; };
   head_ = static_cast<size_t>(std::ranges::find_if(file_.ops(), writes_logits) - file_.ops().begin());
@@ -88,7 +89,7 @@ Error Engine::allocate() {
                          " bytes; lower the number of blocks");
   }
   for (unsigned i = 0; i < threads_->size(); ++i) {
-    choosers_.emplace_back(*kernels_, h.vocab_size);
+    choosers_.emplace_back(*kernels_, output_width_);
   }
   counters_ = std::make_unique<TaskCounter[]>(num_counters(h.max_num_tokens));
   positions_.resize(h.max_num_tokens);
@@ -236,8 +237,9 @@ Error Engine::check_hidden(const StepRecord& step) const {
 }
 
 Error Engine::step(const StepRecord& step) {
-  if (Error error = check_step(step, file_.header(), {num_blocks_, num_states_, num_tables_})) return error;
-  if (output_width_ != file_.header().vocab_size && step.num_samples + step.num_scores > 0) {
+  const uint32_t num_logits = pools_ ? file_.header().vocab_size : output_width_;
+  if (Error error = check_step(step, file_.header(), num_logits, {num_blocks_, num_states_, num_tables_})) return error;
+  if (pools_ && step.num_samples + step.num_scores > 0) {
     return invalid("a step wants tokens of an engine that pools");
   }
   if (Error error = adapters_.check(step)) return error;

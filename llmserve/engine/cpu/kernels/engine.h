@@ -106,7 +106,8 @@ class Engine {
   std::vector<size_t> state_offsets_;  // offset in a slot, per op
   Mapping states_;                     // [num_states_][state_floats_]
   Mapping logits_;   // [logits_rows_, output_width_]
-  uint32_t output_width_ = 0;  // width of the last operation: the vocabulary, unless it pools
+  uint32_t output_width_ = 0;  // width of the last operation: tokens of the head, unless it pools
+  bool pools_ = false;
   uint32_t num_segments_ = 0;
   uint32_t logits_rows_ = 0;
   size_t head_ = 0;  // the first op that writes logits; from it on, rows are processed in pieces of logits_rows_

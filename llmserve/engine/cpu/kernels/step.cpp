@@ -102,7 +102,7 @@ Error check_requests(const StepRecord& step, uint32_t vocab_size) {
   return check_ids(step.sample_ids, step.num_sample_ids, vocab_size, "token id of a sample request");
 }
 
-Error check_step(const StepRecord& step, const FileHeader& header, const CacheLimits& limits) {
+Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_logits, const CacheLimits& limits) {
   if (step.num_tokens == 0 || step.num_tokens > header.max_num_tokens) {
     return invalid("a step of " + std::to_string(step.num_tokens) + " tokens; the engine takes 1 to " +
                    std::to_string(header.max_num_tokens));
@@ -118,7 +118,7 @@ Error check_step(const StepRecord& step, const FileHeader& header, const CacheLi
     if (step.selected_rows[i] >= step.num_tokens) return invalid("a selected row is outside of the step");
   }
   if (Error error = check_chunks(step, header, limits)) return error;
-  if (Error error = check_requests(step, header.vocab_size)) return error;
+  if (Error error = check_requests(step, num_logits)) return error;
   if (Error error = check_ids(step.token_ids, step.num_tokens, header.vocab_size, "token id")) return error;
   return check_ids(step.block_ids, step.num_block_ids, limits.num_blocks, "block");
 }

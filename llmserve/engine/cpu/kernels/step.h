@@ -93,7 +93,7 @@ struct StepRecord {
 };
 static_assert(sizeof(StepRecord) == 200);
 
-// Checks that the requests for logits refer to data inside the step.
+// Checks that the requests for logits refer to data inside the step. `vocab_size`: the number of logits.
 Error check_requests(const StepRecord& step, uint32_t vocab_size);
 
 struct CacheLimits {
@@ -103,6 +103,6 @@ struct CacheLimits {
 };
 
 // Checks that the step is inside the engine's limits and memory.
-Error check_step(const StepRecord& step, const FileHeader& header, const CacheLimits& limits);
+Error check_step(const StepRecord& step, const FileHeader& header, uint32_t num_logits, const CacheLimits& limits);
 
 }  // namespace llmserve
