@@ -29,6 +29,8 @@ class DraftEngine:
         self._runner = runner
         self._has_failed = False
         cost = runner.info.weight_bytes / max(1, beside.weight_bytes)  # a step of few rows mostly reads weights
+        if runner.info.row_times and beside.row_times:
+            cost = runner.info.row_times[0][1] / beside.row_times[0][1]
         token_ids = TokenIds(runner.info.vocab_size, beside.vocab_size, vocabulary)
         self.model = DraftModel(
             runner.info.scheduler_config(SchedulerSettings()), self._step, token_ids, prior_cost=cost,

@@ -211,6 +211,8 @@ class Speculator:
         for _ in range(2):
             threshold = threshold_of(num_asking)
             num_asking = sum(drafter.num_likely(threshold) > 0 for _, drafter in asking)
+        if not num_asking:
+            model.rest()
         room = outline.num_left // max(1, num_asking)
         wishes = []
         for index, drafter in asking:

@@ -290,3 +290,19 @@ def test_answers_go_on_when_the_model_fails(caplog: pytest.LogCaptureFixture) ->
     assert caplog.text.count("the draft engine failed; speculative decoding with it is off") == 1
     engine.close()
     assert runner.is_closed
+
+
+def test_one_wrong_draft_does_not_turn_a_model_off_for_short_answers() -> None:
+    """Each answer ends long before its own drafter would try again."""
+    model = DraftModel(INFO.scheduler_config(DRAFTING), lambda plan: None, IDS, prior_cost=0.5)
+    threshold = StepCosts().threshold(1, 0.5)
+    model.drafter().learn(1, 0)
+    assert model.drafter().num_likely(threshold), "the first drafts of an engine say little"
+    for _ in range(3):
+        model.drafter().learn(1, 0)
+    assert not model.drafter().num_likely(threshold)
+    num_steps = 0
+    while not model.drafter().num_likely(threshold):
+        model.rest()
+        num_steps += 1
+    assert 3 < num_steps < 60

@@ -31,8 +31,12 @@ class Acceptance:
     def num_worthwhile(self, threshold: float) -> int:
         num_tokens = self.num_likely(threshold)
         if not num_tokens:
-            self.num_rejected *= RECOVERY
+            self.recover()
         return num_tokens
+
+    def recover(self) -> None:
+        """Call it after a token without a draft."""
+        self.num_rejected *= RECOVERY
 
     def num_likely(self, threshold: float) -> int:
         """The number of tokens whose probability exceeds `threshold`. Token n of a draft is accepted with the n-th

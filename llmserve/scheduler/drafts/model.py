@@ -79,7 +79,7 @@ class DraftModel:
         self._clock = clock
         self._seconds = 0.0  # recent time of a drafting step, with its planning; 0: unknown
         self._began = 0.0  # when its planning began
-        self._acceptance = Acceptance(num_rejected=1.0)  # of all sequences
+        self._acceptance = Acceptance(num_rejected=1.0, num_accepted=3.0)  # of all sequences
         self._confidence = Confidence()  # of all sequences
         self._cached: dict[int, Cached] = {}  # by sequence id
         self._guided: dict[int, Matcher] = {}  # by sequence id: guides advanced by the drafts
@@ -89,6 +89,10 @@ class DraftModel:
 
     def drafter(self) -> ModelDrafter:
         return ModelDrafter(self._acceptance, self._confidence)
+
+    def rest(self) -> None:
+        """Call it if no sequence is worth a draft, so that new sequences try again some time."""
+        self._acceptance.recover()
 
     def cost(self, num_sequences: int, step_seconds: float) -> float:
         """Cost of a drafted token, if a step drafts for `num_sequences`, as a part of `step_seconds` (0: unknown)."""
