@@ -29,12 +29,14 @@ struct ByteProducts {
   };
 };
 
-// Shared by formats with non-negative weights of few bits.
+// Shared by formats with non-negative weights of kBits bits, of which kInputs share a scale.
+template <size_t kBits, size_t kInputs>
 struct NibbleProducts {
   static constexpr bool kHasOffsets = true;  // sums have offsets, for the zero points of codes
+  static constexpr bool kIsShort = kInputs / 2 * ((1u << kBits) - 1) * 127 < 1u << 15;
   using Input = NibbleInput;
-  using Sums = NibbleSums;
-  static Sums start(int32_t) { return start_nibbles(); }
+  using Sums = std::conditional_t<kIsShort, ShortSums, NibbleSums>;
+  static Sums start(int32_t) { return Sums{start_nibbles()}; }
   static Input broadcast(const std::byte* p) { return broadcast_for_nibbles(reinterpret_cast<const int8_t*>(p)); }
 };
 

@@ -45,14 +45,17 @@ float multiply_chains(float seed, size_t rounds) {
 
 template <size_t kChains>
 int32_t multiply_int8_chains(const int8_t* quad, const uint8_t* weights, size_t rounds) {
-  const ByteInput x = broadcast_for_bytes(quad);
+  ByteInput x = broadcast_for_bytes(quad);
   const ByteWeights w = load_bytes(weights);
   ByteSums sums[kChains];
 #pragma GCC unroll 16
   for (size_t c = 0; c < kChains; ++c) sums[c] = start_bytes(0);
   for (size_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 16
-    for (size_t c = 0; c < kChains; ++c) add_products(sums[c], x, w);
+    for (size_t c = 0; c < kChains; ++c) {
+      hide(x);
+      add_products(sums[c], x, w);
+    }
   }
   F32x16 all = zero();
 #pragma GCC unroll 16

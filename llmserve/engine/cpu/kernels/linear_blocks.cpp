@@ -25,10 +25,13 @@ F32x16 signed_bytes(const std::byte* p) {
 }
 
 template <size_t kBits>
-struct Codes : NibbleProducts {
+constexpr size_t kGroupOf = kBits == 4 || kBits == 5 ? kQuantizedGroup : kHalfGroup;
+
+template <size_t kBits>
+struct Codes : NibbleProducts<kBits, kGroupOf<kBits>> {
   using Weights = CodeWeights;
   static constexpr size_t kStepBytes = kPanelColumns * 4 * kBits / 8;
-  static constexpr size_t kGroup = kBits == 4 || kBits == 5 ? kQuantizedGroup : kHalfGroup;
+  static constexpr size_t kGroup = kGroupOf<kBits>;
 
   template <size_t kHalf>
   static Weights load(const std::byte* p) {

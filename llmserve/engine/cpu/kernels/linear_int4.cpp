@@ -5,7 +5,7 @@
 namespace llmserve::LLMSERVE_VARIANT {
 namespace {
 
-struct FourBits : NibbleProducts {
+struct FourBits : NibbleProducts<4, kQuantizedGroup> {
   using Weights = NibbleWeights;
   static constexpr size_t kStepBytes = kPanelColumns * 4 / 2;
   static constexpr size_t kGroup = kQuantizedGroup, kGroupBytes = kPanelColumns * 2;

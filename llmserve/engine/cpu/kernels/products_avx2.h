@@ -4,10 +4,12 @@
 
 #include "simd_avx2.h"
 
+#define LLMSERVE_SHORT_SUMS
+
 namespace llmserve::LLMSERVE_VARIANT {
 
 inline constexpr LinearTactic kInt8Tactics[] = {{1, 2, false}, {2, 1, false}};
-inline constexpr LinearTactic kInt4Tactics[] = {{1, 2, false}, {2, 1, false}};
+inline constexpr LinearTactic kInt4Tactics[] = {{1, 2, false}, {2, 1, false}, {2, 2, false}, {4, 1, false}};
 inline constexpr size_t kByteQueryTile = 2, kByteVectors = 1;  // for attention over integers
 
 struct ByteWeights {
@@ -28,6 +30,8 @@ inline ByteWeights load_bytes(const uint8_t* p) {
 inline ByteInput broadcast_for_bytes(const int8_t* p) {
   return {_mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm256_castsi256_si128(broadcast_quad(p))))};
 }
+// Hides the value from the compiler, which otherwise computes equal products only once.
+inline void hide(ByteInput& x) { asm volatile("" : "+x"(x.v)); }
 inline ByteSums start_bytes(int32_t offset) {
   const __m256i first = _mm256_set1_epi64x(static_cast<uint32_t>(offset));  // the first of the two sums of a column
   return {{first, first, first, first}};
@@ -71,6 +75,17 @@ inline void add_products(NibbleSums& sums, NibbleInput x, const NibbleWeights& w
   sums.hi = _mm256_add_epi32(sums.hi, _mm256_madd_epi16(_mm256_maddubs_epi16(weights.hi, x.v), ones));
 }
 inline I32x16 total(const NibbleSums& sums) { return sums; }
+
+// Two sums of 16 bits for each column.
+struct ShortSums : I32x16 {};
+inline void add_products(ShortSums& sums, NibbleInput x, const NibbleWeights& weights) {
+  sums.lo = _mm256_add_epi16(sums.lo, _mm256_maddubs_epi16(weights.lo, x.v));
+  sums.hi = _mm256_add_epi16(sums.hi, _mm256_maddubs_epi16(weights.hi, x.v));
+}
+inline I32x16 total(const ShortSums& sums) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_madd_epi16(sums.lo, ones), _mm256_madd_epi16(sums.hi, ones)};
+}
 
 using TableWeights = ByteWeights;
 template <size_t kHalf>

@@ -6,8 +6,8 @@
 // Products of integers are exact. Four signed inputs (ByteInput, NibbleInput) are multiplied by four unsigned weights
 // of eight or four bits (ByteWeights, NibbleWeights) for each of sixteen columns. Sums of bytes begin with
 // start_bytes(offset): minus their zero point, 128, times the sum of the inputs. Sums of nibbles begin at zero, with
-// start_nibbles(). Attention also multiplies shares, unsigned inputs of seven bits (ShareInput), by signed values
-// (SignedBytes) into ByteSums.
+// start_nibbles(); ShortSums hold those of a group if they fit in 16 bits. Attention also multiplies shares, unsigned
+// inputs of seven bits (ShareInput), by signed values (SignedBytes) into ByteSums.
 #pragma once
 
 #include <cmath>
@@ -27,6 +27,11 @@
 #endif
 
 namespace llmserve::LLMSERVE_VARIANT {
+
+#if !defined(LLMSERVE_SHORT_SUMS)
+using ShortSums = NibbleSums;
+inline void hide(ByteInput&) {}
+#endif
 
 inline constexpr size_t kLanes = 16;
 

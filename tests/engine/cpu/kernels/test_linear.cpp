@@ -97,6 +97,7 @@ void test_grouped_case(const KernelTable& k, Random& random, size_t depth, size_
   const size_t groups = num_quantized_groups(depth);
   std::vector<float> x = random.numbers(rows * depth);
   for (size_t i = 0; i < std::min(depth, kQuantizedGroup); ++i) x[i] = 0.0f;
+  std::fill(x.end() - static_cast<ptrdiff_t>(depth), x.end(), 1.0f);  // a row whose integers are all the largest
   Guarded<float> input(x), bias(random.numbers(columns)), x_scales(rows * groups), column_scale(random.numbers(columns));
   Guarded<int8_t> values(rows * stride);
   Guarded<int32_t> offsets(rows * groups);
@@ -107,6 +108,7 @@ void test_grouped_case(const KernelTable& k, Random& random, size_t depth, size_
   const Groups of_groups = bytes ? scales_of_bytes(random, num_scales) : codes_of_nibbles(random, num_scales);
   std::vector<int> w(columns * depth);
   for (int& value : w) value = bytes ? static_cast<int>(random.bits() % 256) - 128 : static_cast<int>(random.bits() % 16);
+  std::fill_n(w.begin(), depth, bytes ? -128 : 15);
   const Guarded<uint8_t> weight(bytes ? packed_bytes(w, columns, depth) : packed_nibbles(w, columns, depth));
   const Guarded<std::byte> group_bytes(of_groups.bytes);
   const auto kernel = bytes ? k.linear_int8 : k.linear_int4;
@@ -173,9 +175,12 @@ void test_blocks_case(const KernelTable& k, Random& random, DType type, Blocks b
   const size_t depth = 512, groups = num_quantized_groups(depth), panels = (columns + kPanelColumns - 1) / kPanelColumns;
   std::vector<uint8_t> codes(panels * kPanelColumns * depth * code_bits(type) / 8);
   for (uint8_t& code : codes) code = static_cast<uint8_t>(random.bits());
+  std::fill_n(codes.begin(), kPanelColumns * depth * code_bits(type) / 8, uint8_t{255});  // the largest
   const Guarded<uint8_t> weight(codes);
   const Guarded<std::byte> items(random_blocks(random, blocks, panels * (depth / block_inputs(blocks))));
-  Guarded<float> input(random.numbers(rows * depth)), column_scale(random.numbers(columns)), x_scales(rows * groups);
+  std::vector<float> x = random.numbers(rows * depth);
+  std::fill(x.end() - static_cast<ptrdiff_t>(depth), x.end(), -1.0f);
+  Guarded<float> input(x), column_scale(random.numbers(columns)), x_scales(rows * groups);
   Guarded<int8_t> values(rows * depth);
   Guarded<int32_t> offsets(rows * groups), halves(rows * groups);
   const QuantizedRows q = {{values.data(), depth}, {x_scales.data(), groups}, {offsets.data(), groups},
