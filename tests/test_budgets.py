@@ -24,7 +24,7 @@ PACKAGES: Mapping[str, int] = {
     "llmserve/evaluation": 6_747,
     "llmserve/frontends": 16_793,
     "llmserve/models": 6_695,
-    "llmserve/scheduler": 3_385,
+    "llmserve/scheduler": 3_387,
     "llmserve/serving": 9_571,
     "llmserve/stages": 5_520,
     "llmserve/wire": 3_490,

@@ -46,6 +46,7 @@ from llmserve.scheduler.windows import WindowedBlocks
 NUM_STATES = 2  # per sequence
 CAUGHT_UP_AT_ONCE = 256  # tokens per step
 FORGETTING = 0.9  # weight of a step's time, relative to the next one
+PRIOR_REJECTED, PRIOR_ACCEPTED = 1.0, 3.0  # drafts and tokens, before the first one is verified
 
 
 class Drawn(NamedTuple):
@@ -79,7 +80,7 @@ class DraftModel:
         self._clock = clock
         self._seconds = 0.0  # recent time of a drafting step, with its planning; 0: unknown
         self._began = 0.0  # when its planning began
-        self._acceptance = Acceptance(num_rejected=1.0, num_accepted=3.0)  # of all sequences
+        self._acceptance = Acceptance(PRIOR_REJECTED, PRIOR_ACCEPTED)  # of all sequences
         self._confidence = Confidence()  # of all sequences
         self._cached: dict[int, Cached] = {}  # by sequence id
         self._guided: dict[int, Matcher] = {}  # by sequence id: guides advanced by the drafts
@@ -92,7 +93,8 @@ class DraftModel:
 
     def rest(self) -> None:
         """Call it if no sequence is worth a draft, so that new sequences try again some time."""
-        self._acceptance.recover()
+        if self._acceptance.num_rejected > PRIOR_REJECTED:
+            self._acceptance.recover()
 
     def cost(self, num_sequences: int, step_seconds: float) -> float:
         """Cost of a drafted token, if a step drafts for `num_sequences`, as a part of `step_seconds` (0: unknown)."""
